@@ -29,7 +29,7 @@ dev: $(VENV)/run $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## make 
 	@for name in $(TOOLS); do ln -sf ../libexec/penroot-$$name bin/penroot-$$name || exit 1; done
 
 # A tree that only its owner can enter has no plugin: jobs run what the plugin starts as their users.
-$(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/options.py pyxis_py/header.py
+$(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/request/options.py pyxis_py/admin/header.py
 	@bin/pyxis-py build --python $(PYTHON) --output $(CURDIR)/$@ || true
 
 check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
@@ -145,10 +145,10 @@ libexec: # the programs that are no modules, and those of hooks, beside the modu
 around: # the modules: programs, manual pages, completion, the AppArmor profile
 	mkdir -p $(ROOT)/bin $(ROOT)/libexec/penroot $(ROOT)/share/bash-completion/completions $(ROOT)/share/penroot/apparmor
 	@$(call launcher,enroot_py.main,$(ROOT)/bin/penroot)
-	@$(call launcher,pyxis_py.cli,$(ROOT)/bin/pyxis-py)
+	@$(call launcher,pyxis_py.admin.cli,$(ROOT)/bin/pyxis-py)
 	@$(call run,enroot_py.main,penroot) completion bash > $(ROOT)/share/bash-completion/completions/penroot
 	@$(call run,enroot_py.main,penroot) manual $(ROOT)/share/man > $(ROOT)/share/penroot/penroot.yaml
-	@$(call run,pyxis_py.cli,pyxis-py) manual $(ROOT)/share/man
+	@$(call run,pyxis_py.admin.cli,pyxis-py) manual $(ROOT)/share/man
 	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(ROOT)/share/penroot/apparmor/penroot
 	@for path in $(NEW)/libexec/*; do name=$${path##*/} && ln -sf ../../lib/penroot/libexec/$$name $(ROOT)/libexec/penroot/$$name || exit 1; done
 	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(ROOT)/bin/penroot-$$name || exit 1; done
@@ -162,7 +162,7 @@ enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
 	@$(if $(DESTDIR),$(call run,enroot_py.main,enroot),$(PREFIX)/bin/enroot) completion bash > $(ROOT)/share/bash-completion/completions/enroot
 
 plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
-	@$(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv = ["pyxis-py", "build", "--output", "$(NEW)/$(PLUGIN)"]; from pyxis_py.cli import main; main()'
+	@$(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv = ["pyxis-py", "build", "--output", "$(NEW)/$(PLUGIN)"]; from pyxis_py.admin.cli import main; main()'
 
 runtime-plugin: ## SLURM_SOURCE=DIR, configured: a first runtime/penroot for Slurm 26.11
 	@$(MAKE) --no-print-directory -C c_shims/runtime SLURM_SOURCE=$(abspath $(SLURM_SOURCE)) PYTHON=$(PYTHON) LIBDIR=$(LIBDIR)

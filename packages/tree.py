@@ -138,7 +138,7 @@ def plugins(to: Path, source: Path, work: Path) -> None:
     They differ in nothing that the plugin uses: enumerators are added at the end, and no function that we call has
     changed; tests/packages/test_reproducible.py compares those of each Debian.
     """
-    code = "import sys; from pyxis_py.cli import compile_plugin as c; c(*sys.argv[1:3], *sys.argv[3].split())"
+    code = "import sys; from pyxis_py.admin.cli import compile_plugin as c; c(*sys.argv[1:3], *sys.argv[3].split())"
     for release in SLURMS:
         include = work / f"include-{release}"
         headers(include, release)

@@ -19,13 +19,13 @@ from enroot_py import __version__
 from enroot_py.base import log, recording, signals
 from enroot_py.base.errors import PenrootError, RefusedError
 from enroot_py.base.features import PARTS, parts
-from pyxis_py.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
-from pyxis_py.job import PROTOCOL, REFUSED, Job
+from pyxis_py.request.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
+from pyxis_py.request.job import PROTOCOL, REFUSED, Job
 
 _OFFER = 3.0  # seconds
 # What steps of one kind or another need besides, in the order of their need.
 _LATER = (
-    "pyxis_py.service", "enroot_py.store.crash", "pwd", "grp",
+    "pyxis_py.node.service", "enroot_py.store.crash", "pwd", "grp",
     "enroot_py.registry.reference", "enroot_py.store.pull", "enroot_py.store.format",
     "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse",
 )  # fmt: skip
@@ -60,27 +60,27 @@ def main() -> None:
 
 def check(job: Job, channel: Channel) -> None:
     """Look at what is submitted; then, while srun waits for its nodes, resolve the tag for all of them."""
-    from pyxis_py import submit
+    from pyxis_py.submit import submission
 
-    request, wish = submit.check(job)
-    answer = [("ok", ""), *[("verbose", "")] * submit.is_verbose(job)]
+    request, wish = submission.check(job)
+    answer = [("ok", ""), *[("verbose", "")] * submission.is_verbose(job)]
     for at_submit in parts("at_submit"):
         answer += at_submit(job, request)
     if wish is None:
         channel.send(answer)
         return
-    answer.append(("later", "" if submit.learns_later(job) else "wait"))
+    answer.append(("later", "" if submission.learns_later(job) else "wait"))
     channel.send(answer)
     log.sink = log.silent
-    if not isinstance(wish, submit.Wish):
-        from pyxis_py import sent
+    if not isinstance(wish, submission.Wish):
+        from pyxis_py.submit import sent
 
         sent.serve(wish, channel)
         return
     digest = wish.image.digest or wish.digest
     try:
         if wish.resolve:
-            digest = submit.resolve(job, wish.image)
+            digest = submission.resolve(job, wish.image)
     except RefusedError as e:
         digest = ""
         if not request.name:  # else nodes that have the container need no image: they know, and say it
@@ -95,7 +95,7 @@ def check(job: Job, channel: Channel) -> None:
     allocation = Job(channel.receive())
     offer = None
     if wish.swarm and allocation.numbers.get("nodes", 0) > 1 and digest not in ("", REFUSED):
-        from pyxis_py import swarm
+        from pyxis_py.submit import swarm
 
         _signal.setitimer(_signal.ITIMER_REAL, _OFFER)  # it looks into the store, whose disk may hang
         offer = swarm.offer(job, wish, digest, allocation)
@@ -109,8 +109,8 @@ def check(job: Job, channel: Channel) -> None:
 
 def hold(job: Job, channel: Channel) -> None:
     """Build the step's container, answer the first task, then let the others in until the step ends."""
-    from pyxis_py.held import Held
-    from pyxis_py.step import Step
+    from pyxis_py.node.held import Held
+    from pyxis_py.node.step import Step
 
     _signal.signal(_signal.SIGTERM, _cancel)
     step = Step(job)
@@ -129,7 +129,7 @@ def hold(job: Job, channel: Channel) -> None:
                 step.running.forget(step.name, job.step)
                 raise
     if step.plugin.show_image and job.is_batch and step.used:
-        from pyxis_py import comment
+        from pyxis_py.node import comment
 
         comment.add(job, step.used)
     if event is not None and job.is_verbose:
@@ -142,7 +142,7 @@ def hold(job: Job, channel: Channel) -> None:
     log.sink = log.silent
     gc.freeze()  # or it looks for garbage among all that has been loaded, while the first program starts
     gc.enable()
-    from pyxis_py.service import Service
+    from pyxis_py.node.service import Service
 
     Service(container, listener).serve()
 
@@ -150,8 +150,8 @@ def hold(job: Job, channel: Channel) -> None:
 def finish(job: Job, channel: Channel) -> None:
     """Finish a step whose helper was killed."""
     _own_group()
-    from pyxis_py import leave
-    from pyxis_py.step import Step
+    from pyxis_py.node import leave
+    from pyxis_py.node.step import Step
 
     leave.finish(Step(job), **job.ending)
     channel.send((("ok", ""),))
@@ -160,7 +160,7 @@ def finish(job: Job, channel: Channel) -> None:
 def epilog(job: Job, channel: Channel) -> None:
     """Remove what a job has left."""
     _own_group()
-    from pyxis_py import leave
+    from pyxis_py.node import leave
 
     leave.clean_up(job)
     channel.send((("ok", ""),))
@@ -171,7 +171,7 @@ def _await_task() -> None:
 
     With a plugin of MPI that does not come before slurmstepd has started its server: 40 ms.
     """
-    from pyxis_py import held, step  # noqa: F401
+    from pyxis_py.node import held, step  # noqa: F401
 
     for name in PARTS:
         tuple(parts(name))

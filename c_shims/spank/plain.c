@@ -1,4 +1,4 @@
-/* What srun is asked for in words so plain that pyxis_py/submit.py would have nothing to say against them. That process
+/* What srun is asked for in words so plain that pyxis_py/submit/submission.py would have nothing to say against them. That process
  * takes as long as a step without a container, and srun would wait for it before it asks for nodes, which check all of it
  * again; of a tag it finds the digest while srun asks. Nothing is refused here: whatever is not surely plain, that process
  * judges. */

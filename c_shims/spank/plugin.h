@@ -17,7 +17,7 @@
 #include <slurm/spank.h>
 #pragma GCC visibility pop
 
-#include "options.h" /* names that pyxis_py has too: what each means, pyxis_py/job.py tells */
+#include "options.h" /* names that pyxis_py has too: what each means, pyxis_py/request/job.py tells */
 
 #define cleanup(f) __attribute__((cleanup(f)))
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))

@@ -122,7 +122,7 @@ class Bundle:
             for name, path in configuration:
                 data = files.content(path) or b""
                 _add(tar, (name, data, 0o755 if os.access(path, os.X_OK) else 0o644))
-        return gzip.compress(out.getvalue(), 6, mtime=0)
+        return gzip.compress(out.getvalue(), 1, mtime=0)  # 6 takes half a second more and saves half a megabyte
 
     def _configuration(self) -> Iterator[tuple[str, str]]:
         """Yield name and path of each file of environ.d, mounts.d and hooks.d that goes along."""

@@ -42,6 +42,7 @@ _ROOMS = ("base", "config", "runtime", "devices")  # modules of these are import
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # no source of ours names them
 _SPARED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # what Python does without, and has large libraries
 _SITE = ("pwd", "grp", "fcntl", "json", "re", "subprocess")  # what hooks of a site may expect
+_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 _LIST = """\
 import sys, importlib
 sys.path[:] = sys.argv[1].split(":")
@@ -182,8 +183,8 @@ def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
                 yield from (name for name in inner if _source(name))
         elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             pending += node.orelse
-        elif everything or not isinstance(node, ast.FunctionDef):
-            pending += ast.iter_child_nodes(node)
+        elif everything or not isinstance(node, ast.FunctionDef):  # expressions have no imports
+            pending += (inner for inner in ast.iter_child_nodes(node) if isinstance(inner, _STATEMENTS))
 
 
 def _code(module: str) -> CodeType:

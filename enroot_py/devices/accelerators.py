@@ -198,7 +198,7 @@ class VendorPlan:
         """The devices of all tasks of the step; all where that cannot be known, of which the device cgroup keeps some.
 
         PENROOT_GPUS is set in the container where its tasks are told numbers that count others too, and with
-        PENROOT_GPU_KIND where some of these numbers have to count among others of them: pyxis_py/gpus.py.
+        PENROOT_GPU_KIND where some of these numbers have to count among others of them: pyxis_py/node/gpus.py.
         """
         caller = self.context.host
         told = next((caller[name] for name in self.vendor.masks if caller.get(name)), "")

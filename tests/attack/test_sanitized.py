@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyxis_py import cli
-from pyxis_py.header import c_header
+from pyxis_py.admin import cli
+from pyxis_py.admin.header import c_header
 from tests.installation import LIBRARY
 from tests.slurm.lab import Lab
 from tests.slurm.steps import HELPER, IMAGE, ON_N1, end, expect, on_node, refused, sbatch, sh, srun

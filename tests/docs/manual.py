@@ -7,8 +7,8 @@ from functools import cache
 
 from enroot_py.cli import manual
 from enroot_py.cli.verbs import penroot
-from pyxis_py import manual as of_plugin
-from pyxis_py.cli import commands
+from pyxis_py.admin import manual as of_plugin
+from pyxis_py.admin.cli import commands
 from tests.docs import NOTE, escaped
 
 # In the order of who reads them; the verbs follow.

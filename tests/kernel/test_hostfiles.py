@@ -21,6 +21,7 @@ echo $(grep -c fresh /etc/resolv.conf) $(grep -c n77 /etc/hosts); touch /etc/res
 """
 RENAME = "{{ cat {file}; echo '{line}'; }} > {file}.new && mv {file}.new {file}"
 IN_PLACE = "echo '{line}' >> {file}"
+STARTS = ("box", "--root box", "box.sqsh", "--root box.sqsh", "--pid box", "--root --pid box.sqsh")
 
 
 def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLLOW) -> list[str]:
@@ -44,23 +45,20 @@ def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLL
 
 @pytest.mark.parity("penroot-follow")
 @pytest.mark.security("C10")
-@pytest.mark.parametrize("how", [RENAME, IN_PLACE], ids=["renamed", "in place"])
-@pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
 @pytest.mark.parametrize(
-    "arguments",
+    ("how", "link", "arguments"),
     [
-        ("box",),
-        ("--root", "box"),
-        ("box.sqsh",),
-        ("--root", "box.sqsh"),
-        ("--pid", "box"),
-        ("--root", "--pid", "box.sqsh"),
+        (RENAME, True, "box"),
+        (IN_PLACE, False, "box"),
+        *((RENAME, False, arguments) for arguments in STARTS),
+        *((IN_PLACE, True, arguments) for arguments in STARTS),
     ],
+    ids=lambda value: {RENAME: "renamed", IN_PLACE: "in place", True: "link", False: "file"}.get(value, value),
 )
 def test_container_sees_host_files_that_change(
-    user: User, image: pathlib.Path, how: str, link: bool, arguments: tuple[str, ...]
+    user: User, image: pathlib.Path, how: str, link: bool, arguments: str
 ) -> None:
-    up, seen, refused, *apt = follow(user, how, link, *arguments)
+    up, seen, refused, *apt = follow(user, how, link, *arguments.split())
     assert (up, seen) == ("up", "1 1")
     assert "Read-only" in refused
     assert "No such file" in apt[0]  # no directory of the host

@@ -67,8 +67,8 @@ def imported(prefix: Path, *modules: str) -> dict[str, str]:
 
 
 def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None:
-    loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.helper", "pyxis_py.step")
-    assert {"enroot_py.runtime.enter", "pyxis_py.step"} < set(loaders)
+    loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.helper", "pyxis_py.node.step")
+    assert {"enroot_py.runtime.enter", "pyxis_py.node.step"} < set(loaders)
     assert set(loaders.values()) == {"Pack"}
 
 
@@ -147,7 +147,7 @@ def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
 def test_start_from_the_archive_alone(prefix: Path) -> None:
     (pack,) = prefix.glob("lib/penroot/modules.cpython*")
     pack.unlink()
-    loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.step", "enroot_py.cli.verbs")
+    loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.node.step", "enroot_py.cli.verbs")
     assert set(loaders.values()) == {"zipimporter"}
 
 

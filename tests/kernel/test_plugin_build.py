@@ -25,14 +25,16 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.registry import reference
-from pyxis_py import cli, options, plugstack
-from pyxis_py.header import c_header
+from pyxis_py.admin import cli, plugstack
+from pyxis_py.admin.header import c_header
+from pyxis_py.request import options
 from tests.waiting import until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.realpath(sys.executable)
 USER = 2001
 MOMENTS = 30  # seconds: root waits for 3, and what he should not wait for takes a minute
+SANITIZED = "-g -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 # An option with which there is something to check.
 NOT_PLAIN = "container-mount-home="
 
@@ -77,16 +79,15 @@ def built() -> Iterator[str]:
         pathlib.Path(f"{directory}/lib/enroot_py/base/pack.py").write_text("def load(verb): pass\n")
         with open(f"{directory}/options.h", "w") as header:
             header.write(c_header())
-        compile_driver(directory, f"{directory}/driver", PYTHON, f"{directory}/lib")
+        compile_driver(directory, f"{directory}/driver", PYTHON, f"{directory}/lib", *SANITIZED)
         yield directory
 
 
-def compile_driver(directory: str, output: str, python: str, library: str) -> None:
+def compile_driver(directory: str, output: str, python: str, library: str, *flags: str) -> None:
     sources = cli.source_directory()
     subprocess.run(
         [
-            *("cc", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"),
-            *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+            *("cc", "-std=gnu11", *flags),
             f'-DPENROOT_PYTHON="{python}"',
             f'-DPENROOT_LIB="{library}"',
             *(f"-I{path}" for path in (directory, sources, os.path.dirname(sources), cli.find_slurm(None))),
@@ -944,7 +945,7 @@ def test_a_place_where_no_plugin_can_be_is_named(tmp_path: pathlib.Path, output:
 
 @pytest.mark.parametrize("words", [["instal"], ["build"], ["install", "--nope"]])
 def test_a_wrong_command_line_is_an_error_and_a_hint(words: list[str]) -> None:
-    command = [sys.executable, "-m", "pyxis_py.cli", *words]
+    command = [sys.executable, "-m", "pyxis_py.admin.cli", *words]
     done = subprocess.run(command, cwd=os.path.dirname(os.path.dirname(HERE)), capture_output=True, text=True)
     assert done.returncode == 2
     assert [line.split()[0] for line in done.stderr.splitlines()] == ["[ERROR]", "[HINT]"]

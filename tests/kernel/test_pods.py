@@ -13,7 +13,7 @@ import sys
 import pytest
 import yaml
 
-from pyxis_py import plugstack
+from pyxis_py.admin import plugstack
 from tests import images
 from tests.images import entry
 from tests.kernel.conftest import PREFIX, User, require

@@ -217,7 +217,7 @@ def test_root_is_nobody_in_homes(lab: Lab) -> None:
     try:
         if done.returncode:
             pytest.skip(f"users cannot mount by FUSE here: {done.stderr}")
-        script = "from pyxis_py.check import root_squash; print(*root_squash('/home/alice/mounted'))"
+        script = "from pyxis_py.admin.check import root_squash; print(*root_squash('/home/alice/mounted'))"
         begin = f"import sys; sys.path.insert(0, '{LIBRARY}'); "
         out = lab.run(["/usr/bin/python3", "-c", begin + script], node="n1", user="root").stdout
         assert "verdict='warn'" in out

@@ -14,7 +14,7 @@ from enroot_py.config import files, settings
 from enroot_py.registry import site
 from enroot_py.registry.reference import DOCKER_HUB
 from enroot_py.runtime import mounts
-from pyxis_py import settings as plugin_settings
+from pyxis_py.request import settings as plugin_settings
 from tests.slurm.lab import Lab, images
 from tests.slurm.steps import PMIX, sbatch
 

@@ -52,14 +52,14 @@ done
 cp -a {ROOT}/.venv/lib/python3*/site-packages/_cffi_backend* "$new"
 find "$new" -name __pycache__ -path '*_py/*' -exec rm -r {{}} +
 sed -i "s/^__version__ = .*/__version__ = \\"$1\\"/" "$new/enroot_py/__init__.py"
-sed -i "s/^PROTOCOL = .*/PROTOCOL = $2/" "$new/pyxis_py/job.py"
+sed -i "s/^PROTOCOL = .*/PROTOCOL = $2/" "$new/pyxis_py/request/job.py"
 sed -i "s/^_STARTS = .*/_STARTS = {STARTS}/" "$new/enroot_py/base/versions.py"
 find "$new/enroot_py" "$new/pyxis_py" -name '*.py' ! -path '*/enroot_py/__init__.py' \\
     ! -path '*/enroot_py/base/__init__.py' ! -path '*/enroot_py/base/pack.py' | while read -r file; do
     printf '%s' "$3" >> "$file"
 done
 plugin=$new/spank_pyxis.so
-run "$new" "from pyxis_py.cli import main; sys.argv[:] = ['pyxis-py', 'build', '--output', '$plugin']; main()"
+run "$new" "from pyxis_py.admin.cli import main; sys.argv[:] = ['pyxis-py', 'build', '--output', '$plugin']; main()"
 cd {ROOT}
 sed "s,@PYTHON@,/usr/bin/python3,; s,@LIBRARY@,{LINK},; s,@MODULE@,enroot_py.main," configs/launcher > \
     {SITE}/bin/penroot

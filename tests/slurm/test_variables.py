@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyxis_py.options import all_options
+from pyxis_py.request.options import all_options
 from tests.slurm.lab import Lab
 from tests.slurm.steps import MINIMAL, clear, sbatch, sh, srun
 from tests.slurm.test_entrypoint import ENTRY

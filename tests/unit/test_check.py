@@ -9,7 +9,8 @@ from pytest_subprocess import FakeProcess
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.cli.doctor import Finding
-from pyxis_py import check, plugstack, prebuilt, settings
+from pyxis_py.admin import check, plugstack, prebuilt
+from pyxis_py.request import settings
 
 OTHER = b"penroot plugin for Slurm 0x180b00"  # 24.11, as SLURM_VERSION_NUMBER
 

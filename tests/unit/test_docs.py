@@ -11,7 +11,7 @@ import pytest
 
 from enroot_py.config import yaml
 from enroot_py.config.table import all_settings
-from pyxis_py import settings as plugin_settings
+from pyxis_py.request import settings as plugin_settings
 from tests.docs import MADE, ROOT, anchors, escaped, manual
 from tests.docs.proofs import marks
 

@@ -9,9 +9,10 @@ import pytest
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
 from enroot_py.features.environments.edf import Environment, FileEntry
 from enroot_py.features.environments.options import ENVIRONMENT
-from pyxis_py import options, submit
-from pyxis_py.job import CARRIED, Job
-from pyxis_py.options import parse
+from pyxis_py.request import options
+from pyxis_py.request.job import CARRIED, Job
+from pyxis_py.request.options import parse
+from pyxis_py.submit import submission
 
 
 def of_file(text: str, *given: str, node: bool = False, **environ: str) -> options.Request:
@@ -140,23 +141,23 @@ def with_file(tmp_path: Path, text: str, *pairs: tuple[str, str], context: str =
 
 
 def test_the_file_is_read_with_the_submitters_variables(tmp_path: Path) -> None:
-    request, wish = submit.check(with_file(tmp_path, 'image = "${USER}/x:1"'))
+    request, wish = submission.check(with_file(tmp_path, 'image = "${USER}/x:1"'))
     assert request.image == "jane/x:1" and wish and str(wish.image) == "registry-1.docker.io/jane/x:1"
 
 
 def test_an_image_of_a_file_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.edf/it\.toml:2: image=a//b"):
-        submit.check(with_file(tmp_path, '\nimage = "a//b"'))
+        submission.check(with_file(tmp_path, '\nimage = "a//b"'))
 
 
 def test_flags_of_a_mount_are_told_with_their_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.edf/it\.toml:2: mounts.*rodent"):
-        submit.check(with_file(tmp_path, 'image = "a"\nmounts = ["/a:/b:rodent"]'))
+        submission.check(with_file(tmp_path, 'image = "a"\nmounts = ["/a:/b:rodent"]'))
 
 
 def carried(tmp_path: Path) -> tuple[str, str]:
     """What a step of another file of that name is told, as sbatch has read it."""
-    file = submit.check(with_file(tmp_path, 'image = "first"'))[0].file
+    file = submission.check(with_file(tmp_path, 'image = "first"'))[0].file
     assert file
     return "environ", f"{CARRIED}={file.dumps()}"
 
@@ -169,34 +170,34 @@ def test_nodes_have_what_was_read_at_submit(tmp_path: Path) -> None:
 def test_step_of_a_batch_job_has_what_sbatch_read(tmp_path: Path) -> None:
     """Another job reads the file anew."""
     told = carried(tmp_path)
-    assert submit.check(with_file(tmp_path, 'image = "second"', told))[0].image == "first"
+    assert submission.check(with_file(tmp_path, 'image = "second"', told))[0].image == "first"
     for context in ("sbatch", "salloc"):
-        assert submit.check(with_file(tmp_path, 'image = "second"', told, context=context))[0].image == "second"
+        assert submission.check(with_file(tmp_path, 'image = "second"', told, context=context))[0].image == "second"
 
 
 def test_what_was_carried_of_another_path_is_another_file(tmp_path: Path) -> None:
     path = ("option", "environment=./it.toml")
     there = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path / ".edf")), path])
     with_file(tmp_path, 'image = "first"')
-    file = submit.check(there)[0].file
+    file = submission.check(there)[0].file
     assert file
     (tmp_path / "it.toml").write_text('image = "second"')
     told = ("environ", f"{CARRIED}={file.dumps()}")
     here = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), path, told])
-    assert submit.check(here)[0].image == "second"
+    assert submission.check(here)[0].image == "second"
 
 
 def test_what_was_carried_of_a_name_is_not_a_file_here(tmp_path: Path) -> None:
     name = ("option", "environment=it.toml")
     job = [("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), ("caller", f"HOME={tmp_path}"), name]
     with_file(tmp_path, 'image = "first"')
-    file = submit.check(Job(job))[0].file
+    file = submission.check(Job(job))[0].file
     assert file and file.path == f"{tmp_path}/.edf/it.toml"
     told = ("environ", f"{CARRIED}={file.dumps()}")
     with_file(tmp_path, 'image = "second"')
-    assert submit.check(Job([*job, told]))[0].image == "first"
+    assert submission.check(Job([*job, told]))[0].image == "first"
     (tmp_path / "it.toml").write_text('image = "third"')
-    assert submit.check(Job([*job, told]))[0].image == "third"
+    assert submission.check(Job([*job, told]))[0].image == "third"
 
 
 def test_a_node_that_was_told_nothing_reads_the_file_itself(tmp_path: Path) -> None:
@@ -210,5 +211,5 @@ def test_a_node_that_was_told_nothing_reads_the_file_itself(tmp_path: Path) -> N
 
 def test_hooks_that_are_lacking_are_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = 'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nssh.enabled = "true"'
-    submit.check(with_file(tmp_path, text))
+    submission.check(with_file(tmp_path, text))
     assert capfd.readouterr().err.count("nothing here does what these annotations ask for") == 1

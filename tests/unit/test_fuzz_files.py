@@ -17,7 +17,7 @@ from enroot_py.features.environments.startfile import StartFile
 from enroot_py.features.pins import lockfile
 from enroot_py.features.slurm_inside.slurmconf import SlurmConf
 from enroot_py.features.trust.policy import Policy
-from pyxis_py import options
+from pyxis_py.request import options
 from tests.unit.test_fuzz import mutate
 
 pytestmark = pytest.mark.soak

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyxis_py.gpus import variables
-from pyxis_py.job import Job
+from pyxis_py.node.gpus import variables
+from pyxis_py.request.job import Job
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from enroot_py.cli import manual, start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config import yaml
 from enroot_py.config.table import Setting, all_settings
-from pyxis_py import manual as of_plugin
-from pyxis_py.cli import commands
-from pyxis_py.options import Option, all_options
-from pyxis_py.settings import all_settings as arguments
+from pyxis_py.admin import manual as of_plugin
+from pyxis_py.admin.cli import commands
+from pyxis_py.request.options import Option, all_options
+from pyxis_py.request.settings import all_settings as arguments
 
 OF_PENROOT = dict(manual.pages(penroot))
 PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}

@@ -11,9 +11,9 @@ import pytest
 from enroot_py.base.errors import ConfigError, UsageError
 from enroot_py.config.table import SETTINGS
 from enroot_py.runtime.mountentries import MountEntry
-from pyxis_py import options
-from pyxis_py.header import c_header
-from pyxis_py.options import all_options, ignored, parse
+from pyxis_py.admin.header import c_header
+from pyxis_py.request import options
+from pyxis_py.request.options import all_options, ignored, parse
 
 BIND = ("x-create=auto", "rbind")
 
@@ -271,7 +271,7 @@ def test_importing_costs_no_heavy_module() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = (
         f"import os, sys; sys.path.insert(0, {root!r}); before = set(sys.modules)\n"
-        "import pyxis_py.options, pyxis_py.settings\n"
+        "import pyxis_py.request.options, pyxis_py.request.settings\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
@@ -289,8 +289,8 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py.runtime",
         "enroot_py.runtime.mountentries",
         "pyxis_py",
-        "pyxis_py.options",
-        "pyxis_py.settings",
+        "pyxis_py.request.options",
+        "pyxis_py.request.settings",
     }
 
 

@@ -16,7 +16,8 @@ from enroot_py.base import making
 from enroot_py.config.words import base_directories
 from packages import deb, description, place, recipes, rpm, tarball, tree, vendored
 from packages.description import MAIN, NAMES, PACKAGES, PLUGIN, SIGNATURES, SSH
-from pyxis_py import prebuilt, settings
+from pyxis_py.admin import prebuilt
+from pyxis_py.request import settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ import pytest
 from enroot_py.cli import start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config.table import UNUSED, all_settings
-from pyxis_py import settings as plugin
-from pyxis_py.options import Option, all_options
+from pyxis_py.request import settings as plugin
+from pyxis_py.request.options import Option, all_options
 from tests.docs import ROOT
 from tests.docs.proofs import PAGES, lines, marks, named, sections
 

@@ -13,8 +13,10 @@ from enroot_py.features.pins import lockfile, pins, step
 from enroot_py.features.pins.options import PIN
 from enroot_py.features.pins.pins import Pins
 from enroot_py.registry.reference import LocalImage, Reference, parse
-from pyxis_py import comment, options, submit
-from pyxis_py.job import PINNED, RESOLVED, Job
+from pyxis_py.node import comment
+from pyxis_py.request import options
+from pyxis_py.request.job import PINNED, RESOLVED, Job
+from pyxis_py.submit import submission
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 TEXT = f"# of the team\nversion 1\n\nubuntu {A}\n  reg#b/c:1   {B}\nwaits:1\n"
@@ -34,7 +36,7 @@ def pin_of(asked: Job, image: str) -> Pin | None:
 
 def pinned(asked: Job) -> str:
     """What sbatch or salloc find out for all steps of a job."""
-    return "".join(text for _, text in step.at_submit(asked, submit.check(asked)[0]))
+    return "".join(text for _, text in step.at_submit(asked, submission.check(asked)[0]))
 
 
 def remote(text: str) -> Reference:

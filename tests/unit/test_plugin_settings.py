@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enroot_py.base.errors import ConfigError
-from pyxis_py.settings import SETTINGS, load
+from pyxis_py.request.settings import SETTINGS, load
 
 
 def test_defaults() -> None:

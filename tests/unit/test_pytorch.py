@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyxis_py.pytorch import first_host
+from pyxis_py.node.pytorch import first_host
 
 
 @pytest.mark.parity("50-slurm-pytorch")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyxis_py.reach import Told, Ways, judge
+from pyxis_py.admin.reach import Told, Ways, judge
 
 NAMES = ("n1", "n2", "n3")
 

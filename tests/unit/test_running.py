@@ -12,7 +12,7 @@ import pytest
 
 from enroot_py.base import cgroups
 from enroot_py.base.errors import PenrootError
-from pyxis_py.running import BusyError, RunningContainers
+from pyxis_py.node.running import BusyError, RunningContainers
 from tests.waiting import until
 
 

@@ -20,11 +20,12 @@ from enroot_py.store import inventory, layout, received, squashfs, verify
 from enroot_py.store.prune import Bounds, prune
 from enroot_py.store.store import Store
 from enroot_py.swarm import spool
-from pyxis_py import options, sent, submit, swarm
-from pyxis_py import settings as plugin_settings
-from pyxis_py.channel import Channel
-from pyxis_py.job import REFUSED, Job
-from pyxis_py.sent import SentFile
+from pyxis_py.request import options
+from pyxis_py.request import settings as plugin_settings
+from pyxis_py.request.channel import Channel
+from pyxis_py.request.job import REFUSED, Job
+from pyxis_py.submit import sent, submission, swarm
+from pyxis_py.submit.sent import SentFile
 from tests.waiting import until
 
 FORK = multiprocessing.get_context("fork")
@@ -77,7 +78,7 @@ def test_what_is_no_path(path: str) -> None:
 
 def refusal(*arguments: object, **named: str) -> PenrootError:
     with pytest.raises(PenrootError) as caught:
-        submit.check(job(*arguments, **named))
+        submission.check(job(*arguments, **named))
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -108,7 +109,7 @@ def test_what_is_sent_is_checked_where_it_is_submitted(tmp_path: Path) -> None:
     path = image(tmp_path / "x.sqsh")
     assert opened(path).size == SIZE
     assert opened(path, ("arg", "importer=/bin/true")).size == SIZE
-    assert submit.check(job("bcast:x.sqsh", tmp_path, context="salloc"))[1] is None
+    assert submission.check(job("bcast:x.sqsh", tmp_path, context="salloc"))[1] is None
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +124,7 @@ OPENED: list[int] = []
 
 
 def opened(path: Path, *pairs: tuple[str, str]) -> SentFile:
-    file = submit.check(job(f"bcast:{path}", path.parent, *pairs))[1]
+    file = submission.check(job(f"bcast:{path}", path.parent, *pairs))[1]
     assert isinstance(file, SentFile)
     OPENED.append(file.fd)
     return file

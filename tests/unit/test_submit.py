@@ -11,8 +11,8 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, UsageError
 from enroot_py.registry.reference import parse
-from pyxis_py import submit
-from pyxis_py.job import RESOLVED, Job
+from pyxis_py.request.job import RESOLVED, Job
+from pyxis_py.submit import submission
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -23,13 +23,13 @@ def job(image: str, *pairs: tuple[str, str], context: str = "srun", cwd: str = "
 
 
 def resolves(job: Job) -> str:
-    wish = submit.check(job)[1]
+    wish = submission.check(job)[1]
     return str(wish.image) if wish and wish.resolve else ""
 
 
 def shares(job: Job) -> bool:
     """Whether srun offers to track who has what of the image."""
-    wish = submit.check(job)[1]
+    wish = submission.check(job)[1]
     return bool(wish and wish.swarm)
 
 
@@ -80,7 +80,7 @@ def test_file_of_that_name_is_no_tag(tmp_path: Path) -> None:
 def test_password_in_an_image_is_refused(context: str, arguments: tuple[tuple[str, str], ...]) -> None:
     """Slurm keeps the options of a job, and shows them."""
     with pytest.raises(UsageError, match="passwords are not accepted here") as caught:
-        submit.check(job("docker://me:hunter2@reg.io#a/b:1", *arguments, context=context))
+        submission.check(job("docker://me:hunter2@reg.io#a/b:1", *arguments, context=context))
     assert "hunter2" not in f"{caught.value}{caught.value.hint}"
     assert "penroot login --username USER reg.io" in caught.value.hint
 
@@ -116,9 +116,9 @@ def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     """Port 1 of this machine answers nobody."""
     monkeypatch.setenv("no_proxy", "*")
     asked = job("127.0.0.1:1#a:b", ("environ", f"HOME={os.getcwd()}"), ("environ", "ENROOT_TRANSFER_RETRIES=0"))
-    _, wish = submit.check(asked)
+    _, wish = submission.check(asked)
     assert wish is not None
-    assert submit.resolve(asked, wish.image) == ""
+    assert submission.resolve(asked, wish.image) == ""
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,14 @@ def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_a_flag_that_no_mount_has_is_refused(flag: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"--container-mounts: unknown mount option '{flag}'") as caught:
-        submit.check(job("debian", ("option", f"container-mounts=/etc:/etc:ro+{flag}")))
+        submission.check(job("debian", ("option", f"container-mounts=/etc:/etc:ro+{flag}")))
     assert hint in caught.value.hint
-    submit.check(job("debian", ("option", "container-mounts=/etc:/x:ro+rprivate+nofail,tmpfs:/t:size=1m,umount:/y")))
+    mounts = "container-mounts=/etc:/x:ro+rprivate+nofail,tmpfs:/t:size=1m,umount:/y"
+    submission.check(job("debian", ("option", mounts)))
 
 
 MADE = f"""
-from pyxis_py.job import Job
+from pyxis_py.request.job import Job
 words = open(f"/proc/{{os.getppid()}}/cmdline").read().split(chr(0))
 program = words.index("prog") if "prog" in words else len(words)
 image = ("option", "container-image=a@{DIGEST}")
@@ -154,14 +155,14 @@ job = Job([("verb", "check"), ("context", words[0]), ("cwd", "/"), ("optind", st
 )
 def test_who_learns_the_digest_when_the_allocation_is_there(line: str, later: bool) -> None:
     """Slurm 26.05 sends a step of srun --async before that: there srun waits for the digest."""
-    assert as_child_of(line, f"{MADE}\nprint(submit.learns_later(job))") == f"{later}\n"
+    assert as_child_of(line, f"{MADE}\nprint(submission.learns_later(job))") == f"{later}\n"
 
 
 CHECK = f"""
 {MADE}
 from enroot_py.base.errors import UsageError
 try:
-    submit.check(job)
+    submission.check(job)
 except UsageError as e:
     print(e)
 """
@@ -193,7 +194,7 @@ def test_what_cannot_go_with_a_container_is_refused(line: str, why: str) -> None
 
 def as_child_of(line: str, code: str) -> str:
     """What Python code prints that a process with this command line has started, as the plugin does."""
-    child = [sys.executable, "-c", f"import os\nfrom pyxis_py import submit\n{code}"]
+    child = [sys.executable, "-c", f"import os\nfrom pyxis_py.submit import submission\n{code}"]
     words = line.split()
     start = f"import subprocess; subprocess.run({child!r}, check=True)"
     # The words of Python are read first: -c and the code must follow the name.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyxis_py.options import Option, file_name
+from pyxis_py.request.options import Option, file_name
 
 ENVIRONMENT = Option(
     "environment",

@@ -6,13 +6,13 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
-from pyxis_py.job import CARRIED
+from pyxis_py.request.job import CARRIED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.features.environments.edf import Environment
-    from pyxis_py.job import Job
-    from pyxis_py.options import Request
+    from pyxis_py.request.job import Job
+    from pyxis_py.request.options import Request
 
 
 def describe(job: Job, name: str, origin: str) -> Environment:

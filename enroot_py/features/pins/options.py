@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enroot_py.config.words import truth
-from pyxis_py.options import Option, file_name, image_text
+from pyxis_py.request.options import Option, file_name, image_text
 
 
 def _pin(text: str) -> bool | tuple[str, ...]:

@@ -22,16 +22,16 @@ from enroot_py.features.pins.options import LOCK, PIN
 from enroot_py.features.pins.settings import LockSettings
 from enroot_py.registry import reference
 from enroot_py.registry.reference import Reference
-from pyxis_py.job import PINNED
+from pyxis_py.request.job import PINNED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from enroot_py.registry.reference import LocalImage
-    from pyxis_py.job import Job
-    from pyxis_py.options import Request
-    from pyxis_py.settings import PluginSettings
+    from pyxis_py.request.job import Job
+    from pyxis_py.request.options import Request
+    from pyxis_py.request.settings import PluginSettings
 
 _OF_JOB = "the job has pinned it to"
 _AGAIN = "submit the job again, or give --container-pin=no to take what the tag is now"

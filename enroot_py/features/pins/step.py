@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from enroot_py.base.digests import is_digest
 from enroot_py.features.pins.options import LOCK, PIN
-from pyxis_py.job import PINNED
+from pyxis_py.request.job import PINNED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.base.digests import Pin
     from enroot_py.registry.reference import LocalImage, Reference
-    from pyxis_py.job import Job
-    from pyxis_py.options import Request
+    from pyxis_py.request.job import Job
+    from pyxis_py.request.options import Request
 
 
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
@@ -44,7 +44,7 @@ def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
     """What sbatch or salloc find out for all steps of a job: see pins.at_submit(). Raises PenrootError."""
     if job.context == "srun":
         return []
-    from pyxis_py import settings
+    from pyxis_py.request import settings
 
     has_tag = request.is_reference(job.cwd) and request.value(PIN) is not False
     plugin = settings.load(job.arguments)

@@ -6,7 +6,7 @@ from enroot_py.features.records.arguments import RecordArguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyxis_py.step import Step
+    from pyxis_py.node.step import Step
 
 
 def settings(step: Step) -> dict[str, object]:

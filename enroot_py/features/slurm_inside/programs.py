@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyxis_py.step import Step
+    from pyxis_py.node.step import Step
 
 
 class Programs:

@@ -7,8 +7,8 @@ from enroot_py.features.slurm_inside.options import SLURM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.features.slurm_inside.programs import Programs
-    from pyxis_py.held import Held
-    from pyxis_py.step import Step
+    from pyxis_py.node.held import Held
+    from pyxis_py.node.step import Step
 
 
 def settings(step: Step) -> dict[str, object]:

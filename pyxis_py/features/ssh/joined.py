@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from enroot_py.base.errors import PenrootError
 from enroot_py.runtime import execute, namespaces, processes
 from pyxis_py.features.ssh import sftp
-from pyxis_py.held import Lent
+from pyxis_py.node.held import Lent
 
 _MESSAGE = 1 << 17  # bytes; a command line has no more: MAX_ARG_STRLEN of execve(2)
 _GRACE = 2.0  # seconds

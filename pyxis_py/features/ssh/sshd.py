@@ -19,12 +19,13 @@ from enroot_py.base import log, trusted
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import namespaces
-from pyxis_py import plugstack, settings
+from pyxis_py.admin import plugstack
 from pyxis_py.features.ssh.joined import Inside, Nursery
 from pyxis_py.features.ssh.sshsession import JobServer, copy
 from pyxis_py.features.ssh.step import NOTE
-from pyxis_py.held import Lent
-from pyxis_py.running import Notes, RunningContainers
+from pyxis_py.node.held import Lent
+from pyxis_py.node.running import Notes, RunningContainers
+from pyxis_py.request import settings
 
 _NOT_HERE = re.compile("LANG|LANGUAGE|LC_.*|PWD|SHLVL|SLURM_JOB_NAME")  # of srun, and its locale
 _STEPS = {"4294967291": "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT and its like of slurm.h

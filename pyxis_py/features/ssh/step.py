@@ -4,8 +4,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyxis_py.job import Job
-    from pyxis_py.running import Notes
+    from pyxis_py.node.running import Notes
+    from pyxis_py.request.job import Job
 
 NOTE = "ssh"  # under which a job notes the keys by which ssh comes to it
 

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyxis_py.job import Job
+    from pyxis_py.request.job import Job
 
 _FIRST_PORT, _PORTS = 61000, 4536  # above Linux's ephemeral ports: ip(7) ip_local_port_range
 

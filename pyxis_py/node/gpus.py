@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyxis_py.job import Job
+    from pyxis_py.request.job import Job
 
 _FIRST = "ROCR_VISIBLE_DEVICES"
 _OF_SLURM = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", _FIRST, "ZE_AFFINITY_MASK")

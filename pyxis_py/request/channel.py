@@ -11,7 +11,7 @@ import sys
 from enroot_py.base import cgroups, log
 from enroot_py.base.errors import PenrootError, cause
 from enroot_py.base.fds import Fd
-from pyxis_py.job import Job
+from pyxis_py.request.job import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

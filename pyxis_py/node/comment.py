@@ -11,7 +11,7 @@ from enroot_py.base.run import Program, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyxis_py.job import Job
+    from pyxis_py.request.job import Job
 
 _PATIENCE = 5.0  # seconds with a slurmctld that does not answer, for which the script would wait
 _BETWEEN = "; "

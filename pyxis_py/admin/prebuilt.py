@@ -15,7 +15,7 @@ import sys
 from enroot_py.base import log, making, versions
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import SBIN, Program
-from pyxis_py.settings import PLUGIN
+from pyxis_py.request.settings import PLUGIN
 
 _MARK = rb"penroot plugin for Slurm 0x([0-9a-f]+)"
 _PATIENCE = 10  # seconds with a program of Slurm: without a slurm.conf, or a slurmctld, each tries for a minute

@@ -16,7 +16,7 @@ import time
 from enroot_py.base import capture, linux, log
 from enroot_py.base.errors import CommandError, PenrootError
 from enroot_py.base.fds import Fd
-from pyxis_py.channel import tell
+from pyxis_py.request.channel import tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import hostfiles, mounting
 from enroot_py.runtime.environ import warn_of_missing_paths
-from pyxis_py.channel import SOCKET, Channel, assignments, built, forked
+from pyxis_py.request.channel import SOCKET, Channel, assignments, built, forked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from enroot_py.runtime.rootfs import Source
-    from pyxis_py.attached import Brought
-    from pyxis_py.channel import Pairs
-    from pyxis_py.job import Job
-    from pyxis_py.running import Peer
-    from pyxis_py.step import Step
+    from pyxis_py.node.attached import Brought
+    from pyxis_py.node.running import Peer
+    from pyxis_py.node.step import Step
+    from pyxis_py.request.channel import Pairs
+    from pyxis_py.request.job import Job
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _PATIENCE = 30  # seconds for the helper of another step, which answers at once
@@ -131,7 +131,7 @@ class Held:
         self.lent = self.environ
         self.environ = self._with_file({**self.environ, **self.step.pmix_stores()})
         self.step.check_attached(self)
-        from pyxis_py import attached
+        from pyxis_py.node import attached
 
         self.brought = attached.prepare(self.step, self)
 
@@ -146,7 +146,7 @@ class Held:
             channel, child = forked(
                 lambda channel: _enter(step, source, channel, proc), "the container could not be built: "
             )
-        from pyxis_py import service  # noqa: F401  # not while a program of the step wants this processor
+        from pyxis_py.node import service  # noqa: F401  # not while a program of the step wants this processor
 
         try:
             pairs, fds = built(channel, child)

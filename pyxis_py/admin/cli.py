@@ -16,9 +16,10 @@ from enroot_py.base.build import line as build_line
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.features import plugged
 from enroot_py.base.run import Program, find
-from pyxis_py import plugstack, prebuilt, settings
-from pyxis_py.header import c_header
-from pyxis_py.settings import PLUGIN
+from pyxis_py.admin import plugstack, prebuilt
+from pyxis_py.admin.header import c_header
+from pyxis_py.request import settings
+from pyxis_py.request.settings import PLUGIN
 
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
 CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden".split()
@@ -211,7 +212,7 @@ def check_command(plugstack: str | None, nodes: str | None) -> None:
     and SrunPortRange say. Exit status 1 where something is wrong.
     """
     from enroot_py.cli import doctor
-    from pyxis_py import check
+    from pyxis_py.admin import check
 
     if not doctor.report(check.findings_of_nodes(plugstack, nodes) if nodes else check.findings(plugstack)):
         sys.exit(1)
@@ -248,7 +249,7 @@ def choose_command() -> None:
 @click.argument("directory", type=click.Path())
 def manual_command(directory: str) -> None:
     """Write the manual pages of the plugin to man1 and man7 of DIRECTORY, for make install."""
-    from pyxis_py import manual
+    from pyxis_py.admin import manual
 
     manual.write(commands, directory)
 

@@ -16,15 +16,15 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.features import parts
 from enroot_py.runtime import mounting, namespaces, pmix, rootfs
 from enroot_py.runtime.mounting import Mount
-from pyxis_py.channel import Channel, built, forked
+from pyxis_py.request.channel import Channel, built, forked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Protocol
 
-    from pyxis_py.held import Held
-    from pyxis_py.step import Step
+    from pyxis_py.node.held import Held
+    from pyxis_py.node.step import Step
 
     class Extra(Protocol):
         """What a feature brings into a running container: a tree for its target, and ``what`` that is in messages.

@@ -14,18 +14,18 @@ from enroot_py.base import digests
 from enroot_py.base.errors import ImageError, PenrootError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.store import squashfs
-from pyxis_py import swarm
-from pyxis_py.job import REFUSED, Job
-from pyxis_py.swarm import RATE, Note, Offer
+from pyxis_py.request.job import REFUSED, Job
+from pyxis_py.submit import swarm
+from pyxis_py.submit.swarm import RATE, Note, Offer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.store.store import Image
     from enroot_py.swarm.tracking import Documents
-    from pyxis_py.channel import Channel
-    from pyxis_py.options import Request
-    from pyxis_py.settings import PluginSettings
+    from pyxis_py.request.channel import Channel
+    from pyxis_py.request.options import Request
+    from pyxis_py.request.settings import PluginSettings
 
 _CHUNK = 1 << 20
 _SETTLED = 10.0  # seconds after which a file that is written again has another time for sure

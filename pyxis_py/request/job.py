@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from enroot_py.config.description import Description
     from enroot_py.registry.reference import LocalImage, Reference
-    from pyxis_py.options import Request
+    from pyxis_py.request.options import Request
 
 # Variables of the job that do not reach an import or the settings of a start:
 # they would change whose files are used, or belong to one task only.

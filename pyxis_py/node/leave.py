@@ -13,15 +13,15 @@ from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.features import parts
 from enroot_py.store import claims, containers, records
-from pyxis_py import settings as plugin_settings
-from pyxis_py.channel import tell
-from pyxis_py.running import BusyError, Notes, RunningContainers
+from pyxis_py.node.running import BusyError, Notes, RunningContainers
+from pyxis_py.request import settings as plugin_settings
+from pyxis_py.request.channel import tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
-    from pyxis_py.job import Job
-    from pyxis_py.step import Step
+    from pyxis_py.node.step import Step
+    from pyxis_py.request.job import Job
 
 _MARK = ".step"
 _NAME_MAX = 255  # bytes: limits.h

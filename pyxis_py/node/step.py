@@ -14,11 +14,11 @@ from enroot_py.runtime import namespaces, pmix, rootfs
 from enroot_py.runtime.enter import Start, enter
 from enroot_py.runtime.mounting import Mount
 from enroot_py.store import claims, containers
-from pyxis_py import options
-from pyxis_py import settings as plugin_settings
-from pyxis_py.channel import tell
-from pyxis_py.job import CARRIED, PINNED, RESOLVED, VERBOSE
-from pyxis_py.running import Notes, RunningContainers
+from pyxis_py.node.running import Notes, RunningContainers
+from pyxis_py.request import options
+from pyxis_py.request import settings as plugin_settings
+from pyxis_py.request.channel import tell
+from pyxis_py.request.job import CARRIED, PINNED, RESOLVED, VERBOSE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.store.store import Image
     from enroot_py.swarm.guest import Invitation
-    from pyxis_py.held import Held
-    from pyxis_py.importer import Importer
-    from pyxis_py.job import Job
+    from pyxis_py.node.held import Held
+    from pyxis_py.node.importer import Importer
+    from pyxis_py.request.job import Job
 
 # Languages of the host mean nothing in an image that has other locales.
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
@@ -108,7 +108,7 @@ class Step:
         """
         namespaces.hide()  # from other processes of the user
         if self.request.save:
-            from pyxis_py import leave
+            from pyxis_py.node import leave
 
             leave.Save(self).check()
         self._claim_name()
@@ -142,7 +142,7 @@ class Step:
         """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
         if self.request.name is None:
             return True
-        from pyxis_py import leave
+        from pyxis_py.node import leave
 
         return bool(leave.maker(self.container, self.settings))
 
@@ -285,7 +285,7 @@ class Step:
 
     def _create_for_steps(self, image: str) -> rootfs.Source:
         """Make a container that goes with the steps that run it."""
-        from pyxis_py import leave
+        from pyxis_py.node import leave
 
         if self._takes_over and leave.maker(self.container, self.settings)[:1] in ([], [self.job.node]):
             # A helper of this very step made it and was killed. The lock of the name was that one's too.
@@ -315,7 +315,7 @@ class Step:
         """The site's own importer, if the image of this step comes from it."""
         if not self.plugin.importer or not self.request.is_reference(self.job.cwd):
             return None
-        from pyxis_py.importer import Importer
+        from pyxis_py.node.importer import Importer
 
         return Importer(self.plugin.importer, self.host)
 
@@ -365,7 +365,7 @@ class Step:
     def _invitation(self) -> Invitation | None:
         if not self.job.swarm:
             return None
-        from pyxis_py import swarm
+        from pyxis_py.submit import swarm
 
         return swarm.invitation(self.job, self.plugin)
 
@@ -376,7 +376,7 @@ class Step:
 
     def _from_srun(self, image: str) -> rootfs.Source:
         """The squashfs file that srun sends, when this node has it in its store. Raises ImageError."""
-        from pyxis_py import sent
+        from pyxis_py.submit import sent
 
         stored = sent.received(self.job, self.request, self.plugin, self.settings)
         if not self.settings.unpack:
@@ -421,7 +421,7 @@ class Step:
         if self.request.name is None:
             source.label = self.name  # for `penroot list -f`
         if self._runs_entrypoint:
-            from pyxis_py import entrypoint  # while the host's files are there
+            from pyxis_py.node import entrypoint  # while the host's files are there
         container = enter(
             Start(
                 source=source,
@@ -476,11 +476,11 @@ class Step:
         kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
         if ("PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self.job.environ) and self._tells_pytorch:
-            from pyxis_py import pytorch
+            from pyxis_py.node import pytorch
 
             assign.update(pytorch.variables(task, image))
         if "PENROOT_GPUS" in image:
-            from pyxis_py import gpus
+            from pyxis_py.node import gpus
 
             assign.update(gpus.variables(task, image))
         # Of the names that are not here the task has the job's values.

@@ -13,16 +13,16 @@ import sys
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
-from pyxis_py import leave
-from pyxis_py.channel import CONTROL, Channel, Client, numbers
-from pyxis_py.running import Peer
+from pyxis_py.node import leave
+from pyxis_py.node.running import Peer
+from pyxis_py.request.channel import CONTROL, Channel, Client, numbers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from pyxis_py.held import Held
-    from pyxis_py.job import Job
+    from pyxis_py.node.held import Held
+    from pyxis_py.request.job import Job
 
 _CLIENTS = 64  # who may be connected and silent at once
 
@@ -150,7 +150,7 @@ class Service:
         step = self.container.step
         try:
             if self.container.brought:
-                from pyxis_py import attached
+                from pyxis_py.node import attached
 
                 attached.finish(step, self.container.spaces, self.container.brought)
             self.container.report_killed()

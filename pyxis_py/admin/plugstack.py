@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from enroot_py.base import making
 from enroot_py.base.errors import ConfigError
-from pyxis_py.settings import PLUGIN
+from pyxis_py.request.settings import PLUGIN
 
 DIRECTORY = "/etc/slurm"
 CACHE = "/run/slurm/conf"

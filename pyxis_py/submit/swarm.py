@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from enroot_py.swarm.guest import Invitation
     from enroot_py.swarm.messages import Standing
     from enroot_py.swarm.tracking import Documents
-    from pyxis_py.channel import Channel
-    from pyxis_py.job import Job
-    from pyxis_py.progress import Display
-    from pyxis_py.settings import PluginSettings
-    from pyxis_py.submit import Wish
+    from pyxis_py.request.channel import Channel
+    from pyxis_py.request.job import Job
+    from pyxis_py.request.settings import PluginSettings
+    from pyxis_py.submit.progress import Display
+    from pyxis_py.submit.submission import Wish
 
 _STDERR = 4  # that of srun: execute() of coprocess.c
 _INFO = 3  # of srun's levels, slurm/src/common/log.h: less is --quiet
@@ -89,7 +89,7 @@ class Offer:
         """Called at the end, where they do."""
 
     def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
-        from pyxis_py.progress import Display
+        from pyxis_py.submit.progress import Display
 
         if self._display is None and self._loud:
             self._display = Display(_STDERR, self._name, sum(image.sizes), self._swarm.nodes, counts=self.counts)

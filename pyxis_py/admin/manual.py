@@ -8,8 +8,8 @@ import click
 
 from enroot_py.cli import manual
 from enroot_py.config.words import YES
-from pyxis_py.options import NAME_MODES, all_options
-from pyxis_py.settings import all_settings
+from pyxis_py.request.options import NAME_MODES, all_options
+from pyxis_py.request.settings import all_settings
 
 EXAMPLES = (
     ("srun --container-image=ubuntu:24.04 grep PRETTY /etc/os-release", "A command in an image of Docker Hub."),

@@ -19,9 +19,10 @@ from enroot_py.cli import doctor
 from enroot_py.cli.doctor import Finding
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import pods
-from pyxis_py import plugstack, prebuilt, settings
-from pyxis_py.plugstack import Line
-from pyxis_py.settings import PLUGIN
+from pyxis_py.admin import plugstack, prebuilt
+from pyxis_py.admin.plugstack import Line
+from pyxis_py.request import settings
+from pyxis_py.request.settings import PLUGIN
 
 # Plugins that give a job a /tmp of its own. One that does so after ours changes what the mounts meant.
 _PRIVATE_TMP = ("auto_tmpdir", "private-tmpdir", "private_tmpdir", "spank-private-tmp", "spank_private_tmp", "tmpdir")
@@ -56,7 +57,7 @@ def findings(given: str | None) -> Iterator[Finding]:
 
 def findings_of_nodes(given: str | None, nodes: str) -> Iterator[Finding]:
     """Whether these nodes reach each other, and this host. Raises PenrootError."""
-    from pyxis_py import reach
+    from pyxis_py.admin import reach
 
     slurm = slurm_configuration()
     yield from reach.findings(nodes, _plugin(_stacks(given, slurm)), slurm)

@@ -24,7 +24,7 @@ from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
 from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
 from enroot_py.swarm.tracking import TRACKER
-from pyxis_py.settings import PluginSettings
+from pyxis_py.request.settings import PluginSettings
 
 _MARK = "pyxis-py check: "  # before each line of ours: a TaskProlog may print others
 _STEP = "check"  # what the key is for
@@ -35,7 +35,8 @@ _ENDS = 10.0  # seconds for what follows on that
 _OTHERS = 64  # nodes that one connects to: of more it is those that come after it
 _LIBRARY = versions.link(LIBRARY)
 _START = (
-    "import os, sys; sys.path.insert(0, os.path.realpath(sys.argv[1])); from pyxis_py.reach import answer; answer()"
+    "import os, sys; sys.path.insert(0, os.path.realpath(sys.argv[1]))\n"
+    "from pyxis_py.admin.reach import answer; answer()"
 )
 _LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # see swarm.py
 

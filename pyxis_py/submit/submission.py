@@ -10,16 +10,16 @@ import os
 from enroot_py.base import log
 from enroot_py.base.errors import UsageError
 from enroot_py.base.features import parts
-from pyxis_py import options, settings
+from pyxis_py.request import options, settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from enroot_py.registry.reference import Reference
-    from pyxis_py.job import Job
-    from pyxis_py.options import Request
-    from pyxis_py.sent import SentFile
+    from pyxis_py.request.job import Job
+    from pyxis_py.request.options import Request
+    from pyxis_py.submit.sent import SentFile
 
 # Where the site may have a policy: no variable of a job says another place. In a container Slurm has one of its own.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
@@ -45,7 +45,7 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     if request.image is not None and _has_policy(job):
         _check_policy(job, request, by_importer=bool(plugin.importer))
     if request.sent:
-        from pyxis_py import sent
+        from pyxis_py.submit import sent
 
         file = sent.check(job, request, plugin, learns_later=learns_later(job))
         return request, file if job.context == "srun" else None

@@ -1,0 +1,1 @@
+"""The commands of pyxis-py: install, check and the manual."""

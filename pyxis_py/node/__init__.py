@@ -1,0 +1,1 @@
+"""A step on one node: its container, and the process that holds it."""

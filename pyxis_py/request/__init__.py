@@ -1,0 +1,1 @@
+"""What a step asks for, and how the plugin says it."""

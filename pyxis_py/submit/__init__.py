@@ -1,0 +1,1 @@
+"""What srun, sbatch and salloc do before a step starts."""
