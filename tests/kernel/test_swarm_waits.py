@@ -19,8 +19,8 @@ from enroot_py.swarm.loop import Swarm, listener
 from enroot_py.swarm.source import SwarmSource
 from enroot_py.swarm.spool import PIECE, Spool
 from enroot_py.swarm.tracking import Documents, Tracking
-from pyxis_py.job import Job
-from pyxis_py.swarm import Offer
+from pyxis_py.request.job import Job
+from pyxis_py.submit.swarm import Offer
 from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 
 
