@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from enroot_py.swarm import wire
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm, listener
+from enroot_py.swarm.invitation import Swarm
+from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, listener
 from enroot_py.swarm.messages import Joined, Report, Standing, report_every
 from enroot_py.swarm.tracking import Documents, Tracking
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.registry.manifests import Manifest
     from enroot_py.registry.sources import ImageSource
-    from enroot_py.swarm.guest import Invitation
+    from enroot_py.swarm.invitation import Invitation
     from enroot_py.swarm.source import SwarmSource
 
 

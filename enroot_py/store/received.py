@@ -19,7 +19,7 @@ from enroot_py.swarm.apart import apart
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.swarm.file import FileSource
-    from enroot_py.swarm.guest import Invitation
+    from enroot_py.swarm.invitation import Invitation
 
 _CHUNK = 1 << 20
 

@@ -13,7 +13,8 @@ from enroot_py.base import filesystems
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.sources import Blob
 from enroot_py.swarm import wire
-from enroot_py.swarm.guest import Guest, Incoming, Invitation
+from enroot_py.swarm.guest import Guest, Incoming
+from enroot_py.swarm.invitation import Invitation
 from enroot_py.swarm.messages import Answer, Failed, File
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import Documents

@@ -11,7 +11,6 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from enroot_py.base import log
@@ -19,7 +18,8 @@ from enroot_py.base.errors import ConfigError, ImageError, RegistryError
 from enroot_py.registry import authorization
 from enroot_py.swarm import wire
 from enroot_py.swarm.apart import apart
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
+from enroot_py.swarm.invitation import Invitation
+from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.swarm.messages import Answer, Come, Documents, File, Refused
 from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
@@ -39,21 +39,6 @@ _LOOK = 1.0  # seconds between two looks at whether anything comes, if nothing d
 
 class _Alone(Exception):
     """There is no tracker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """Where the tracker is, and who this node is among those of the step.
-
-    It keeps some bytes for later ones, and listens at one of these ports.
-    """
-
-    host: str
-    port: int
-    node: int
-    swarm: Swarm
-    keep: int = 0
-    ports: range = range(1)
 
 
 class Guest(ABC):

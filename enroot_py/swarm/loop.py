@@ -8,12 +8,12 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import TypeVar
 
 from enroot_py.base import log
 from enroot_py.swarm import ports, wire
+from enroot_py.swarm.invitation import Swarm
 from enroot_py.swarm.messages import REPORT, SEED, Address, Hello, report_every
 from enroot_py.swarm.tls import Identity, Tls
 from enroot_py.swarm.wire import SHORT, WireError
@@ -37,19 +37,6 @@ _UNHEARD = 64 << 20  # bytes that one may be behind with
 def listener(at: range = range(1)) -> socket.socket:
     """See ports.listener."""
     return socket.socket(fileno=ports.listener(at).detach())
-
-
-@dataclass(frozen=True, slots=True)
-class Swarm:
-    """What all members know: a key, what it is for, how many nodes there are, and the networks that they may be in.
-
-    Networks have commas between them; all are good, where there is none.
-    """
-
-    key: bytes
-    context: str
-    nodes: int
-    networks: str = ""
 
 
 class Loop:

@@ -14,7 +14,8 @@ from enroot_py.base import digests, log
 from enroot_py.registry import manifests
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.platforms import architecture
-from enroot_py.swarm.guest import Guest, Incoming, Invitation
+from enroot_py.swarm.guest import Guest, Incoming
+from enroot_py.swarm.invitation import Invitation
 from enroot_py.swarm.kept import Kept
 from enroot_py.swarm.messages import Answer, Documents
 from enroot_py.swarm.spool import Spool

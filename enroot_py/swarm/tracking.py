@@ -15,7 +15,8 @@ from typing import NoReturn, Protocol
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
 from enroot_py.swarm import messages, wire
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
+from enroot_py.swarm.invitation import Swarm
+from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.swarm.messages import SEED, Answer, Come, FromTracker, Refused, Standing
 from enroot_py.swarm.peering import close_others
 from enroot_py.swarm.tracker import Tracker

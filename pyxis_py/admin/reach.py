@@ -22,7 +22,8 @@ from enroot_py.base import versions, workers
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
-from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+from enroot_py.swarm.invitation import Swarm
+from enroot_py.swarm.loop import Connection, Loop, listener
 from enroot_py.swarm.tracking import TRACKER
 from pyxis_py.request.settings import PluginSettings
 

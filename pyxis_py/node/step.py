@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from enroot_py.config.settings import Settings
     from enroot_py.store.store import Image
-    from enroot_py.swarm.guest import Invitation
+    from enroot_py.swarm.invitation import Invitation
     from pyxis_py.node.held import Held
     from pyxis_py.node.importer import Importer
     from pyxis_py.request.job import Job

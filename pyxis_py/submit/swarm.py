@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from enroot_py.swarm.guest import Invitation
+    from enroot_py.swarm.invitation import Invitation
     from enroot_py.swarm.messages import Standing
     from enroot_py.swarm.tracking import Documents
     from pyxis_py.request.channel import Channel
@@ -73,7 +73,7 @@ class Offer:
         gc.enable()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each node
-        from enroot_py.swarm.loop import Swarm  # not before: srun waits
+        from enroot_py.swarm.invitation import Swarm  # not before: srun waits
         from enroot_py.swarm.tracking import Tracking
 
         nodes = self._allocation.numbers["nodes"]
@@ -107,7 +107,7 @@ class Offer:
     @property
     def own(self) -> Invitation:
         """That of the seed."""
-        from enroot_py.swarm.guest import Invitation
+        from enroot_py.swarm.invitation import Invitation
         from enroot_py.swarm.messages import SEED
 
         return Invitation("127.0.0.1", self._port, SEED, self._swarm, ports=self._ports)
@@ -241,8 +241,7 @@ def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
     nodes = job.environ.get("SLURM_STEP_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
     if not (port.isdecimal() and node.isdecimal() and nodes.isdecimal() and host):
         return None
-    from enroot_py.swarm.guest import Invitation
-    from enroot_py.swarm.loop import Swarm
+    from enroot_py.swarm.invitation import Invitation, Swarm
 
     own = Swarm(bytes.fromhex(key), job.step, int(nodes), plugin.swarm_network)
     return Invitation(host, int(port), int(node), own, plugin.swarm_keep)

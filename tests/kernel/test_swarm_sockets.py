@@ -29,7 +29,8 @@ from enroot_py.base import linux, log
 from enroot_py.base.errors import RefusedError, RegistryError
 from enroot_py.swarm import fetchers, tracker, wire
 from enroot_py.swarm import loop as loops
-from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+from enroot_py.swarm.invitation import Swarm
+from enroot_py.swarm.loop import Connection, Loop, listener
 from enroot_py.swarm.messages import SEED, Joined, Routes, Standing
 from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool

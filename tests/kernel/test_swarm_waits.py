@@ -13,9 +13,10 @@ from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
 from enroot_py.swarm import guest
 from enroot_py.swarm.file import FileSource
-from enroot_py.swarm.guest import Incoming, Invitation
+from enroot_py.swarm.guest import Incoming
+from enroot_py.swarm.invitation import Invitation, Swarm
 from enroot_py.swarm.kept import Kept
-from enroot_py.swarm.loop import Swarm, listener
+from enroot_py.swarm.loop import listener
 from enroot_py.swarm.source import SwarmSource
 from enroot_py.swarm.spool import PIECE, Spool
 from enroot_py.swarm.tracking import Documents, Tracking

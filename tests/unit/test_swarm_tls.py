@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+from enroot_py.swarm.invitation import Swarm
+from enroot_py.swarm.loop import Connection, Loop, listener
 from enroot_py.swarm.tls import Identity
 from enroot_py.swarm.wire import WireError
 
