@@ -98,7 +98,7 @@ def check(job: Job, channel: Channel) -> None:
         from pyxis_py.submit import swarm
 
         _signal.setitimer(_signal.ITIMER_REAL, _OFFER)  # it looks into the store, whose disk may hang
-        offer = swarm.offer(job, wish, digest, allocation)
+        offer = swarm.offer(job, wish.image, digest, allocation)
     _signal.setitimer(_signal.ITIMER_REAL, 0)
     if offer is None:
         channel.send(answer)
@@ -109,6 +109,7 @@ def check(job: Job, channel: Channel) -> None:
 
 def hold(job: Job, channel: Channel) -> None:
     """Build the step's container, answer the first task, then let the others in until the step ends."""
+    from pyxis_py.node.container import Container
     from pyxis_py.node.held import Held
     from pyxis_py.node.step import Step
 
@@ -118,42 +119,49 @@ def hold(job: Job, channel: Channel) -> None:
         channel.send((("ok", ""),))
         return
     with step.recording() as event:
-        step.begin()
+        container = Container(step)
+        container.begin()
         # Two steps with the same name at once: one makes the container, the other finds it.
         with step.running.lock(step.name):
             recording.phase("wait")
             try:
-                container = Held(step)
+                held = Held(container, _load_service)
+                if held.joined:
+                    from pyxis_py.node import attached
+
+                    held.brought = attached.prepare(held)
+                    recording.phase("attach")
                 listener = step.running.listen(step.name, job.step)
             except BaseException:
                 step.running.forget(step.name, job.step)
                 raise
-    if step.plugin.show_image and job.is_batch and step.used:
+    if step.plugin.show_image and job.is_batch and container.used:
         from pyxis_py.node import comment
 
-        comment.add(job, step.used)
+        comment.add(job, container.used)
     if event is not None and job.is_verbose:
         tell(f"{job.node}: the container took {event.words()}")
     # A program that writes a checkpoint on SIGTERM still needs its root file system.
     for number in signals.UNHEARD:
         _signal.signal(number, _signal.SIG_IGN)
-    container.answer(channel, job)
-    container.reap()  # not before: the first task waits
+    held.answer(channel, job)
+    held.reap()  # not before: the first task waits
     log.sink = log.silent
     gc.freeze()  # or it looks for garbage among all that has been loaded, while the first program starts
     gc.enable()
     from pyxis_py.node.service import Service
 
-    Service(container, listener).serve()
+    Service(held, listener).serve()
 
 
 def finish(job: Job, channel: Channel) -> None:
     """Finish a step whose helper was killed."""
     _own_group()
     from pyxis_py.node import leave
+    from pyxis_py.node.container import Container
     from pyxis_py.node.step import Step
 
-    leave.finish(Step(job), **job.ending)
+    leave.finish(Container(Step(job)), **job.ending)
     channel.send((("ok", ""),))
 
 
@@ -166,12 +174,17 @@ def epilog(job: Job, channel: Channel) -> None:
     channel.send((("ok", ""),))
 
 
+def _load_service() -> None:
+    """Load what comes next while there is time: not while a program of the step wants this processor."""
+    from pyxis_py.node import service  # noqa: F401
+
+
 def _await_task() -> None:
     """Load what a step needs, and wait for the first task, which sends its socket, or until slurmstepd is gone.
 
     With a plugin of MPI that does not come before slurmstepd has started its server: 40 ms.
     """
-    from pyxis_py.node import held, step  # noqa: F401
+    from pyxis_py.node import container, held, step  # noqa: F401
 
     for name in PARTS:
         tuple(parts(name))

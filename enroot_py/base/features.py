@@ -40,7 +40,7 @@ PARTS = {
     "describe": "(job, name, origin): the description of a container for which an option asks",
     "must_resolve": "(request): whether srun resolves a tag, whatever the site says",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
-    "attach": "(step, container): what a running container gets when a step joins it: see pyxis_py/node/attached.py",
+    "attach": "(step, held): what a running container gets when a step joins it: see pyxis_py/node/attached.py",
     "clean_up": "(job, notes): removes what the feature has left, at the end of a job",
     "uri": "(job, request, image): the same for an importer, in the URI of the image",
 }

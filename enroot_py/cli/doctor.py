@@ -21,7 +21,7 @@ from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.features import plugged
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import isolated, pods, rootfs, squashfuse
+from enroot_py.runtime import isolated, mounting, mounts, pods, rootfs, squashfuse
 from enroot_py.store import format
 
 
@@ -153,7 +153,7 @@ def _mount_root(scratch: str = "/tmp") -> None:
     _enter(0)
     rootfs.mount_scratch(scratch)
     lowerdirs = (f"{scratch}/upper", f"{scratch}/work")
-    rootfs.attach(rootfs.overlay(lowerdirs, "", "", ["userxattr"]), f"{scratch}/root")
+    mounting.attach_at(rootfs.overlay(lowerdirs, "", "", ["userxattr"]), f"{scratch}/root")
     rootfs.switch(f"{scratch}/root")
 
 
@@ -162,7 +162,7 @@ def _mount_proc() -> None:
     _enter(linux.CLONE_NEWPID)
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for mount in isolated.mounts_of(linux.CLONE_NEWPID, []):
-            mount.execute(root)
+            mounts.execute(mount, root)
 
 
 def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:

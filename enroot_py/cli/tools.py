@@ -156,7 +156,7 @@ def _mount_all(fstab: Iterable[mounting.Mount], root: int, number: int) -> None:
             above, name = os.path.split(os.path.normpath(entry.target))
             entry.target = os.path.join(os.path.realpath("/" + above), name)
         try:
-            entry.execute(root)
+            mounts.execute(entry, root)
         except MountError as e:
             raise MountError(f"{entry.origin}: {e}") from e
 

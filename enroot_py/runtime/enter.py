@@ -284,7 +284,7 @@ def mount_all(fstab: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
     """Do those mounts that come before the hooks, or the others. Raises MountError."""
     for mount in fstab:
         if (mount.passno < 0) == before_hooks:
-            mount.execute(root)
+            mounts.execute(mount, root)
 
 
 def furnish(root: int, own: int, *, from_root: bool) -> None:
@@ -349,7 +349,8 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
     path = scratch + "/rc"
     with open(path, "wb") as f:
         f.write(os.fsencode(script))
-    mounting.Mount(path, "/etc/rc", "none", ("x-create=file", "bind", "nosuid", "nodev"), 0, "--rc").execute(root)
+    rc = mounting.Mount(path, "/etc/rc", "none", ("x-create=file", "bind", "nosuid", "nodev"), 0, "--rc")
+    mounts.execute(rc, root)
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:

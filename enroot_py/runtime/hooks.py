@@ -17,7 +17,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime import mounting
+from enroot_py.runtime import mounting, mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ class Context:
 
     def mount(self, source: str, target: str, options: str) -> None:
         """Bind-mount now; ``options`` as in fstab."""
-        mounting.Mount(source, target, "none", tuple(options.split(",")), -1, "hook").execute(self.root)
+        mount = mounting.Mount(source, target, "none", tuple(options.split(",")), -1, "hook")
+        mounts.execute(mount, self.root)
         self.mounted.add((source.rstrip("/"), target.rstrip("/")))
 
 

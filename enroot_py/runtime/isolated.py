@@ -171,11 +171,11 @@ def complete(root: int, own: int) -> None:
 def make_dev(root: int, *, own_ipc: bool) -> None:
     """Replace /dev of the host by one with the devices that every program expects. Raises MountError, OSError."""
     for mount in mounts.parse_file(_DEV + (_OWN_IPC if own_ipc else _HOST_IPC), {}, "/dev of its own"):
-        mount.execute(root)
+        mounts.execute(mount, root)
     if os.isatty(0):
         terminal = os.readlink("/proc/self/fd/0")
         options = ("x-create=file", "bind", "rw", "nosuid", "noexec", "private")
-        Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own").execute(root)
+        mounts.execute(Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own"), root)
     with paths.open_in(root, "/dev") as dev:
         for name, target in _LINKS.items():
             os.symlink(target, name, dir_fd=dev)

@@ -10,8 +10,8 @@ import os
 import stat
 from _collections_abc import Callable
 
-from enroot_py.base import linux, log, paths
-from enroot_py.base.errors import ConfigError, MountError, PenrootError
+from enroot_py.base import linux, paths
+from enroot_py.base.errors import ConfigError, MountError
 from enroot_py.base.fds import Fd
 from enroot_py.config.words import nearest
 
@@ -59,7 +59,7 @@ served: dict[str, Callable[[], str]] = {}
 _attached: dict[str, tuple[int, int]] = {}
 
 
-class _LeftOut(OSError):
+class LeftOut(OSError):
     """A mount that an image asks for and does not get; it starts all the same."""
 
     def __init__(self, why: str) -> None:
@@ -157,32 +157,6 @@ class Mount:
         fields = (self.source, self.target, self.fstype, ",".join(self.options) or "defaults", "0", str(self.passno))
         return " ".join(map(escape, fields))
 
-    def execute(self, root: int) -> None:
-        """Do it beneath the directory ``root``. Raises MountError, unless the line says nofail."""
-        if log.explain:
-            log.explain(f"mount    {self.describe()}  ({self.origin})")
-        try:
-            self._execute(root)
-        except OSError as e:
-            if isinstance(e, _LeftOut) or self.confined and isinstance(e, paths.Foreign):
-                log.warn(f"{self.origin}: {self.target} is left out: {e.strerror}")
-                return
-            message = f"cannot mount {self.source} on {self.target}: {e.strerror}"
-            if "x-detach" in self.words:
-                why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
-                message = f"cannot unmount {self.target}: {why}"
-            self._fail(message, e)
-        except PenrootError as e:  # of the server of a squashfs file
-            self._fail(str(e), e)
-
-    def _fail(self, message: str, error: OSError | PenrootError) -> None:
-        if "nofail" not in self.words:
-            from enroot_py.runtime import mounthints
-
-            raise MountError(message, hint=mounthints.hint(self, error)) from error
-        if "silent" not in self.words:
-            log.warn(message)
-
     @property
     def _changeable(self) -> int:
         # How access times are kept is locked with a mount that comes from
@@ -193,7 +167,8 @@ class Mount:
     def binds(self) -> bool:
         return "bind" in self.words or "rbind" in self.words
 
-    def _execute(self, root: int) -> None:
+    def execute(self, root: int) -> None:
+        """Do it beneath the directory ``root``; mounts.execute() says what fails. Raises OSError, PenrootError."""
         if "x-detach" in self.words:
             with paths.open_mounted(root, self.target, _attached.get(self.target)) as mounted:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
@@ -216,9 +191,9 @@ class Mount:
     def _check_confined(self, root: int, target: int) -> None:
         """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
         if os.path.sameopenfile(root, target):
-            raise _LeftOut("it is the root directory")
+            raise LeftOut("it is the root directory")
         if not paths.is_own(root, target):
-            raise _LeftOut(f"{self.target} is mounted from {os.uname().nodename}")
+            raise LeftOut(f"{self.target} is mounted from {os.uname().nodename}")
 
     @property
     def _changes(self) -> bool:
@@ -248,7 +223,7 @@ class Mount:
             return self._open_tree(linux.AT_FDCWD, self.source, 0)
         with paths.open_in(root, self.inside) as source:
             if self.confined and not paths.is_own(root, source):
-                raise _LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
+                raise LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
             return self._open_tree(source, "", linux.AT_EMPTY_PATH)
 
     def _place_of_file(self) -> str:
@@ -326,6 +301,12 @@ def attach(mount: int, target: int) -> None:
         if onto:  # both of which are EINVAL to the kernel
             raise IsADirectoryError(errno.EISDIR, "the target is a directory, and the source is none") from e
         raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
+
+
+def attach_at(mount: int, path: str) -> None:
+    """Attach a detached mount to a path and close its descriptor. Raises OSError."""
+    with Fd(mount):
+        linux.move_mount(mount, "", linux.AT_FDCWD, path, linux.MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> Fd:

@@ -8,11 +8,13 @@ file holds: data.py. What a mount does: mounting.py.
 
 from __future__ import annotations
 
+import errno
 from _collections_abc import Iterable, Iterator, Mapping
 
-from enroot_py.base.errors import ConfigError
+from enroot_py.base import log, paths
+from enroot_py.base.errors import ConfigError, MountError, PenrootError
 from enroot_py.config.words import expand
-from enroot_py.runtime.mounting import BIND, IGNORED, KNOWN, SEPARATORS, TRUSTED, Mount, escape
+from enroot_py.runtime.mounting import BIND, IGNORED, KNOWN, SEPARATORS, TRUSTED, LeftOut, Mount, escape
 
 _KINDS = frozenset(("bind", "rbind", "remount", "x-move", "x-detach"))
 _MOST = 1000  # mounts of an image: each takes memory of the kernel
@@ -34,6 +36,34 @@ tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave     
 /etc/machine-id     /etc/machine-id     none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
 """,
 }
+
+
+def execute(mount: Mount, root: int) -> None:
+    """Make a mount beneath the directory ``root``. Raises MountError, unless the mount says nofail."""
+    if log.explain:
+        log.explain(f"mount    {mount.describe()}  ({mount.origin})")
+    try:
+        mount.execute(root)
+    except OSError as e:
+        if isinstance(e, LeftOut) or mount.confined and isinstance(e, paths.Foreign):
+            log.warn(f"{mount.origin}: {mount.target} is left out: {e.strerror}")
+            return
+        message = f"cannot mount {mount.source} on {mount.target}: {e.strerror}"
+        if "x-detach" in mount.words:
+            why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
+            message = f"cannot unmount {mount.target}: {why}"
+        _fail(mount, message, e)
+    except PenrootError as e:  # of the server of a squashfs file
+        _fail(mount, str(e), e)
+
+
+def _fail(mount: Mount, message: str, error: OSError | PenrootError) -> None:
+    if "nofail" not in mount.words:
+        from enroot_py.runtime import mounthints
+
+        raise MountError(message, hint=mounthints.hint(mount, error)) from error
+    if "silent" not in mount.words:
+        log.warn(message)
 
 
 def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:

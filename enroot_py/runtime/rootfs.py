@@ -15,7 +15,6 @@ from _frozen_importlib import BuiltinImporter, FrozenImporter
 
 from enroot_py.base import linux, log, trusted
 from enroot_py.base.errors import ContainerError, NamespaceError
-from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounting
 
 TYPE_CHECKING = False
@@ -124,7 +123,7 @@ def mount_scratch(scratch: str) -> None:
     The first mount of a start. Raises NamespaceError where none is allowed.
     """
     try:
-        attach(mounting.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
+        mounting.attach_at(mounting.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
     except PermissionError as e:
         raise _refused(f"mount a file system on {scratch}", e) from e
     for name in ("root", "lower", "upper", "work"):
@@ -145,7 +144,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
     root = source.mount_point(scratch)
     os.mkdir(root, 0o755)
     if made >= 0:
-        attach(made, root)
+        mounting.attach_at(made, root)
         return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     upper, work = source.upper, source.work
     lowerdirs, options = source.lowerdirs, ["userxattr"]
@@ -163,7 +162,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
     try:
         direct = source.directory and writable
         made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options, source.label)
-        attach(made, root)
+        mounting.attach_at(made, root)
     except OSError as e:
         message = f"cannot mount the root filesystem of {source.name}: {e.strerror}"
         raise ContainerError(message, hint=_advice(e, upper)) from e
@@ -276,12 +275,6 @@ def bind(directory: str) -> int:
     with linux.open_tree(linux.AT_FDCWD, directory, flags) as tree:
         linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, _ATTRIBUTES, 0, 0)
         return tree.keep()
-
-
-def attach(mount: int, target: str) -> None:
-    """Attach a detached mount and close its descriptor."""
-    with Fd(mount):
-        linux.move_mount(mount, "", linux.AT_FDCWD, target, linux.MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def lend(root: str) -> int:

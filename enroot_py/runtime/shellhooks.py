@@ -120,7 +120,7 @@ class Scripts:
                 variables.update(pmix.told(context.host, libraries, variables, remap_root=root))
         for mount in mounts.parse_file(_read(self._out + "/fstab"), self._exported, "hooks"):
             if (mount.source.rstrip("/"), mount.target.rstrip("/")) not in context.mounted:
-                mount.execute(context.root)
+                mounts.execute(mount, context.root)
         self._run_function("mounts")
         later = list(mounts.parse_file(_read(self._out + "/mounts"), self._exported, f"mounts() of {self._conf}"))
         return later, _read(self._out + "/rc") if os.path.exists(self._out + "/rc") else None

@@ -9,7 +9,7 @@ from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, pthread_sigmask, s
 from enroot_py.base import carried, errors, linux, log, paths, proc, signals, superblock
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import hostfiles, mounting, rootfs
+from enroot_py.runtime import hostfiles, mounting
 
 _TICK_S = 0.1
 _STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
@@ -79,7 +79,7 @@ class Server:
     def attach(self, target: str) -> None:
         """Mount what is served, now that the server runs. Raises ImageError where it does not."""
         self.wait()
-        rootfs.attach(self._mount, target)
+        mounting.attach_at(self._mount, target)
 
     def wait(self) -> None:
         """Wait until the server runs. Raises ImageError if it does not."""

@@ -268,7 +268,7 @@ class _Content:
     def _mount(self) -> str:
         """Enter namespaces of our own, and mount the overlay there. Returns where. Raises ImageError."""
         from enroot_py.base import linux, workers
-        from enroot_py.runtime import namespaces, rootfs, squashfuse
+        from enroot_py.runtime import mounting, namespaces, rootfs, squashfuse
 
         # Root inside owns every file, so that none is unreadable to mksquashfs.
         namespaces.enter_user(0, 0)
@@ -287,7 +287,7 @@ class _Content:
                 server.attach(lower)
                 lowerdirs += (lower,)
                 options.append("xino=off")
-            rootfs.attach(rootfs.overlay(lowerdirs, "", "", options), root)
+            mounting.attach_at(rootfs.overlay(lowerdirs, "", "", options), root)
         except OSError as e:
             raise ImageError(f"cannot mount an overlay of {len(self._lowerdirs)} layers: {e.strerror}") from e
         return root

@@ -16,6 +16,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.features import parts
 from enroot_py.runtime import mounting, namespaces, pmix, rootfs
 from enroot_py.runtime.mounting import Mount
+from pyxis_py.node.held import Brought
 from pyxis_py.request.channel import Channel, built, forked
 
 TYPE_CHECKING = False
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from pyxis_py.node.held import Held
-    from pyxis_py.node.step import Step
 
     class Extra(Protocol):
         """What a feature brings into a running container: a tree for its target, and ``what`` that is in messages.
@@ -43,16 +43,17 @@ if TYPE_CHECKING:
 _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
 
 
-def prepare(step: Step, container: Held) -> Brought | None:
-    """Mount in a running container what the step needs of the node. Raises ContainerError."""
-    if container.remap_root:
-        step.check_pmix()
-    wanted, name = step.node_mounts(remap_root=container.remap_root), step.request.name
-    extras: list[Extra] = [extra for attach in parts("attach") if (extra := attach(step, container))]
+def prepare(held: Held) -> Brought | None:
+    """Mount in a running container what the step that joins it needs of the node. Raises ContainerError."""
+    container, step = held.container, held.step
+    if held.remap_root:
+        container.environment.check_pmix()
+    wanted, name = container.node_mounts(remap_root=held.remap_root), step.request.name
+    extras: list[Extra] = [extra for attach in parts("attach") if (extra := attach(step, held))]
     if not wanted and not extras:
         return None
     try:
-        brought = bring(container.spaces, container.unsealed, wanted, extras)
+        brought = bring(held.spaces, held.unsealed, wanted, extras)
     except PenrootError as e:
         if step.job.script or extras:
             raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
@@ -62,48 +63,30 @@ def prepare(step: Step, container: Held) -> Brought | None:
     needed |= {extra.target: extra.what for extra in extras}
     for target, why in brought.failed.items():
         if target in needed:
-            take_back(container.spaces, brought)
+            take_back(held.spaces, brought)
             raise ContainerError(
                 f"cannot mount {needed[target]} in the running container {name}: {target}: {why}",
                 hint=f"for a container of its own: --container-name={name}:no_exec",
             )
         # Only a warning: a step without MPI or X needs none of it, and PMIx has other ways to some of it.
-        what = "X11" if target == step.authority else "MPI"
+        what = "X11" if target == container.authority else "MPI"
         log.warn(f"{what} may not work in the running container {name}: {target}: {why}")
     for target in (pmix.MUNGE, *(extra.target for extra in extras)):
         brought.leave(target)  # they are the node's, and other steps may have found them
     return brought
 
 
-def finish(step: Step, spaces: Mapping[str, int], brought: Brought) -> None:
+def finish(held: Held, brought: Brought) -> None:
     """At the end of the step, detach its mounts from the container, which may go on running."""
+    step = held.step
     try:
         others = step.running.others(step.name, step.job.step)
         if any(other.startswith(f"{step.job.jobid}.") for other in others):
-            brought.leave(step.authority)  # other steps of the job use the file too
+            brought.leave(held.container.authority)  # other steps of the job use the file too
         if brought.attached:
-            take_back(spaces, brought)
+            take_back(held.spaces, brought)
     except PenrootError as e:
         log.warn(f"mounts of step {step.job.step} stay in the running container {step.request.name}: {e}")
-
-
-class Brought:
-    """What a step has mounted in a running container.
-
-    ``attached`` holds a descriptor of each mount by its target, ``failed`` the reason by the target of each that
-    could not be made.
-    """
-
-    __slots__ = ("attached", "failed")
-
-    def __init__(self, attached: dict[str, int], failed: dict[str, str]) -> None:
-        self.attached = attached
-        self.failed = failed
-
-    def leave(self, target: str) -> None:
-        """Leave a mount in the container until that ends."""
-        if target in self.attached:
-            os.close(self.attached.pop(target))
 
 
 def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Brought:

@@ -6,25 +6,26 @@ import _signal
 import errno
 import os
 
-from enroot_py.base import capture, cgroups, linux, proc, recording
+from enroot_py.base import capture, cgroups, linux, log, proc, recording
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import hostfiles, mounting
 from enroot_py.runtime.environ import warn_of_missing_paths
-from pyxis_py.request.channel import SOCKET, Channel, assignments, built, forked
+from pyxis_py.request.channel import SOCKET, Channel, assignments, built, forked, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from enroot_py.runtime.rootfs import Source
-    from pyxis_py.node.attached import Brought
+    from pyxis_py.node.container import Container
     from pyxis_py.node.running import Peer
     from pyxis_py.node.step import Step
     from pyxis_py.request.channel import Pairs
     from pyxis_py.request.job import Job
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
+_KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
 _PATIENCE = 30  # seconds for the helper of another step, which answers at once
 _OUTPUT = 1 << 16  # bytes that are dropped at once
 _MOMENT = 0.3  # seconds that the server of an image has to end
@@ -64,14 +65,37 @@ class Lent:
             os.close(fd)
 
 
+class Brought:
+    """What a step has mounted in a running container.
+
+    ``attached`` holds a descriptor of each mount by its target, ``failed`` the reason by the target of each that
+    could not be made.
+    """
+
+    __slots__ = ("attached", "failed")
+
+    def __init__(self, attached: dict[str, int], failed: dict[str, str]) -> None:
+        self.attached = attached
+        self.failed = failed
+
+    def leave(self, target: str) -> None:
+        """Leave a mount in the container until that ends."""
+        if target in self.attached:
+            os.close(self.attached.pop(target))
+
+
 class Held:
     """A running container: the namespaces that keep it alive, and what a task needs to enter it."""
 
     FOLLOW_DELAY_MS = hostfiles.DELAY_MS
 
-    def __init__(self, step: Step) -> None:
-        """Join the running container that the step asks for, or build a new one. Raises PenrootError."""
-        self.step = step
+    def __init__(self, container: Container, meanwhile: Callable[[], None]) -> None:
+        """Join the running container that the step asks for, or build a new one. Raises PenrootError.
+
+        ``meanwhile`` is called while a child builds it.
+        """
+        self.container = container
+        self.step = container.step
         # Its root file system alone, not read-only; and the same if other containers may have it as theirs.
         self.unsealed = self.shared = -1
         self.brought: Brought | None = None
@@ -80,14 +104,14 @@ class Held:
         self._lifetime = -1  # of the process that follows the host's files, a pipe
         self._host_files = hostfiles.digests()
         running = self._running()
-        if running is not None and step.joins_running():
+        self.joined = running is not None and container.joins_running()
+        if running is not None and self.joined:
             self._join(running)
-            recording.phase("attach")
         else:
-            self._build(running.shared if running else -1)
+            self._build(running.shared if running else -1, meanwhile)
             if running is not None:
                 running.close()
-        self.directory = step.directory_id()
+        self.directory = container.directory_id()
 
     def _running(self) -> Lent | None:
         """What the helper of a running container of this name hands over, or None. Raises ContainerError."""
@@ -129,25 +153,44 @@ class Held:
         self.remap_root, self.served = running.remap_root, running.served
         self.unsealed, self.shared = running.unsealed, running.shared
         self.lent = self.environ
-        self.environ = self._with_file({**self.environ, **self.step.pmix_stores()})
-        self.step.check_attached(self)
-        from pyxis_py.node import attached
+        self.environ = self._with_file({**self.environ, **self.container.environment.pmix_stores()})
+        self._check_join()
 
-        self.brought = attached.prepare(self.step, self)
+    def _check_join(self) -> None:
+        """Check what the step asks for beyond a running container. Raises ContainerError if that cannot be had."""
+        request = self.step.request
+        for kind in request.unshare:
+            if kind not in self.spaces:
+                raise ContainerError(
+                    f"--container-unshare={kind}: the running container {request.name} is "
+                    f"not in a separate {_KINDS[kind]} namespace",
+                    hint=f"leave it out, or use another container: --container-name={request.name}:no_exec",
+                )
+        said = [mount.origin or request.origins["mounts"] for mount in request.mounts]
+        for origin in dict.fromkeys(said):
+            tell(f"ignoring {origin} when attaching to a running container")
+        if request.remap_root not in (None, self.remap_root):
+            origin = request.origins["remap_root"]
+            tell(f"ignoring {origin} when attaching to a running container: it keeps the user that it was started with")
+        if self.served:
+            # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
+            log.warn(
+                f"files of the running container {request.name} come from a process of step {self.served} and are gone "
+                "when that one ends; a container with a name is unpacked, and :no_exec gives a step mounts of its own"
+            )
 
-    def _build(self, shared: int) -> None:
+    def _build(self, shared: int, meanwhile: Callable[[], None]) -> None:
         """Build it in a child, which leaves when its namespaces are in our hands. Raises PenrootError."""
-        step = self.step
-        source = step.prepare()
+        step, container = self.step, self.container
+        source = container.prepare()
         recording.phase("image")
         self.remap_root = step.settings.remap_root
         source.shared = shared if step.settings.rootfs_writable else -1
         with Fd(os.open("/proc", os.O_PATH | os.O_CLOEXEC)) as proc:
             channel, child = forked(
-                lambda channel: _enter(step, source, channel, proc), "the container could not be built: "
+                lambda channel: _enter(container, source, channel, proc), "the container could not be built: "
             )
-        from pyxis_py.node import service  # noqa: F401  # not while a program of the step wants this processor
-
+        meanwhile()
         try:
             pairs, fds = built(channel, child)
         except EOFError:
@@ -167,8 +210,9 @@ class Held:
         self.served = step.job.step if "served" in single else ""
         # What this job has chosen is not for the tasks of another one.
         below = assignments(pairs, "below")
-        chosen = {name for name, value in step.chosen().items() if self.environ.get(name) == value}
-        chosen |= step.in_file()
+        environment = container.environment
+        chosen = {name for name, value in environment.chosen().items() if self.environ.get(name) == value}
+        chosen |= environment.in_file()
         self.lent = {name: value for name, value in self.environ.items() if name not in chosen}
         self.lent.update({name: value for name, value in below.items() if name in chosen})
         if "output" in single:
@@ -181,7 +225,7 @@ class Held:
 
     def _with_file(self, environ: dict[str, str]) -> dict[str, str]:
         """The environment of a running container, with what this step's environment file sets and unsets."""
-        said = self.step.of_file(environ)
+        said = self.container.environment.of_file(environ)
         kept = {name: value for name, value in environ.items() if name not in said}
         return {**kept, **{name: value for name, (value, _) in said.items() if value is not None}}
 
@@ -191,7 +235,7 @@ class Held:
         me = f"{os.getpid()} {proc.Stat(os.getpid()).started}"
         workdir = self.step.request.workdir or self.workdir
         environ = {**self.environ, "PWD": os.path.normpath(workdir)}
-        assign, drop = self.step.environ(environ, task, remap_root=self.remap_root)
+        assign, drop = self.container.environment.of_task(environ, task, remap_root=self.remap_root)
         pairs = [("ok", ""), ("helper", me), *(("ns", name) for name in self.spaces)]
         if self.step.request.save:
             pairs.append(("saves", ""))
@@ -289,7 +333,7 @@ def _imposter(step: Step, other: str, why: str) -> PenrootError:
     )
 
 
-def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
+def _enter(container: Container, source: Source, channel: Channel, proc: int) -> None:
     """In the child: enter a new container, say what it is like, and wait until it is held."""
     # The task that waits must see it if the helper is killed, and a process that a hook leaves behind must not keep
     # the helper's locks.
@@ -299,8 +343,8 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
             linux.close_range(low + 1, high - 1, 0)
     if recording.event is not None:
         recording.event.again()
-    environ, below, workdir = step.enter(source)
-    _warn_of_missing_paths(step, environ)
+    environ, below, workdir = container.enter(source)
+    _warn_of_missing_paths(container, environ)
     pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
     pairs += [("below", f"{name}={value}") for name, value in below.items()]
     if recording.event is not None:
@@ -311,7 +355,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
     spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
     if source.shared >= 0:
         spaces.append(source.shared)
-    if not (source.upper and step.settings.rootfs_writable):
+    if not (source.upper and container.step.settings.rootfs_writable):
         pairs.append(("sealed", ""))
     if (output := capture.left_open()) >= 0:
         pairs.append(("output", ""))
@@ -320,14 +364,15 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
     channel.socket.recv(1)
 
 
-def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
+def _warn_of_missing_paths(container: Container, inside: Mapping[str, str]) -> None:
     """In the container: name the paths in the tasks' environment that it lacks. One node of the step does.
 
-    Nothing can be imported here. So this does without Step.environ(), whose other variables name no paths.
+    Nothing can be imported here. So this does without Environment.of_task(), whose other variables name no paths.
     """
-    if step.job.tasks <= 1 or step.job.is_first_of_several_tasks:
-        chosen = step.chosen()
-        tasks = {**step.job.environ, **inside, **chosen}
-        for name in step.in_file() - inside.keys() - chosen.keys():
+    job, environment = container.step.job, container.environment
+    if job.tasks <= 1 or job.is_first_of_several_tasks:
+        chosen = environment.chosen()
+        tasks = {**job.environ, **inside, **chosen}
+        for name in environment.in_file() - inside.keys() - chosen.keys():
             tasks.pop(name, None)  # the environment file unsets it
         warn_of_missing_paths(tasks)

@@ -34,42 +34,42 @@ class Service:
     no process in a container can reach.
     """
 
-    def __init__(self, container: Held, listener: _socket.socket) -> None:
-        self.container = container
+    def __init__(self, held: Held, listener: _socket.socket) -> None:
+        self.held = held
         self.listener = listener
         self.control = _socket.socket(fileno=CONTROL)
         self.clients: dict[int, Client] = {}
 
     def serve(self) -> NoReturn:
         """Serve until the step ends. The host's files are followed once nobody has asked for a moment."""
-        timeout_ms: int | None = self.container.FOLLOW_DELAY_MS
+        timeout_ms: int | None = self.held.FOLLOW_DELAY_MS
         while True:
             poll = select.poll()
             poll.register(self.control.fileno(), select.POLLIN)
             if self.listener.fileno() >= 0:
                 poll.register(self.listener.fileno(), select.POLLIN)
-            if self.container.output >= 0:
-                poll.register(self.container.output, select.POLLIN)
+            if self.held.output >= 0:
+                poll.register(self.held.output, select.POLLIN)
             for fd, client in self.clients.items():
                 poll.register(fd, client.events)
             events = poll.poll(timeout_ms)
             if not events:
-                self.container.follow_host_files()
+                self.held.follow_host_files()
                 timeout_ms = None
             for fd, _ in events:
                 if fd == self.control.fileno():
                     self._task()
                 elif fd == self.listener.fileno():
                     self._stranger()
-                elif fd == self.container.output:
-                    self.container.drop_output()
+                elif fd == self.held.output:
+                    self.held.drop_output()
                 elif fd in self.clients and self._attend(self.clients[fd]):
                     self.clients.pop(fd).socket.close()
 
     def _task(self) -> None:
         first, controls, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
         if not first:  # slurmstepd is gone, and with it who could still ask
-            step = self.container.step
+            step = self.held.step
             step.running.forget(step.name, step.job.step)
             os._exit(0)
         for _, _, data in controls:  # none where too many files are open: the task sees its socket closed
@@ -103,10 +103,10 @@ class Service:
                 self._save(client)
                 return True
             elif client.of_step and asked.verb == "join":
-                self.container.answer(client, asked)
+                self.held.answer(client, asked)
             # A container that was removed while it runs is nobody's to attach to.
-            elif asked.verb == "attach" and self.container.step.directory_id() == self.container.directory:
-                self.container.hand_over(client, unsealed="unsealed" in asked.numbers)
+            elif asked.verb == "attach" and self.held.container.directory_id() == self.held.directory:
+                self.held.hand_over(client, unsealed="unsealed" in asked.numbers)
             else:
                 return True
         except BlockingIOError:
@@ -134,7 +134,7 @@ class Service:
         """Save the container for the last task, which fails if this does."""
         asker = self._only(client)
         try:
-            leave.save(self.container.step)
+            leave.save(self.held.container)
             asker.send((("ok", ""),))
         except PenrootError as e:
             asker.fail(e)
@@ -147,19 +147,18 @@ class Service:
     def _finish(self, asked: Job, client: Client) -> NoReturn:
         """Finish the step for slurmstepd, which waits for the end of this process too."""
         asker = self._only(client)
-        step = self.container.step
         try:
-            if self.container.brought:
+            if self.held.brought:
                 from pyxis_py.node import attached
 
-                attached.finish(step, self.container.spaces, self.container.brought)
-            self.container.report_killed()
-            leave.finish(step, **asked.ending)
+                attached.finish(self.held, self.held.brought)
+            self.held.report_killed()
+            leave.finish(self.held.container, **asked.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:
             asker.fail(e)
         except BaseException:
             sys.excepthook(*sys.exc_info())
             asker.fail(PenrootError("the step could not be finished", hint=repr(sys.exc_info()[1])))
-        self.container.let_go()
+        self.held.let_go()
         os._exit(0)

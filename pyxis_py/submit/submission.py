@@ -60,7 +60,7 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
         raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
     if job.context != "srun" or not isinstance(image, reference.Reference):
         return request, None
-    wish = Wish(image, plugin.swarm_network, plugin.swarm_keep)
+    wish = Wish(image)
     if pin := job.pin(request, image):
         wish.digest = pin.digest
     if not plugin.importer:
@@ -114,8 +114,8 @@ class Wish:
     resolve = swarm = False
     digest = ""
 
-    def __init__(self, image: Reference, networks: str, keep: int) -> None:
-        self.image, self.networks, self.keep = image, networks, keep
+    def __init__(self, image: Reference) -> None:
+        self.image = image
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:

@@ -11,11 +11,13 @@ import time
 from enroot_py.base import build, log, signals
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.swarm.ports import listener
+from pyxis_py.request import settings as plugin_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from enroot_py.registry.reference import Reference
     from enroot_py.swarm.invitation import Invitation
     from enroot_py.swarm.messages import Standing
     from enroot_py.swarm.tracking import Documents
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from pyxis_py.request.job import Job
     from pyxis_py.request.settings import PluginSettings
     from pyxis_py.submit.progress import Display
-    from pyxis_py.submit.submission import Wish
 
 _STDERR = 4  # that of srun: execute() of coprocess.c
 _INFO = 3  # of srun's levels, slurm/src/common/log.h: less is --quiet
@@ -32,13 +33,13 @@ _REMEMBERED = 3600  # seconds for which nodes are believed to keep an image
 _LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # where srun is, as slurmstepd saw it: srun(1), OUTPUT ENVIRONMENT VARIABLES
 
 
-def offer(job: Job, wish: Wish, digest: str, allocation: Job) -> Offer | None:
-    """A tracker, unless all nodes have the image, as far as is known, or there is no port for it."""
+def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
+    """A tracker for an image with that digest, unless all nodes have it, as far as is known, or no port is free."""
     hint = Hint(job, digest, allocation)
     if hint.holds:
         return None
     try:
-        return ImageOffer(job, wish, digest, allocation, hint)
+        return ImageOffer(job, image, digest, allocation, hint)
     except ConfigError as e:
         log.info(f"{e}: each node asks the registry")
         log.hint(e.hint)
@@ -124,11 +125,12 @@ def _check() -> None:
 class ImageOffer(Offer):
     """The tracker of an image of a registry."""
 
-    def __init__(self, job: Job, wish: Wish, digest: str, allocation: Job, hint: Hint) -> None:
-        super().__init__(str(wish.image), wish.networks, allocation)
-        self._job, self._keep = job, wish.keep
-        self._named = wish.image
-        self._image = wish.image.at(digest)
+    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, hint: Hint) -> None:
+        plugin = plugin_settings.load(job.arguments)
+        super().__init__(str(image), plugin.swarm_network, allocation)
+        self._job, self._keep = job, plugin.swarm_keep
+        self._named = image
+        self._image = image.at(digest)
         self._hint = hint
 
     def all_have_it(self) -> None:

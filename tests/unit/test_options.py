@@ -289,6 +289,7 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py.runtime",
         "enroot_py.runtime.mountentries",
         "pyxis_py",
+        "pyxis_py.request",
         "pyxis_py.request.options",
         "pyxis_py.request.settings",
     }

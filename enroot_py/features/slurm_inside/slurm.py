@@ -20,7 +20,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.config.settings import BIN, HERE, sysconf_path
 from enroot_py.features.slurm_inside.slurmconf import Plugin, stack_text
 from enroot_py.features.slurm_inside.slurmnode import SlurmNode, own
-from enroot_py.runtime import mounting
+from enroot_py.runtime import mounting, mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class _Place:
             return paths.open_in(self._root, HERE, os.O_PATH, linux.RESOLVE_NO_SYMLINKS)
 
     def _bind(self, source: str, target: str) -> None:
-        mounting.Mount(source, f"{HERE}/{target}", "none", _READ_ONLY, 0, self._origin).execute(self._root)
+        mount = mounting.Mount(source, f"{HERE}/{target}", "none", _READ_ONLY, 0, self._origin)
+        mounts.execute(mount, self._root)
 
     def _link(self, content: str, target: str) -> None:
         above, _, name = f"{HERE}/{target}".rpartition("/")

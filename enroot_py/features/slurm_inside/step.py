@@ -16,17 +16,17 @@ def settings(step: Step) -> dict[str, object]:
     return {"slurm": step.request.value(SLURM)}
 
 
-def attach(step: Step, container: Held) -> Programs | None:
+def attach(step: Step, held: Held) -> Programs | None:
     """What a running container gets when a step joins it; another step may have brought it already."""
     from enroot_py.config.settings import BIN
     from enroot_py.features.slurm_inside.settings import InsideSettings
 
-    search = container.environ.get("PATH", "")
+    search = held.environ.get("PATH", "")
     if not InsideSettings(step.settings).slurm or BIN in search.split(":"):
         return None
     from enroot_py.features.slurm_inside import programs, slurm
 
-    if container.remap_root:
+    if held.remap_root:
         slurm.warn_root()
-    container.environ = {**container.environ, "PATH": f"{BIN}:{search}" if search else BIN}
+    held.environ = {**held.environ, "PATH": f"{BIN}:{search}" if search else BIN}
     return programs.Programs(step)

@@ -1,0 +1,120 @@
+"""The image of a step: where its root file system comes from, and which bytes count."""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base import log
+from enroot_py.base.errors import ImageError, PenrootError, RefusedError
+from enroot_py.store import containers
+from pyxis_py.request.channel import tell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime import rootfs
+    from enroot_py.store.store import Image as Stored
+    from enroot_py.swarm.invitation import Invitation
+    from pyxis_py.node.importer import Importer
+    from pyxis_py.node.step import Step
+
+
+class Image:
+    """What --container-image says, for a container that is made of it."""
+
+    def __init__(self, step: Step, asked: str, container: str) -> None:
+        """``container`` is the name of its directory, if it has one."""
+        self._step, self._asked, self._container = step, asked, container
+        self._job, self._request, self._settings = step.job, step.request, step.settings
+        self.used = ""  # the image of a registry, with its digest
+
+    def source(self) -> rootfs.Source:
+        """The root file system, imported, and with a directory of its own if the container needs one.
+
+        Raises PenrootError.
+        """
+        if importer := site_importer(self._step):
+            return self._from_importer(importer)
+        if self._request.sent:
+            return self._from_srun()
+        return self._from_file(self._asked) if self._request.is_file(self._job.cwd) else self._from_reference()
+
+    def _from_file(self, image: str) -> rootfs.Source:
+        path = os.path.join(self._job.cwd or "/", image)
+        if not image.startswith(("/", ".")):
+            log.warn(f"the image is the file {path}; write ./{image} for it, docker://{image} for a registry's")
+        if self._request.name is not None:
+            # Kept containers do not depend on a file that their user may move.
+            log.info(f"unpacking {path}")
+            return containers.unpack(self._container, path, self._settings)
+        return self._of_file(path)
+
+    def _of_file(self, path: str) -> rootfs.Source:
+        source = containers.find_file(path, self._settings)
+        if not self._step.leaves_a_directory:
+            return source
+        return containers.temporary(self._container, source, self._settings)
+
+    def _from_reference(self) -> rootfs.Source:
+        from enroot_py.registry import reference
+        from enroot_py.store import pull
+
+        job, image = self._job, self._asked
+        ref = reference.parse(image, job.cwd)
+        # Of several tasks one looks at the last line only; a batch step has none.
+        if job.tasks <= 1:
+            tell(f"importing docker image: {image}")
+        pin, refused = job.pin(self._request, ref), job.refused(ref)
+        resolves = self._step.plugin.resolve_tags and job.is_first_of_several_nodes
+        if resolves and not (pin or refused or ref.digest):
+            log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
+        try:
+            stored = pull.pull(ref, self._settings, pin=pin, invitation=self._invitation())
+        except PenrootError as e:
+            if refused and isinstance(e, RefusedError) or not str(e):
+                raise ImageError("") from e  # srun has printed it, or one node does, for all
+            why = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
+            raise ImageError(f"failed to import docker image: {why}", hint=e.hint) from e
+        tell(f"imported docker image: {image}")
+        self.used = str(ref) if ref.digest else f"{ref}@{pin.digest if pin else stored.digest}"
+        return self._of_stored(stored, str(ref))
+
+    def _invitation(self) -> Invitation | None:
+        if not self._job.swarm:
+            return None
+        from pyxis_py.submit import swarm
+
+        return swarm.invitation(self._job, self._step.plugin)
+
+    def _of_stored(self, stored: Stored, name: str) -> rootfs.Source:
+        if not self._step.leaves_a_directory:
+            return containers.of_image(self._container, stored)
+        return containers.create(self._container, stored.path, self._settings, name)
+
+    def _from_srun(self) -> rootfs.Source:
+        """The squashfs file that srun sends, once this node has it in its store. Raises ImageError."""
+        from pyxis_py.submit import sent
+
+        stored = sent.received(self._job, self._request, self._step.plugin, self._settings)
+        return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._asked)
+
+    def _from_importer(self, importer: Importer) -> rootfs.Source:
+        uri = self._job.uri(self._request, self._asked)
+        containers.admit_imported(uri, self._settings)
+        if self._job.tasks <= 1:
+            tell(f"importing docker image: {self._asked}")
+        path = importer.get(uri)
+        tell(f"imported docker image: {self._asked}")
+        try:
+            return self._from_file(path)
+        finally:
+            if self._request.name is not None:
+                importer.release()
+
+
+def site_importer(step: Step) -> Importer | None:
+    """The site's own importer, if the image of this step comes from it."""
+    if not step.plugin.importer or not step.request.is_reference(step.job.cwd):
+        return None
+    from pyxis_py.node.importer import Importer
+
+    return Importer(step.plugin.importer, step.host)
