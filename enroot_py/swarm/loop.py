@@ -29,7 +29,9 @@ TURN = 64  # connections to accept before other sockets are served
 _IDLE, _AGAIN, _GONE = 3, 2, 9
 TO_TRACKER, TO_PEER = "t", "p"  # what a connection is for
 _CHUNK = 256 << 10
-_SMALL = 4096  # bytes to read at once of who has not proved who he is
+# Bytes to read at once of who has not proved who he is, and of messages to encrypt at once: OpenSSL's buffers stay as
+# large as they once were, and a tracker has them ten thousand times.
+_SMALL = 4096
 _TURN = 4  # pieces to send until it is the next one's turn
 _UNHEARD = 64 << 20  # bytes that one may be behind with
 
@@ -408,8 +410,8 @@ class Connection:
                 self._watch()
                 return False
             if self._out:
-                self._tls.write(bytes(self._out[:_CHUNK]))
-                del self._out[:_CHUNK]
+                self._tls.write(bytes(self._out[:_SMALL]))
+                del self._out[:_SMALL]
             elif self._file:
                 fd, offset, count = self._file
                 data = os.pread(fd, min(count, _CHUNK), offset)
