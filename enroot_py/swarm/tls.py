@@ -49,7 +49,6 @@ class Identity:
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
             from cryptography.hazmat.primitives.hashes import SHA256
             from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-            from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
         except ModuleNotFoundError as e:
             raise build.missing("swarm", e) from e
 
@@ -63,7 +62,7 @@ class Identity:
         except UnsupportedAlgorithm as e:
             hint = "set swarm=no in plugstack.conf"
             raise ConfigError(f"OpenSSL refuses the keys of a swarm, Ed25519: {e}", hint=hint) from e
-        public = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        public = private.public_key().public_bytes_raw()
         self.certificate = _certificate(public, private.sign)
         self._connecting = self._context(PROTOCOL_TLS_CLIENT)
         self._connecting.check_hostname = False
