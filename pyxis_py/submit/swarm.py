@@ -245,5 +245,6 @@ def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
         return None
     from enroot_py.swarm.invitation import Invitation, Swarm
 
+    __import__("enroot_py.swarm.guest")  # at once: a node that has blobs must come before others have a plan
     own = Swarm(bytes.fromhex(key), job.step, int(nodes), plugin.swarm_network)
     return Invitation(host, int(port), int(node), own, plugin.swarm_keep)
