@@ -34,8 +34,8 @@ $(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/req
 
 check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
 
-test: prerequisites lint ## all checks and all tiers of tests, of an installation in PREFIX
-	@$(MAKE) --no-print-directory install EXTRAS=ssh,signatures,swarm
+test: prerequisites $(VENV)/done ## all checks and all tiers of tests, of an installation in PREFIX
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint install EXTRAS=ssh,signatures,swarm
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
 unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
@@ -187,10 +187,10 @@ packages-test: $(VENV)/done ## packages installed in fresh Debians, and built tw
 	$(PYTEST) tests/packages -o timeout=1800 --capture=tee-sys
 
 # The Debians take as long as the packages: they are made meanwhile.
-packages-ci: $(VENV)/done ## of packages-test: deb and rpm, made once, judged, installed in fresh Debians and used for a job
+packages-ci: $(VENV)/done ## of packages-test: deb and rpm, made once, judged, installed in fresh Debians and used for a job; and the Ansible role
 	@tests/prerequisites packaging
 	@$(VENV)/bin/python -m tests.packages & debians=$$!; $(VENV)/bin/python -m packages deb rpm; made=$$?; wait $$debians && exit $$made
-	PENROOT_PACKAGES_MADE=dist/packages $(PYTEST) tests/packages -k 'test_rpm or two_commands or lintian' -o timeout=1800 --durations=10
+	PENROOT_PACKAGES_MADE=dist/packages $(PYTEST) tests/packages -k 'test_rpm or two_commands or lintian or shared_file_system' -o timeout=1800 --durations=10
 
 release: $(VENV)/done ## all that a release has, in dist/release: a commit, with its part in CHANGELOG.md
 	@tests/prerequisites packaging

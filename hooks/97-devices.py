@@ -9,7 +9,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.devices.edits import Edits, Host
+    from enroot_py.runtime.edits import Edits, Host
     from enroot_py.runtime.hooks import Context
 
 
@@ -22,7 +22,7 @@ def plan(context: Context) -> Edits:
     """Raises HookError for a device that this node does not have."""
     from enroot_py.base.errors import HookError
     from enroot_py.devices import cdi
-    from enroot_py.devices.edits import Edits, Host
+    from enroot_py.runtime.edits import Edits, Host
 
     host = Host.of(context.host)
     edits = Edits("97-devices")

@@ -6,7 +6,7 @@ from enroot_py.config.words import NO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.devices.edits import Edits
+    from enroot_py.runtime.edits import Edits
     from enroot_py.runtime.hooks import Context
 
 _VISIBLE = ("AMD_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES")
@@ -22,7 +22,7 @@ def run(context: Context) -> None:
 def plans(context: Context) -> list[Edits]:
     """What the container needs of each vendor's devices. Raises HookError."""
     from enroot_py.devices import accelerators, allocation
-    from enroot_py.devices.edits import Host
+    from enroot_py.runtime.edits import Host
 
     host = Host.of(context.host)
     by_slurm = (context.host.get("PENROOT_SLURM_GPUS") or "yes").lower() not in NO

@@ -6,7 +6,7 @@ from enroot_py.config.words import NO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.devices.edits import Edits
+    from enroot_py.runtime.edits import Edits
     from enroot_py.runtime.hooks import Context
 
 KIND = "nvidia.com/gpu"

@@ -77,7 +77,7 @@ def check(job: Job, channel: Channel) -> None:
 
         sent.serve(wish, channel)
         return
-    digest = wish.image.digest or wish.digest
+    digest = wish.digest
     try:
         if wish.resolve:
             digest = submission.resolve(job, wish.image)

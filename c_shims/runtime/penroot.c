@@ -150,24 +150,17 @@ static const char *prepare(void)
 /* Wait for the task. The last one of the node saves the container, and fails where that does. */
 static _Noreturn void await_task(pid_t pid)
 {
-	sigset_t number;
 	int status = 0, failed = 0;
 
 	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 		;
-	int signaled = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-	step.killed = signaled == SIGKILL || signaled == SIGTERM;
+	step.killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
 	if (atomic_fetch_add(&ends->ended, 1) + 1 == slurms->node_tasks) {
 		failed = finish_step(&step) < 0;
 		atomic_store(&ends->finished, !failed);
 	}
-	if (signaled) {
-		(void)signal(signaled, SIG_DFL);
-		(void)sigemptyset(&number);
-		(void)sigaddset(&number, signaled);
-		(void)raise(signaled);
-		(void)sigprocmask(SIG_UNBLOCK, &number, NULL);
-	}
+	if (WIFSIGNALED(status))
+		end_like(status);
 	_exit(WEXITSTATUS(status) ? WEXITSTATUS(status) : failed);
 }
 

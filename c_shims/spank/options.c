@@ -1,4 +1,4 @@
-/* The step->options, and how they come from srun and sbatch to the nodes. */
+/* The options of a step, and how they come from srun and sbatch to the nodes. */
 #define _GNU_SOURCE
 #define OPTION_TABLES
 #include "plugin.h"

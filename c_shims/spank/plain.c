@@ -1,7 +1,7 @@
-/* What srun is asked for in words so plain that pyxis_py/submit/submission.py would have nothing to say against them. That process
- * takes as long as a step without a container, and srun would wait for it before it asks for nodes, which check all of it
- * again; of a tag it finds the digest while srun asks. Nothing is refused here: whatever is not surely plain, that process
- * judges. */
+/* Requests to srun that are so plain that pyxis_py/submit/submission.py would find no fault in them. That process takes as
+ * long as a step without a container, and srun would wait for it before it asks for nodes. The nodes check all of it again.
+ * For a tag, the process finds the digest while srun asks. Nothing is refused here: a request that is not surely plain goes
+ * to that process. */
 #define _GNU_SOURCE
 #include "plugin.h"
 

@@ -307,6 +307,8 @@ enum plainness judge(struct step *step, const char *context);
 /* save.c */
 int go_on_in_child(struct step *step);
 void end_with_parent(struct step *step);
+/* End as another process did, but without its core file. */
+_Noreturn void end_like(int status);
 
 /* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */
 int check(struct step *step, const char *context);

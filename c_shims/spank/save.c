@@ -37,8 +37,7 @@ static int save(struct step *step)
 	return converse(step, &process, &request, &answer) == REFUSED ? -1 : 0;
 }
 
-/* End as another process did. */
-static _Noreturn void end_like(int status)
+void end_like(int status)
 {
 	if (WIFSIGNALED(status)) {
 		int number = WTERMSIG(status);

@@ -88,7 +88,7 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 	errno = ESRCH;
 	if (!helper->pid || coprocess_connect(&process, step->control[0], helper, until, true) < 0)
 		return SILENT;
-	/* It was the helper that said who it is. What is in the step's cgroups ends with the step-> */
+	/* The helper has named its own process, and may have lied. A process in the step's cgroups ends with the step. */
 	if (!cgroup_holds(helper->pid, step->shared->cgroups, step->job.uid)) {
 		errno = ESRCH;
 		return SILENT;

@@ -42,14 +42,13 @@ PARTS = {
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
     "attach": "(step, held): what a running container gets when a step joins it: see pyxis_py/node/attached.py",
     "clean_up": "(job, notes): removes what the feature has left, at the end of a job",
-    "uri": "(job, request, image): the same for an importer, in the URI of the image",
 }
 
 # The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
 FEATURES = {
     "enroot_py.features.environments": "flags verbs manual options step.describe step.at_submit",
     "enroot_py.features.pins": "settings flags pin verbs manual arguments options "
-    "step.at_submit step.must_resolve step.pin step.uri",
+    "step.at_submit step.must_resolve step.pin",
     "enroot_py.features.records": "settings verbs manual recorder arguments step.settings",
     "enroot_py.features.trust": "admission doctor verbs manual",
     "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",

@@ -43,7 +43,9 @@ def rewrite() -> None:
     image = recorder.record("enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse")
     check = recorder.record("pyxis_py.helper", "pyxis_py.submit.submission")
     parts = [name for package in FEATURES if (name := f"{package}.step") in modules]
-    step = recorder.record("pyxis_py.helper", "pyxis_py.node.held", "pyxis_py.node.container", *parts)
+    step = recorder.record(
+        "pyxis_py.helper", "pyxis_py.node.held", "pyxis_py.node.container", "pyxis_py.node.step", *parts
+    )
     lines |= {pack.START: [*in_c, *start], pack.CHECK: check, pack.STEP: [*in_c, *step]}
     lines[pack.IMAGE] = [module for module in image if module not in start]
     lines[pack.HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").STANDARD))

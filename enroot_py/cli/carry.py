@@ -26,8 +26,8 @@ from types import CodeType
 
 from enroot_py import LIBRARY
 from enroot_py.base import pack, run
+from enroot_py.base.elf import interpreter
 from enroot_py.base.errors import PenrootError
-from enroot_py.devices.elf import interpreter
 from enroot_py.runtime import hooks, squashfuse
 
 ABOUT = "about"

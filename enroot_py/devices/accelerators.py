@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import log
+from enroot_py.base import ldcache, log
 from enroot_py.base.errors import HookError
 from enroot_py.base.frozen import Frozen
-from enroot_py.devices import allocation, ldcache
-from enroot_py.devices.edits import Edits, Host, add_library, bits, shown
+from enroot_py.devices import allocation
+from enroot_py.runtime.edits import Edits, Host, add_library, bits, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

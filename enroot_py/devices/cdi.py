@@ -12,7 +12,7 @@ import os
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, HookError
 from enroot_py.config import parsed
-from enroot_py.devices.edits import Edits, Host
+from enroot_py.runtime.edits import Edits, Host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

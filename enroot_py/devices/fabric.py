@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import log, trusted
+from enroot_py.base import elf, ldcache, log, trusted
+from enroot_py.base.elf import Elf, NotElf
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config.table import SETTINGS
 from enroot_py.config.words import true_or_false
-from enroot_py.devices import elf, ldcache
-from enroot_py.devices.edits import Host, shown
-from enroot_py.devices.elf import Elf, NotElf
+from enroot_py.runtime.edits import Host, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ import os
 import re
 from itertools import islice
 
-from enroot_py.base import log, paths
+from enroot_py.base import elf, ldcache, log, paths
+from enroot_py.base.elf import Elf, NotElf
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
-from enroot_py.devices import elf, ldcache
-from enroot_py.devices.edits import Edits, library_directory
-from enroot_py.devices.elf import Elf, NotElf
 from enroot_py.devices.fabric import API, LIBFABRIC, OF_LIBC, PLUGINS, UCX, USUAL, VENDORS, VERBS, is_cxi, is_of_libc
+from enroot_py.runtime.edits import Edits, library_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
+from enroot_py.base import ldcache
 from enroot_py.base.errors import HookError
 from enroot_py.config.words import YES
-from enroot_py.devices import ldcache
-from enroot_py.devices.edits import Edits, Host, add_library, bits, library_directory, shared_dev, shown
+from enroot_py.runtime.edits import Edits, Host, add_library, bits, library_directory, shared_dev, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -219,10 +219,16 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
     raise error
 
 
-def pin(reference: Reference | LocalImage, settings: Settings) -> Pin | None:
-    """The digest that the settings pin a tag to; None where they pin none. Raises ConfigError."""
-    if not settings.is_extended or isinstance(reference, LocalImage) or reference.digest:
+def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | None = None) -> Pin | None:
+    """Which digest counts for a name, decided here alone; None if the name itself has one, or nobody says one.
+
+    A step of Slurm has the same image on all its nodes, so what it was pinned to, ``of_step``, comes first. Next is
+    what the settings say, by a lock file. Raises ConfigError.
+    """
+    if isinstance(reference, LocalImage) or reference.digest:
         return None
+    if of_step is not None or not settings.is_extended:
+        return of_step
     for feature in plugged("pin"):
         if known := feature.pin(reference, settings):
             return known  # type: ignore[no-any-return]

@@ -7,10 +7,7 @@ import os
 
 from enroot_py.base import paths
 from enroot_py.base.errors import PenrootError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from enroot_py.runtime.mounting import Mount
+from enroot_py.runtime.mounting import BIND, SEPARATORS, SQUASHFS, Mount
 
 
 def hint(mount: Mount, error: OSError | PenrootError) -> str:
@@ -26,7 +23,7 @@ def _fix(mount: Mount, error: OSError) -> str:
         name = f"{mount.target.rstrip('/')}/{os.path.basename(mount.source)}"
         named = f"name the file: {_spelled(mount, name, _options_for_file(mount))}"
         if mount.source.endswith((".sqsh", ".squashfs")):
-            return f"to mount its content: {_spelled(mount, mount.target, (), mount.SQUASHFS)}; {named}"
+            return f"to mount its content: {_spelled(mount, mount.target, (), SQUASHFS)}; {named}"
         return named
     if isinstance(error, NotADirectoryError):
         return "a directory mounts on a directory, a file on a file"
@@ -45,7 +42,7 @@ def _fix(mount: Mount, error: OSError) -> str:
 
 def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
     if mount.binds and not (mount.inside or os.path.exists(mount.source)):
-        separators = f"; {mount.SEPARATORS}" if " " in mount.origin.partition(" ")[2] else ""
+        separators = f"; {SEPARATORS}" if " " in mount.origin.partition(" ")[2] else ""
         return f"the source must exist on the node {os.uname().nodename}{separators}"
     if mount.inside and error.filename == mount.inside.lstrip("/"):
         return f"the source must exist in the container: {mount.inside}"
@@ -59,38 +56,38 @@ def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
 def _fix_type(mount: Mount) -> str:
     """Return the hint for a mount whose type is missing or unknown."""
     if mount.fstype == "none" and mount.source.startswith(("/", ".")):
-        whole = _spelled(mount, mount.target, (*mount.BIND, *_given(mount)))
+        whole = _spelled(mount, mount.target, (*BIND, *_given(mount)))
         return f"a bind mount needs the option bind or rbind: {whole}"
     with open("/proc/filesystems") as known:
         if mount.fstype == "none" and mount.source in known.read().split():
             return f"name the type: {_spelled(mount, mount.target, mount.options, mount.source)}"
     fstype = mount.source if mount.fstype == "none" else mount.fstype
     form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
-    space = f"; {mount.SEPARATORS}" if "/" in fstype else ""
+    space = f"; {SEPARATORS}" if "/" in fstype else ""
     return f"no file system of type {fstype!r} here: it is {form}{space}"
 
 
 def _given(mount: Mount) -> tuple[str, ...]:
     """Return the options as the caller gave them, without what parse_option() adds and without x-create."""
-    options = mount.options[len(mount.BIND) if _has_default(mount) else 0 :]
+    options = mount.options[len(BIND) if _has_default(mount) else 0 :]
     return tuple(option for option in options if not option.startswith("x-create="))
 
 
 def _has_default(mount: Mount) -> bool:
     """Return whether the options begin with those of a bind mount that names none."""
-    return mount.options[: len(mount.BIND)] == mount.BIND
+    return mount.options[: len(BIND)] == BIND
 
 
 def _options_for_file(mount: Mount) -> tuple[str, ...]:
     """Return the options of a bind mount that makes its target, in the shortest form."""
     implied = mount.words.isdisjoint(("bind", "rbind")) or _has_default(mount)
-    return (*(() if implied else mount.BIND[1:]), *_given(mount))
+    return (*(() if implied else BIND[1:]), *_given(mount))
 
 
 def _spelled(mount: Mount, target: str, options: tuple[str, ...], fstype: str = "") -> str:
     """Return a corrected mount in the form that the caller has used: an option, or a line of fstab(5)."""
-    shown = options or (() if fstype else mount.BIND)
-    fixed = type(mount)(mount.source, target, fstype or "none", shown).describe()
+    shown = options or (() if fstype else BIND)
+    fixed = Mount(mount.source, target, fstype or "none", shown).describe()
     if not mount.origin.startswith("--"):
         return " ".join(fixed.split(" ")[:4])
     words = [word.replace(":", "\\072") for word in fixed.split(" ")]

@@ -88,7 +88,6 @@ class Mount:
         "confined",
         "detached",
     )
-    BIND, SEPARATORS, SQUASHFS = BIND, SEPARATORS, SQUASHFS
 
     def __init__(
         self,

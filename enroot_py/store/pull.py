@@ -43,9 +43,9 @@ def pull(
 
     A digest that is stored costs no request, a tag whose image is stored one. Where
     the registry does not answer and an image is stored for the name, it is used,
-    with a warning. ``pin`` is the digest that a tag has for all nodes of a step, whatever
-    it means by now; without one a lock file of the settings says it. With an ``invitation`` nodes give
-    the image to each other. The image is held: see Image.hold. Raises RegistryError, ImageError, ConfigError.
+    with a warning. ``pin`` is the digest that a tag has for all nodes of a step, whatever it means by now: see
+    tags.pin(). With an ``invitation`` nodes give the image to each other. The image is held: see Image.hold.
+    Raises RegistryError, ImageError, ConfigError.
     """
     with Recording("pull", settings, image=str(reference)):
         way = Pull(reference, settings, arch, pin, invitation)
@@ -78,7 +78,7 @@ class Pull:
         self._reference = reference
         self._settings = settings
         self._arch = arch
-        self._pin = pin or tags.pin(reference, settings)
+        self._pin = tags.pin(reference, settings, pin)
         self._wanted = _pinned(reference, self._pin)
         self._invitation = invitation
         self._admission: Any = None
@@ -233,6 +233,4 @@ class Pull:
 
 def _pinned(reference: Reference | LocalImage, pin: Pin | None) -> Reference | LocalImage:
     """The image that a tag was when it was pinned."""
-    if pin is None or reference.digest or isinstance(reference, LocalImage):
-        return reference
-    return reference.at(pin.digest)
+    return reference.at(pin.digest) if pin and isinstance(reference, Reference) else reference

@@ -14,9 +14,9 @@ def run(context: Context) -> None:
         return
     from enroot_py.base.errors import HookError
     from enroot_py.devices import nvml
-    from enroot_py.devices.edits import Host
     from enroot_py.devices.nvidia.driver import Driver
     from enroot_py.devices.nvidia.selection import GPUs
+    from enroot_py.runtime.edits import Host
 
     host = Host.of(context.host)
     library = Driver.of(host, context.host).nvml()

@@ -1,1 +1,1 @@
-"""A step on one node: its container, and the process that holds it."""
+"""A step on one node: the process of the plugin's helper, and the container that it holds."""

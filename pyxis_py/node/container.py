@@ -67,7 +67,7 @@ class Container:
 
     @property
     def goes_with_steps(self) -> bool:
-        """Whether nobody wants it after the steps that run it: it was made for one without a name."""
+        """Whether it is removed after the last step that runs it: it was made for a step that gave it no name."""
         return self.step.request.name is None or bool(owned.maker(self.name, self.step.settings))
 
     def joins_running(self) -> bool:
@@ -81,7 +81,7 @@ class Container:
         return mode != "no_exec"
 
     def directory_id(self) -> tuple[int, int] | None:
-        """What tells its directory from another of the same name; None if it has none."""
+        """Device and inode of its directory, which a later one of the same name does not have; None without one."""
         try:
             status = os.stat(self.directory)
         except FileNotFoundError:
@@ -219,7 +219,7 @@ class Container:
                 # Slurm's own come last, so that no tmpfs of the user hides them.
                 mounts=(*step.request.fstab(), *self.node_mounts(remap_root=step.settings.remap_root)),
                 env=environment.chosen(),
-                file=environment.of_file if environment.has_file else None,
+                file=environment.of_file if step.request.file else None,
                 program=step.job.command,
                 in_step=True,
             )

@@ -43,11 +43,6 @@ class Environment:
         """The variables that the environment file sets or unsets, whatever to."""
         return set(self._file.by_name("env")) - self.chosen().keys() if self._file else set()
 
-    @property
-    def has_file(self) -> bool:
-        """Whether the step has an environment file."""
-        return self._file is not None
-
     def of_task(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool
     ) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -77,7 +72,7 @@ class Environment:
         return wanted
 
     def without_task(self, inside: Mapping[str, str]) -> dict[str, str]:
-        """``inside`` without what a hook has copied of Slurm's for this task: other tasks, and steps, have their own"""
+        """``inside`` without Slurm's variables of this task that a hook has copied: other tasks have their own."""
         own = self._job.environ
         return {
             name: value

@@ -1,4 +1,4 @@
-"""The image of a step: where its root file system comes from, and which bytes count."""
+"""The image of a step, and how it becomes the root file system of a container."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
 from enroot_py.store import containers
 from pyxis_py.request.channel import tell
+from pyxis_py.request.job import REFUSED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Image:
-    """What --container-image says, for a container that is made of it."""
+    """The image that --container-image names, for the container that is made of it."""
 
     def __init__(self, step: Step, asked: str, container: str) -> None:
         """``container`` is the name of its directory, if it has one."""
@@ -63,7 +64,7 @@ class Image:
         # Of several tasks one looks at the last line only; a batch step has none.
         if job.tasks <= 1:
             tell(f"importing docker image: {image}")
-        pin, refused = job.pin(self._request, ref), job.refused(ref)
+        pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         resolves = self._step.plugin.resolve_tags and job.is_first_of_several_nodes
         if resolves and not (pin or refused or ref.digest):
             log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
@@ -98,7 +99,7 @@ class Image:
         return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._asked)
 
     def _from_importer(self, importer: Importer) -> rootfs.Source:
-        uri = self._job.uri(self._request, self._asked)
+        uri = self._pinned_uri()
         containers.admit_imported(uri, self._settings)
         if self._job.tasks <= 1:
             tell(f"importing docker image: {self._asked}")
@@ -109,6 +110,16 @@ class Image:
         finally:
             if self._request.name is not None:
                 importer.release()
+
+    def _pinned_uri(self) -> str:
+        """The image by its digest, if the step knows that; else as it was asked for. Raises PenrootError."""
+        from enroot_py.registry import reference
+
+        image = reference.parse(self._asked, self._job.cwd)
+        pin = self._job.pin(self._request, image)
+        if pin and isinstance(image, reference.Reference):
+            return image.at(pin.digest).uri()
+        return self._asked if "://" in self._asked else f"{reference.DOCKER}{self._asked}"
 
 
 def site_importer(step: Step) -> Importer | None:

@@ -52,7 +52,7 @@ def finish(container: Container, *, failed: bool, killed: bool) -> None:
     try:
         lock = step.running.lock(step.name, None if saves else _PATIENCE)
     except BusyError as e:
-        # Whoever has it may be suspended with its job: the epilog removes the container, which is noted.
+        # The holder of the lock may be suspended with its job. The container is noted, so the epilog removes it.
         log.warn(f"the container {step.name} is left to the end of the job: {e}")
         step.running.forget(step.name, step.job.step)
         return
@@ -94,8 +94,8 @@ def _leave(container: Container, failed: bool, killed: bool) -> None:
 def clean_up(job: Job) -> None:
     """After a job: remove the containers that were to go with it. Raises PenrootError where some of it is left.
 
-    At the end of its extern step Slurm may just have killed others: what they still hold is left to them. What takes
-    time comes last: if this process is killed then, what is left of a container has no name any more.
+    At the end of a job's extern step, Slurm may have killed other steps a moment ago; they keep what they still hold.
+    What takes time comes last: if this process is killed then, the rest of a container has no name any more.
     """
     from enroot_py.base import making
 
@@ -123,7 +123,7 @@ def clean_up(job: Job) -> None:
                 users = steps.others(name, "")
                 if any(step.startswith(f"{job.jobid}.") for step in users):
                     continue
-                if not users:  # else another job, which has noted it too
+                if not users:  # else a step of another job runs it, and that job has noted it too
                     nameless = containers.set_aside(container, data_path)
                     claims.forget(container, data_path, made=nameless is not None)
                     trash += [nameless] if nameless else []

@@ -132,33 +132,18 @@ class Job:
         return describe(self, name, origin)
 
     def pin(self, request: Request, image: Reference | LocalImage) -> Pin | None:
-        """The digest that a tag has for the step, if that is known: a feature says it, else srun.
+        """The digest that a tag has for all nodes of the step: a feature says it, or else srun. None if neither does.
 
         Raises UsageError, ConfigError; ImageError where it has to be known.
         """
-        resolved = self.resolved(image)
+        resolved = self.resolved(image.uri())
         for pin_of in parts("pin"):
             if known := pin_of(self, request, image, resolved):
                 return known  # type: ignore[no-any-return]
         return Pin(resolved) if is_digest(resolved) else None
 
-    def uri(self, request: Request, image: str) -> str:
-        """An image for a site's importer: a tag by its digest, where that is known. Raises as pin()."""
-        for uri_of in parts("uri"):
-            if pinned := uri_of(self, request, image):
-                return str(pinned)
-        return image if "://" in image else f"docker://{image}"
-
-    def resolved(self, image: Reference | LocalImage) -> str:
-        """The digest of a tag that holds for all nodes of the step; REFUSED, or "" where srun could not tell."""
-        return self.digest_of(image.uri())
-
-    def refused(self, image: Reference | LocalImage) -> bool:
-        """Whether srun has printed that the registry refuses an image."""
-        return self.resolved(image) == REFUSED
-
-    def digest_of(self, uri: str) -> str:
-        """The same of an image that is written so."""
+    def resolved(self, uri: str) -> str:
+        """The digest that srun found for an image; REFUSED, or "" if srun could not tell."""
         resolved, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
         return digest if uri == resolved and (digest == REFUSED or is_digest(digest)) else ""
 

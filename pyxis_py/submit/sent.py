@@ -146,7 +146,7 @@ def received(job: Job, request: Request, plugin: PluginSettings, loaded: Setting
     from enroot_py.store import received
 
     image = request.image or ""
-    digest, invitation = job.digest_of(image), swarm.invitation(job, plugin)
+    digest, invitation = job.resolved(image), swarm.invitation(job, plugin)
     if digest == REFUSED:
         raise ImageError("")  # srun has said why
     if not digest or invitation is None:

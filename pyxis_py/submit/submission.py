@@ -16,7 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from enroot_py.registry.reference import Reference
+    from enroot_py.base.digests import Pin
+    from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.request.job import Job
     from pyxis_py.request.options import Request
     from pyxis_py.submit.sent import SentFile
@@ -42,32 +43,40 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     request.fstab()  # for errors in its flags
     if request.wants_container and (job.options or job.context == "srun"):
         _check_words(job)
+    image = _image(job, request)
+    pin = job.pin(request, image) if image else None
     if request.image is not None and _has_policy(job):
-        _check_policy(job, request, by_importer=bool(plugin.importer))
+        _check_policy(job, request, image, pin, by_importer=bool(plugin.importer))
     if request.sent:
         from pyxis_py.submit import sent
 
         file = sent.check(job, request, plugin, learns_later=learns_later(job))
         return request, file if job.context == "srun" else None
-    if request.image is None or request.is_file(job.cwd):
+    if job.context != "srun" or image is None:
         return request, None
+    from enroot_py.registry.reference import LocalImage
+
+    if isinstance(image, LocalImage):
+        return request, None
+    wish = Wish(image, pin)
+    if not plugin.importer:
+        may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in parts("must_resolve"))
+        wish.resolve = may_resolve and not (wish.digest or job.resolved(image.uri()))
+        wish.swarm = plugin.swarm
+    return request, wish if wish.resolve or wish.swarm or pin else None
+
+
+def _image(job: Job, request: Request) -> Reference | LocalImage | None:
+    """The image that --container-image names, if that is no file. Raises UsageError."""
+    if request.image is None or request.sent or request.is_file(job.cwd):
+        return None
     from enroot_py.base.errors import ImageReferenceError
     from enroot_py.registry import reference
 
     try:
-        image = reference.parse(request.image, job.cwd)
+        return reference.parse(request.image, job.cwd)
     except ImageReferenceError as e:
         raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
-    if job.context != "srun" or not isinstance(image, reference.Reference):
-        return request, None
-    wish = Wish(image)
-    if pin := job.pin(request, image):
-        wish.digest = pin.digest
-    if not plugin.importer:
-        may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in parts("must_resolve"))
-        wish.resolve = may_resolve and not (image.digest or pin or job.resolved(image))
-        wish.swarm = plugin.swarm
-    return request, wish if wish.resolve or wish.swarm or wish.digest else None
 
 
 def _has_policy(job: Job) -> bool:
@@ -76,11 +85,13 @@ def _has_policy(job: Job) -> bool:
     return any(os.path.lexists(f"{place}/policy.json") for place in (*_SITES, f"{own}/enroot"))
 
 
-def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:
+def _check_policy(
+    job: Job, request: Request, image: Reference | LocalImage | None, pin: Pin | None, *, by_importer: bool
+) -> None:
     """Raises PolicyError where the policies do not let the image in, as far as that can be known here."""
-    from enroot_py.base.errors import ImageReferenceError, PolicyError
+    from enroot_py.base.errors import PolicyError
     from enroot_py.config import settings as enroot_settings
-    from enroot_py.registry import reference, tags
+    from enroot_py.registry import tags
     from enroot_py.store import policies
 
     assert request.image is not None
@@ -92,30 +103,25 @@ def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:
     try:
         if request.sent:
             admission.check_file(request.image, loaded)
-        elif request.is_file(job.cwd):
-            if os.path.exists(path):  # else only the nodes know where it leads
-                admission.check_file(os.path.realpath(path), loaded)
-        else:
-            image = reference.parse(request.image, job.cwd)
-            pin = job.pin(request, image) or tags.pin(image, loaded)
-            admission.check_name(image, loaded, pin, by_importer=by_importer)
+        elif image is not None:
+            admission.check_name(image, loaded, tags.pin(image, loaded, pin), by_importer=by_importer)
+        elif os.path.exists(path):  # else only the nodes know where it leads
+            admission.check_file(os.path.realpath(path), loaded)
     except PolicyError as e:
         raise PolicyError(f"{request.origins['image']}={request.image}: {e}", hint=e.hint) from None
-    except ImageReferenceError:
-        return  # it is said below
 
 
 class Wish:
     """What srun may do for an image of a registry: resolve its tag, and track who has what of it.
 
-    ``digest`` is what the tag is for the step, where that is known already.
+    ``digest`` is what the image is for the step, if that is known already.
     """
 
     resolve = swarm = False
-    digest = ""
 
-    def __init__(self, image: Reference) -> None:
+    def __init__(self, image: Reference, pin: Pin | None) -> None:
         self.image = image
+        self.digest = pin.digest if pin else image.digest
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:

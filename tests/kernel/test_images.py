@@ -374,12 +374,13 @@ def test_127_layers_start_and_become_a_file(user: User, registry: Server) -> Non
     by_mount = f"""
 import os, sys
 sys.path.insert(0, "{LIBRARY}")
-from enroot_py.runtime import rootfs
+from enroot_py.runtime import mounting, rootfs
 stack = open(next(os.scandir("cache/images")).path + "/stack").read().split()
 lower = tuple(os.path.abspath("cache/" + line) for line in stack)
 assert len(lower) == 128 and sum(map(len, lower)) > 4096
 os.mkdir("up"), os.mkdir("work"), os.mkdir("root")
-rootfs.attach(rootfs.overlay_by_mount(lower, os.path.abspath("up"), os.path.abspath("work"), ["userxattr"]), "root")
+overlay = rootfs.overlay_by_mount(lower, os.path.abspath("up"), os.path.abspath("work"), ["userxattr"])
+mounting.attach_at(overlay, "root")
 print(open("root/last").read(), sum(name.startswith("f") for name in os.listdir("root")))
 open("root/new", "w").close()
 assert os.path.exists("up/new")

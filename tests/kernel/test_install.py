@@ -103,6 +103,18 @@ def test_a_start_has_its_modules_at_once(prefix: Path) -> None:
     assert "zipimporter" in done and "Pack" not in done
 
 
+def test_a_step_has_its_modules_at_once(prefix: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import pyxis_py, _cffi_backend, enroot_py.base._linux\n"
+        "from enroot_py.base import pack; pack.load(pack.STEP); sys.meta_path.clear()\n"
+        "import pyxis_py.helper\n"
+        "from pyxis_py.node import container, held, step"
+    )
+    command = ["/usr/bin/python3", "-IS", "-c", code, str(prefix / "lib/penroot")]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
+
+
 @pytest.mark.parametrize("columns", ["", "0", "x", "60", "79", "80", "200"])
 def test_help_is_what_click_says(prefix: Path, columns: str) -> None:
     """An installation has the text; it would be click that says it where a verb were another one now."""

@@ -12,12 +12,28 @@ from pathlib import Path
 import pytest
 
 from packages import place
+from tests.installation import PREFIX
 from tests.roles import ANSIBLE, HOME, Site, changed, site
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, end, expect, sh
 
 SETTINGS = {"enroot_config": "ENROOT_CACHE_PATH /var/tmp/enroot-cache-$(id -u)\nENROOT_ALLOW_HTTP yes\n"}
 SETTINGS |= {"enroot_data_path": "/var/tmp/enroot-data-$(id -u)"}
+# As in config.example/group_vars of DeepOps, and what the registry of the lab needs.
+DEEPOPS = {
+    "enroot_runtime_path": "/run/enroot/user-$(id -u)",
+    "enroot_cache_path": "/var/spool/enroot-cache/user-$(id -u)",
+    "enroot_data_path": "/tmp/enroot-data/user-$(id -u)",
+    "enroot_config": "ENROOT_RUNTIME_PATH {{ enroot_runtime_path }}\n"
+    "ENROOT_CACHE_PATH {{ enroot_cache_path }}\n"
+    "ENROOT_DATA_PATH {{ enroot_data_path }}\n"
+    "ENROOT_SQUASH_OPTIONS -noI -noD -noF -noX -no-duplicates\n"
+    "ENROOT_ALLOW_HTTP yes\n",
+    "enroot_environ_config_files": [{"filename": "20-site.env", "content": "SITE=example\n"}],
+    "penroot_prefix": PREFIX,
+    "slurm_install_enroot": False,
+    "penroot_serial": 2,
+}
 STEP = ("srun", "-N2", "--container-name=work", IMAGE, *sh("echo begun; read line; echo ended"))
 # As slurmd.service has it; the script of Debian's package starts no slurmd without a slurm.conf.
 SERVICE = """\
@@ -128,6 +144,22 @@ def test_archive_and_slurmctld_that_sends_its_configuration(nodes: Site, package
     assert nodes.on("n1", "readlink /opt/site/penroot").strip() == newest.name
     assert nodes.lab.run(["srun", "-N2", IMAGE, "true"]).returncode == 0
     assert nodes.slurmds() == slurmds
+
+
+def test_role_on_a_shared_file_system(nodes: Site) -> None:
+    """All but the installation of packages, where all nodes see penroot."""
+    before = nodes.slurmds()
+    first = nodes.play(**DEEPOPS)
+    assert all(changed(first).values())
+    restarted = nodes.slurmds()
+    assert not set(before) & set(restarted)
+    shown = nodes.lab.run(["srun", "-N2", IMAGE, "sh", "-c", "echo $IMAGE_NAME $SITE"])
+    assert shown.stdout == "minimal example\n" * 2
+    places = nodes.on("n1", "stat -c '%n %a %U' /run/enroot /tmp/enroot-data /var/spool/enroot-cache/user-2001")
+    assert places == "/run/enroot 1777 root\n/tmp/enroot-data 1777 root\n/var/spool/enroot-cache/user-2001 700 alice\n"
+    second = nodes.play(**DEEPOPS)
+    assert changed(second) == {"ctl": 0, "n1": 0, "n2": 0}, second
+    assert nodes.slurmds() == restarted
 
 
 def test_ansible_lint_has_nothing_to_say() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from enroot_py.base.errors import HookError
-from enroot_py.devices.edits import Edits
+from enroot_py.runtime.edits import Edits
 from tests import fakehost
 from tests.fakeaccelerators import gaudi, mi300x, ponte_vecchio, uuid
 from tests.fakehost import TRIPLET, FakeHost

@@ -11,8 +11,8 @@ import subprocess
 
 import pytest
 
-from enroot_py.devices import elf
-from enroot_py.devices.elf import Elf, NotElf
+from enroot_py.base import elf
+from enroot_py.base.elf import Elf, NotElf
 from tests.fakefabric import build
 
 

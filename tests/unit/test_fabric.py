@@ -10,7 +10,7 @@ import pytest
 from enroot_py.base.errors import HookError
 from enroot_py.config.settings import load
 from enroot_py.devices import fabric, fitting
-from enroot_py.devices.edits import Edits
+from enroot_py.runtime.edits import Edits
 from tests import fakehost
 from tests.fakefabric import CRAY, EFA, FABRIC, LIB, OFI_NCCL, build, efa, image, slingshot, ucx
 from tests.fakehost import FakeHost

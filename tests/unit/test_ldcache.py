@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from enroot_py.devices import ldcache
+from enroot_py.base import ldcache
 
 X86_64 = 0x303
 

@@ -9,7 +9,7 @@ import pytest
 
 from enroot_py.base.errors import HookError
 from enroot_py.devices import mellanox
-from enroot_py.devices.edits import Edits, Host
+from enroot_py.runtime.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import FakeHost
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from enroot_py.base.errors import HookError
-from enroot_py.devices.edits import Edits, Host
 from enroot_py.devices.nvidia import driver
+from enroot_py.runtime.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, cap_number, mig_uuid, uuid
 

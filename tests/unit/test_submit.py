@@ -99,17 +99,17 @@ def test_sites_may_leave_it_to_others(argument: str) -> None:
 @pytest.mark.security("H3")
 def test_a_digest_holds_for_the_image_that_it_is_of() -> None:
     resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {DIGEST}")
-    assert job("debian:12", resolved).resolved(parse("debian:12")) == DIGEST
-    assert job("debian:12", resolved).resolved(parse("docker://docker.io#library/debian:12")) == DIGEST
-    assert job("debian:13", resolved).resolved(parse("debian:13")) == ""
-    assert job("debian:12").resolved(parse("debian:12")) == ""
+    assert job("debian:12", resolved).resolved(parse("debian:12").uri()) == DIGEST
+    assert job("debian:12", resolved).resolved(parse("docker://docker.io#library/debian:12").uri()) == DIGEST
+    assert job("debian:13", resolved).resolved(parse("debian:13").uri()) == ""
+    assert job("debian:12").resolved(parse("debian:12").uri()) == ""
 
 
 @pytest.mark.security("H3")
 @pytest.mark.parametrize("digest", ["", "sha256:../../a", DIGEST[:-1], DIGEST.upper()])
 def test_what_is_no_digest_is_not_believed(digest: str) -> None:
     resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {digest}")
-    assert job("debian:12", resolved).resolved(parse("debian:12")) == ""
+    assert job("debian:12", resolved).resolved(parse("debian:12").uri()) == ""
 
 
 def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import log, paths
+from enroot_py.base import ldcache, log, paths
 from enroot_py.base.errors import HookError
-from enroot_py.devices import ldcache
-from enroot_py.devices.edits import Edits, Host, add_library, bits, shown
 from enroot_py.devices.nvidia import tables
+from enroot_py.runtime.edits import Edits, Host, add_library, bits, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

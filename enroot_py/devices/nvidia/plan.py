@@ -8,9 +8,9 @@ from enroot_py.base import log
 from enroot_py.base.errors import HookError
 from enroot_py.config.table import SETTINGS
 from enroot_py.devices import allocation, cdi
-from enroot_py.devices.edits import Edits, Host, shown
 from enroot_py.devices.nvidia import driver
 from enroot_py.devices.nvidia.selection import GPUs, Selection
+from enroot_py.runtime.edits import Edits, Host, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

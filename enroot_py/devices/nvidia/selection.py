@@ -6,7 +6,7 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import HookError
-from enroot_py.devices.edits import Edits, Host, shown
+from enroot_py.runtime.edits import Edits, Host, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from enroot_py.features.pins.options import LOCK, PIN
 from enroot_py.features.pins.settings import LockSettings
 from enroot_py.registry import reference
 from enroot_py.registry.reference import Reference
-from pyxis_py.request.job import PINNED
+from pyxis_py.request.job import PINNED, REFUSED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | No
     if digest:
         return Pin(digest, _OF_JOB, _AGAIN)
     if request.value(PIN) is True and job.verb != "check":
-        if job.refused(image):
+        if job.resolved(image.uri()) == REFUSED:
             raise ImageError("")  # srun has printed why
         message = f"{request.origins['pin']}: nobody has resolved {image} for the step: srun and sbatch could not"
         raise ImageError(message, hint="--container-pin=no lets each node resolve it")
@@ -108,13 +108,6 @@ def told(job: Job, request: Request, digest: str) -> Pin:
     if request.value(PIN) is not False and digest in _carried(job).tags.values():
         return Pin(digest, _OF_JOB, _AGAIN)
     return Pin(digest)
-
-
-def uri(job: Job, request: Request, text: str) -> str:
-    """A tag of a registry by its digest; "" where none is known. Raises PenrootError."""
-    image = reference.parse(text, job.cwd)
-    pin = job.pin(request, image)
-    return image.at(pin.digest).uri() if pin and isinstance(image, Reference) else ""
 
 
 def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:

@@ -15,24 +15,15 @@ if TYPE_CHECKING:
 
 
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
-    """The digest that a tag has for the step; ``resolved`` is what srun says. Raises UsageError, ConfigError.
+    """The digest that a tag has for the step; ``resolved`` is the one that srun found. Raises UsageError, ConfigError.
 
-    On a node it is what srun says, if it does, of the job and lock files too; ImageError where it has to be known.
+    If srun found one, it has looked into the job and its lock file. Raises ImageError where a digest has to be known.
     """
     if image.digest or not _may_pin(job, request):
         return None
     from enroot_py.features.pins import pins
 
     return pins.told(job, request, resolved) if is_digest(resolved) else pins.known(job, request, image)
-
-
-def uri(job: Job, request: Request, image: str) -> str:
-    """An image for a site's importer by its digest; "" where none is known. Raises as pin()."""
-    if not _may_pin(job, request):
-        return ""
-    from enroot_py.features.pins import pins
-
-    return pins.uri(job, request, image)
 
 
 def must_resolve(request: Request) -> bool:

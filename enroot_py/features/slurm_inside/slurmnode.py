@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 
 from enroot_py import LIBRARY
 from enroot_py.base import versions
+from enroot_py.base.elf import interpreter
 from enroot_py.base.errors import ConfigError
-from enroot_py.devices.elf import interpreter
 from enroot_py.features.slurm_inside.slurmconf import Plugin, SlurmConf
 
 PROGRAMS = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -75,10 +76,21 @@ def create(branch: str) -> None:
 
 def join(branch: str) -> None:
     """Move the calling process into ``branch`` in every hierarchy, or into the leaf that `enter_leaf` made."""
+    for place in _places(branch):
+        _write(place, "0")
+
+
+def joined(branch: str) -> list[str]:
+    """The beginning of a command that does so: a function between fork and exec would copy all of the tests' memory."""
+    script = "".join(f"echo 0 > {shlex.quote(place)} && " for place in _places(branch))
+    return ["sh", "-c", script + 'exec "$@"', "sh"]
+
+
+def _places(branch: str) -> Iterator[str]:
     for hierarchy in hierarchies():
         path = f"{hierarchy.mountpoint}/{branch}"
         leaf = f"{path}/init" if os.path.isdir(f"{path}/init") else path
-        _write(f"{leaf}/cgroup.procs", "0")
+        yield f"{leaf}/cgroup.procs"
 
 
 def enter_leaf(mountpoint: str) -> None:

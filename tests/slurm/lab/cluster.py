@@ -249,9 +249,7 @@ class Lab:
         if daemon == "slurmd" and self._load()["wanted"]["configless"]:
             command += ["--conf-server", "ctl"]
         done = subprocess.run(
-            self.command(command, user="root", node=node),
-            preexec_fn=lambda: cgroups.join(self._cgroups(node)),
-            **_captured,
+            [*cgroups.joined(self._cgroups(node)), *self.command(command, user="root", node=node)], **_captured
         )
         if done.returncode != 0:
             raise LabError(f"{daemon} does not start on {node}\n{self.logs()}")
@@ -353,13 +351,12 @@ class Lab:
         """Start ``cmd`` in the background, in a session of its own; arguments as for `command`."""
         branch = self._cgroups(where.get("node", "ctl"))
         return subprocess.Popen(
-            self.command(cmd, **where),
+            [*cgroups.joined(branch), *self.command(cmd, **where)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: cgroups.join(branch),
         )
 
     def run(
@@ -392,8 +389,7 @@ class Lab:
 
     def execute(self, cmd: Sequence[str], **where: Any) -> NoReturn:
         """Become ``cmd``, terminal and all."""
-        words = self.command(cmd, **where)
-        cgroups.join(self._cgroups(where.get("node", "ctl")))
+        words = [*cgroups.joined(self._cgroups(where.get("node", "ctl"))), *self.command(cmd, **where)]
         os.execvp(words[0], words)
 
     def residue(self, node: str, settle: float = 120.0) -> list[str]:

@@ -13,11 +13,10 @@ from __future__ import annotations
 import os
 import stat
 
-from enroot_py.base import linux, log, paths
+from enroot_py.base import ldcache, linux, log, paths
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
 from enroot_py.config.words import DEFAULT_PATH
-from enroot_py.devices import ldcache
 from enroot_py.runtime import mounting
 
 TYPE_CHECKING = False
