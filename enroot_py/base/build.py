@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from enroot_py import LIBRARY, __version__
 from enroot_py.base.errors import ConfigError
 
@@ -32,6 +34,13 @@ def _words() -> list[str]:
     except FileNotFoundError:
         return []
     return words if len(words) == 3 else []
+
+
+def has(library: str) -> bool:
+    """Return whether a Python library is installed, without an import of it."""
+    if library in sys.modules:
+        return sys.modules[library] is not None
+    return any(finder.find_spec(library, None) is not None for finder in sys.meta_path)
 
 
 def missing(feature: str, error: ModuleNotFoundError) -> ConfigError:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enroot_py.base import build
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.base.errors import ConfigError
+
+_LIBRARY = "cryptography"
 
 
-@dataclass(frozen=True, slots=True)
 class Swarm:
-    """What all members know: a key, what it is for, how many nodes there are, and the networks that they may be in.
+    """What all members know: a key, what it is for, the number of nodes, and the networks that they may be in.
 
-    Networks have commas between them; all are good, where there is none.
+    ``networks`` has commas between them; "" allows every network.
     """
 
-    key: bytes
-    context: str
-    nodes: int
-    networks: str = ""
+    __slots__ = ("context", "key", "networks", "nodes")
+
+    def __init__(self, key: bytes, context: str, nodes: int, networks: str = "") -> None:
+        self.key, self.context, self.nodes, self.networks = key, context, nodes, networks
 
 
-@dataclass(frozen=True, slots=True)
 class Invitation:
-    """Where the tracker is, and who this node is among those of the step.
+    """The tracker's address, and the number of this node among those of the step.
 
-    It keeps some bytes for later ones, and listens at one of these ports.
+    The node keeps ``keep`` bytes of blobs for later steps, and listens at one of ``ports``.
     """
 
-    host: str
-    port: int
-    node: int
-    swarm: Swarm
-    keep: int = 0
-    ports: range = range(1)
+    __slots__ = ("host", "keep", "node", "port", "ports", "swarm")
+
+    def __init__(
+        self, host: str, port: int, node: int, swarm: Swarm, keep: int = 0, ports: range = range(1)
+    ) -> None:
+        self.host, self.port, self.node, self.swarm = host, port, node, swarm
+        self.keep, self.ports = keep, ports
+
+
+def missing() -> ConfigError | None:
+    """Return the error for a host without the library of the swarm, which is not imported here."""
+    return None if build.has(_LIBRARY) else build.missing("swarm", ModuleNotFoundError(name=_LIBRARY))

@@ -41,7 +41,7 @@ _PROOF = 32  # characters that only a member can derive
 
 
 class Identity:
-    """What all members have of a swarm. Raises ConfigError where a library or an algorithm is missing."""
+    """The key and the certificate of a swarm. Raises ConfigError if a library or an algorithm is missing."""
 
     def __init__(self, key: bytes, context: str) -> None:
         try:
@@ -56,15 +56,14 @@ class Identity:
             return HKDF(SHA256(), 32, None, b"\0".join((_PROTOCOL, context.encode(), what.encode()))).derive(key)
 
         self._derive = derive
-        self._secret = derive("certificate")
         try:
+            self._secret = derive("certificate")
             private = Ed25519PrivateKey.from_private_bytes(self._secret)
-        except UnsupportedAlgorithm as e:
+            self.certificate = _certificate(private.public_key().public_bytes_raw(), private.sign)
+            self._connecting = self._context(PROTOCOL_TLS_CLIENT)
+        except (UnsupportedAlgorithm, SSLError) as e:  # as in FIPS mode
             hint = "set swarm=no in plugstack.conf"
-            raise ConfigError(f"OpenSSL refuses the keys of a swarm, Ed25519: {e}", hint=hint) from e
-        public = private.public_key().public_bytes_raw()
-        self.certificate = _certificate(public, private.sign)
-        self._connecting = self._context(PROTOCOL_TLS_CLIENT)
+            raise ConfigError(f"OpenSSL refuses HKDF or Ed25519, which a swarm needs: {e}", hint=hint) from e
         self._connecting.check_hostname = False
 
     def _context(self, protocol: int) -> SSLContext:

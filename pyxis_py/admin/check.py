@@ -52,6 +52,9 @@ def findings(given: str | None) -> Iterator[Finding]:
     yield from doctor.cache_path(loaded)
     yield from doctor.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
     yield from doctor.of_features(loaded)
+    from pyxis_py.admin import reach
+
+    yield from reach.libraries(_plugin(stacks))
     yield from root_squash(users_home())
 
 

@@ -22,7 +22,7 @@ from enroot_py.base import versions, workers
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
-from enroot_py.swarm.invitation import Swarm
+from enroot_py.swarm.invitation import Swarm, missing
 from enroot_py.swarm.loop import Connection, Loop, listener
 from enroot_py.swarm.tracking import TRACKER
 from pyxis_py.request.settings import PluginSettings
@@ -51,6 +51,7 @@ def findings(nodes: str, plugin: PluginSettings, slurm: Mapping[str, str]) -> It
     if not plugin.swarm:
         yield Finding("ok", "swarm=no in plugstack.conf: nodes give nothing to each other")
         return
+    yield from libraries(plugin)
     names = Program([find("scontrol", package="slurm-client"), "show", "hostnames", nodes], timeout=_ENDS).run().split()
     span = slurm.get("SrunPortRange", "0-0")
     first, _, last = span.partition("-")
@@ -58,6 +59,12 @@ def findings(nodes: str, plugin: PluginSettings, slurm: Mapping[str, str]) -> It
     inquiry = _Inquiry(names, Swarm(os.urandom(32), _STEP, len(names), plugin.swarm_network), at)
     inquiry.run(nodes)
     yield from judge(inquiry.told, names, Ways(plugin.swarm_network, span if at.start else ""))
+
+
+def libraries(plugin: PluginSettings) -> Iterator[Finding]:
+    """Report a library of the swarm that this host lacks."""
+    if plugin.swarm and (error := missing()):
+        yield Finding("warn", f"{error}: each node asks the registry, and bcast: files cannot be sent", error.hint)
 
 
 @dataclass(slots=True)

@@ -80,11 +80,19 @@ class Image:
         return self._of_stored(stored, str(ref))
 
     def _invitation(self) -> Invitation | None:
-        if not self._job.swarm:
+        """Return how to reach srun's tracker, if there is one. slurmd's log has a line about a missing library."""
+        job, plugin = self._job, self._step.plugin
+        if job.swarm or plugin.swarm and job.is_first_of_several_nodes:
+            from enroot_py.swarm.invitation import missing
+
+            if error := missing():
+                log.info(f"{error}: this node asks the registry itself ({error.hint})")
+                return None
+        if not job.swarm:
             return None
         from pyxis_py.submit import swarm
 
-        return swarm.invitation(self._job, self._step.plugin)
+        return swarm.invitation(job, plugin)
 
     def _of_stored(self, stored: Stored, name: str) -> rootfs.Source:
         if not self._step.leaves_a_directory:

@@ -11,9 +11,10 @@ import time
 from contextlib import suppress
 
 from enroot_py.base import digests
-from enroot_py.base.errors import ImageError, PenrootError, UsageError
+from enroot_py.base.errors import ConfigError, ImageError, PenrootError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.store import squashfs
+from enroot_py.swarm.invitation import missing
 from pyxis_py.request.job import REFUSED, Job
 from pyxis_py.submit import swarm
 from pyxis_py.submit.swarm import RATE, Note, Offer
@@ -104,7 +105,7 @@ class SentFile:
 
 
 def check(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bool) -> SentFile:
-    """The file, if it can be sent. Raises UsageError, ImageError.
+    """The file, if it can be sent. Raises UsageError, ConfigError, ImageError.
 
     ``learns_later``: the step gets what srun knows once it has its nodes.
     """
@@ -120,6 +121,8 @@ def check(job: Job, request: Request, plugin: PluginSettings, *, learns_later: b
         raise UsageError(
             f"{said}: an srun of several components, or with --het-group or --async, sends no file", hint=_WAY_OUT
         )
+    if job.context == "srun" and (error := missing()):
+        raise ConfigError(f"{said}: {error}", hint=error.hint)
     return SentFile(job, request, plugin.swarm_network)
 
 
@@ -142,10 +145,12 @@ def serve(file: SentFile, channel: Channel) -> None:
 
 
 def received(job: Job, request: Request, plugin: PluginSettings, loaded: Settings) -> Image:
-    """On a node: the file that srun sends, when the store has it. Raises ImageError."""
+    """On a node: the file that srun sends, when the store has it. Raises ConfigError, ImageError."""
     from enroot_py.store import received
 
     image = request.image or ""
+    if error := missing():
+        raise ConfigError(f"{request.origins['image']}={image}: {error}", hint=error.hint)
     digest, invitation = job.resolved(image), swarm.invitation(job, plugin)
     if digest == REFUSED:
         raise ImageError("")  # srun has said why

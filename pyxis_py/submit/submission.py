@@ -62,7 +62,9 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     if not plugin.importer:
         may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in parts("must_resolve"))
         wish.resolve = may_resolve and not (wish.digest or job.resolved(image.uri()))
-        wish.swarm = plugin.swarm
+        from enroot_py.swarm import invitation
+
+        wish.swarm = plugin.swarm and invitation.missing() is None
     return request, wish if wish.resolve or wish.swarm or pin else None
 
 

@@ -8,8 +8,8 @@ import os
 import resource
 import time
 
-from enroot_py.base import build, log, signals
-from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.base import log, signals
+from enroot_py.base.errors import PenrootError
 from enroot_py.swarm.ports import listener
 from pyxis_py.request import settings as plugin_settings
 
@@ -40,22 +40,18 @@ def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | N
         return None
     try:
         return ImageOffer(job, image, digest, allocation, hint)
-    except ConfigError as e:
-        log.info(f"{e}: each node asks the registry")
-        log.hint(e.hint)
     except OSError as e:
         log.debug(f"swarm: {e.strerror}: each node asks the registry")
     return None
 
 
 class Offer:
-    """A tracker for the nodes of an allocation, in the process that srun has for it. Raises ConfigError, OSError."""
+    """A tracker for the nodes of an allocation, in the process that srun has for it. Raises OSError."""
 
     kept: tuple[int, ...] = ()
     counts = True  # shows what came from the registry
 
     def __init__(self, name: str, networks: str, allocation: Job) -> None:
-        _check()
         self._allocation = allocation
         self._name, self._networks = name, networks
         self._display: Display | None = None
@@ -112,14 +108,6 @@ class Offer:
         from enroot_py.swarm.messages import SEED
 
         return Invitation("127.0.0.1", self._port, SEED, self._swarm, ports=self._ports)
-
-
-def _check() -> None:
-    """Raises ConfigError where members of a swarm lack a library. It is not loaded yet: srun waits."""
-    from importlib.util import find_spec
-
-    if find_spec("cryptography") is None:
-        raise build.missing("swarm", ModuleNotFoundError(name="cryptography"))
 
 
 class ImageOffer(Offer):
@@ -236,15 +224,14 @@ def _is_fresh(file: int | str) -> bool:
 
 
 def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """What srun's tracker wants to be asked with, if there is one."""
+    """Return how to reach srun's tracker, if there is one."""
+    from enroot_py.swarm.invitation import Invitation, Swarm
+
     port, _, key = job.swarm.partition(" ")
     node = job.environ.get("SLURM_NODEID", "")
     host = job.environ.get(_LAUNCHER, "")
     nodes = job.environ.get("SLURM_STEP_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
     if not (port.isdecimal() and node.isdecimal() and nodes.isdecimal() and host):
         return None
-    from enroot_py.swarm.invitation import Invitation, Swarm
-
-    __import__("enroot_py.swarm.guest")  # at once: a node that has blobs must come before others have a plan
     own = Swarm(bytes.fromhex(key), job.step, int(nodes), plugin.swarm_network)
     return Invitation(host, int(port), int(node), own, plugin.swarm_keep)

@@ -20,8 +20,10 @@ from enroot_py.swarm.loop import listener
 from enroot_py.swarm.source import SwarmSource
 from enroot_py.swarm.spool import PIECE, Spool
 from enroot_py.swarm.tracking import Documents, Tracking
+from pyxis_py.admin import reach
+from pyxis_py.request import settings
 from pyxis_py.request.job import Job
-from pyxis_py.submit.swarm import Offer
+from pyxis_py.submit import submission
 from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 
 
@@ -119,7 +121,26 @@ def test_file_of_srun_needs_the_library() -> None:
     assert caught.value.hint == "make dev"
 
 
+def submitted(image: str) -> Job:
+    return Job([("verb", "check"), ("context", "srun"), ("cwd", "/"), ("option", f"container-image={image}")])
+
+
 @pytest.mark.usefixtures("without_cryptography")
-def test_srun_without_the_library_offers_nothing() -> None:
-    with pytest.raises(ConfigError, match="swarm needs the Python library cryptography"):
-        Offer("x", "", Job([("verb", "offer")]))
+def test_srun_without_the_library_offers_nothing(printed: list[str]) -> None:
+    assert not getattr(submission.check(submitted("debian"))[1], "swarm", None)
+    assert not printed
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_srun_without_the_library_sends_no_file() -> None:
+    with pytest.raises(ConfigError, match=r"x\.sqsh: swarm needs the Python library cryptography") as caught:
+        submission.check(submitted("bcast:x.sqsh"))
+    assert caught.value.hint == "make dev"
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_check_reports_the_missing_library() -> None:
+    [finding] = reach.libraries(settings.load(()))
+    assert finding.verdict == "warn" and finding.fix == "make dev"
+    assert "cryptography, which is not installed: each node asks the registry" in finding.what
+    assert not list(reach.libraries(settings.load(("swarm=no",))))

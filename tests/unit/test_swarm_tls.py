@@ -9,6 +9,7 @@ import selectors
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +131,18 @@ def test_certificate_is_the_same_everywhere() -> None:
     made = Identity(KEY, CONTEXT).certificate
     assert hashlib.sha256(made).hexdigest() == "2ff69281acd80c024e107312c6aae3b9f8788d254006d701e7a00f11f1092229"
     assert made != Identity(KEY, "7.1").certificate != Identity(b"x" * 32, CONTEXT).certificate
+
+
+def test_openssl_that_refuses_the_algorithms_is_named(tmp_path: Path) -> None:
+    """As in FIPS mode: here no provider has an algorithm with that property."""
+    (tmp_path / "conf").write_text(
+        "openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n"
+    )
+    words = "from enroot_py.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
+    command = [sys.executable, "-c", words]
+    environ = {**os.environ, "OPENSSL_CONF": str(tmp_path / "conf")}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert "ConfigError: OpenSSL refuses HKDF or Ed25519, which a swarm needs" in done.stderr
 
 
 @pytest.mark.security("N1")
