@@ -13,9 +13,10 @@ from enroot_py.base import filesystems
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.sources import Blob
 from enroot_py.swarm import wire
-from enroot_py.swarm.guest import Guest, Incoming
+from enroot_py.swarm.guest import Guest
 from enroot_py.swarm.invitation import Invitation
 from enroot_py.swarm.messages import Answer, Failed, File
+from enroot_py.swarm.reader import Reader
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import Documents
 
@@ -66,11 +67,18 @@ class FileSource(Guest):
         self._fd = fd
         self.start((0,))
         assert self._spool
-        return Incoming(self._spool, 0, self._instead)
+        return Reader(self._spool, 0, self._instead)
 
     def new_spool(self, lacking: Sequence[int]) -> Spool:
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC) if self._fd is None else self._fd
-        return _Arriving(self._name, self._size, self._path, fd) if lacking else Spool((self._size,), (), "", {0: fd})
+        if not lacking:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC) if self._fd is None else self._fd
+            return Spool((self._size,), (), "", {0: fd})
+        assert self._fd is not None
+        return Spool((self._size,), lacking, "", files={0: self._fd}, full=self._cannot_write)
+
+    def _cannot_write(self, error: OSError) -> tuple[str, str]:
+        hint = filesystems.way_out(error, self._path, "ENROOT_CACHE_PATH")
+        return f"{self._name}: cannot write {self._path}: {error.strerror}", hint
 
     def seed(self, fd: int, changed: Callable[[], str], rate: float) -> None:
         """Give the file, which is open as ``fd``, to others; ``changed`` says what has become of it, or "".
@@ -120,27 +128,3 @@ class FileSource(Guest):
             f"{self._name}: {host} has stopped sending at byte {at} of {self._size}",
             hint="srun has ended, or its host cannot be reached any more: start the step again",
         )
-
-
-class _Arriving(Spool):
-    """A file that must find room at ``path``: to go on without is of no use."""
-
-    def __init__(self, name: str, size: int, path: str, fd: int) -> None:
-        super().__init__((size,), (), "")
-        self.lack((0,))
-        self._name, self._path, self._file = name, path, fd
-
-    def fd(self, blob: int) -> int:
-        return self._file
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return (self._file, *self.events.values())
-
-    def write(self, blob: int, data: memoryview, offset: int) -> None:
-        try:
-            super().write(blob, data, offset)
-        except OSError as e:
-            hint = filesystems.way_out(e, self._path, "ENROOT_CACHE_PATH")
-            self.give_up(f"{self._name}: cannot write {self._path}: {e.strerror}", hint)
-            raise

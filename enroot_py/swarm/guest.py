@@ -10,8 +10,7 @@ import os
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
@@ -25,16 +24,9 @@ from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.wire import LONG
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from enroot_py.registry.sources import Blob
-
 _PATIENCE = 3.0  # seconds to reach the tracker, and then it is done without
 _LONGER = 20.0  # seconds until it has asked the registry
-_STUCK = 180.0  # seconds without a byte
 _NOTICE_AFTER_S = 4.0
-_LOOK = 1.0  # seconds between two looks at whether anything comes, if nothing does
 
 
 class _Alone(Exception):
@@ -169,61 +161,3 @@ class Guest(ABC):
         assert self._spool and self._loop and self._tracker
         self._loop.running = True
         return Peering(self._loop, self._tracker, self._spool, self.fetch, rate)
-
-
-class Incoming:
-    """A blob while it comes; from the byte at which that ends, ``instead`` has it."""
-
-    def __init__(self, spool: Spool, number: int, instead: Callable[[int], Blob]) -> None:
-        self._spool, self._number = spool, number
-        self._at = 0
-        self._seen, self._since = -1, 0.0  # bytes of all blobs, and since when there are no more
-        self._noticed = False
-        self._other = instead
-        self._instead: Blob | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._instead is not None:
-            self._instead.__exit__(*error)
-
-    @property
-    def file(self) -> int | None:
-        """A new file that has all of it, if all has been read, and nothing from elsewhere."""
-        is_whole = self._instead is None and self._at == self._spool.sizes[self._number]
-        return self._spool.fd(self._number) if is_whole and self._number not in self._spool.kept else None
-
-    def read(self, size: int, /) -> bytes:
-        if self._instead is not None:
-            return self._instead.read(size)
-        spool, number = self._spool, self._number
-        while (left := min(size, spool.there(number) - self._at)) <= 0:
-            if self._at >= spool.sizes[number]:
-                return b""
-            ended = spool.wait(number, _LOOK)
-            if given_up := spool.given_up:
-                raise RegistryError(given_up[0], hint=given_up[1])
-            if (ended or self._is_stuck()) and spool.there(number) <= self._at:
-                log.debug(f"swarm: blob {number}: from byte {self._at} on from elsewhere")
-                self._instead = self._other(self._at)
-                return self._instead.read(size)
-        data = spool.read(number, left, self._at)
-        self._at += len(data)
-        return data
-
-    def _is_stuck(self) -> bool:
-        """Whether nothing has come for very long: something is wrong with the swarm, and this node goes on alone."""
-        seen, now = self._spool.all_there(), time.monotonic()
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        if now > self._since + _NOTICE_AFTER_S and not self._noticed and self._is_first():
-            self._noticed = True
-            log.info(f"waiting for other nodes: no byte of the image for {_NOTICE_AFTER_S:.0f} s")
-        return now > self._since + _STUCK
-
-    def _is_first(self) -> bool:
-        """Whether this is the first blob that lacks bytes: each has a process, and one of them reports."""
-        spool = self._spool
-        return self._number == min(n for n in (self._number, *spool.lacking) if spool.there(n) < spool.sizes[n])

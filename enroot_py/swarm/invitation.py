@@ -31,9 +31,7 @@ class Invitation:
 
     __slots__ = ("host", "keep", "node", "port", "ports", "swarm")
 
-    def __init__(
-        self, host: str, port: int, node: int, swarm: Swarm, keep: int = 0, ports: range = range(1)
-    ) -> None:
+    def __init__(self, host: str, port: int, node: int, swarm: Swarm, keep: int = 0, ports: range = range(1)) -> None:
         self.host, self.port, self.node, self.swarm = host, port, node, swarm
         self.keep, self.ports = keep, ports
 

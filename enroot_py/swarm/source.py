@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
 from enroot_py.registry import manifests
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.platforms import architecture
-from enroot_py.swarm.guest import Guest, Incoming
+from enroot_py.swarm.guest import Guest
 from enroot_py.swarm.invitation import Invitation
 from enroot_py.swarm.kept import Kept
 from enroot_py.swarm.messages import Answer, Documents
+from enroot_py.swarm.reader import Reader
 from enroot_py.swarm.spool import Spool
 
 if TYPE_CHECKING:
@@ -83,7 +84,13 @@ class SwarmSource(Guest):
         position = self._lacks.get(descriptor.digest)
         if self._spool is None or position is None:
             return self._inner.blob(descriptor)
-        return _Blob(self._spool, position, lambda at: self._inner.blob(descriptor, at), self._kept, descriptor.digest)
+        kept, inner = self._kept, self._inner
+        return Reader(
+            self._spool,
+            position,
+            instead=lambda at: inner.blob(descriptor, at),
+            keep=lambda fd: kept.add(descriptor.digest, fd),
+        )
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
         """The blob from the registry, if what came from other nodes is not what its digest says."""
@@ -117,16 +124,3 @@ class SwarmSource(Guest):
         with self._inner.blob(self._manifest.layers[blob], start) as stream:
             while data := stream.read(_CHUNK):
                 yield data
-
-
-class _Blob(Incoming):
-    """If whoever reads it, in a ``with``, finds that it is what it should be, it is kept."""
-
-    def __init__(self, spool: Spool, number: int, instead: Callable[[int], Blob], kept: Kept, digest: str) -> None:
-        super().__init__(spool, number, instead)
-        self._kept, self._digest = kept, digest
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        if error[0] is None and (fd := self.file) is not None:
-            self._kept.add(self._digest, fd)

@@ -12,7 +12,7 @@ import os
 import select
 import struct
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 PIECE = 256 << 10
@@ -23,17 +23,28 @@ _WORDS = 4096  # bytes of a reason
 class Spool:
     """The blobs of an image, by position in its manifest, in files of ``directory``. Raises OSError.
 
-    Those that are ``lacking`` are wanted here, the others may go through this node, and ``kept`` are whole already, in
-    these files. What is there is known to all processes that have this object since before a fork(2).
+    Blobs that are ``lacking`` are wanted here, the others may go through this node, and ``kept`` are whole already, in
+    these files. ``files`` are to be filled instead of files of ``directory``; ``full`` makes a reason and a hint of an
+    error in doing so, for nobody can go on without them. All processes that have this object since before a fork(2)
+    see the bytes that come.
     """
 
     def __init__(
-        self, sizes: Sequence[int], lacking: Sequence[int], directory: str, kept: Mapping[int, int] | None = None
+        self,
+        sizes: Sequence[int],
+        lacking: Sequence[int],
+        directory: str,
+        kept: Mapping[int, int] | None = None,
+        *,
+        files: Mapping[int, int] | None = None,
+        full: Callable[[OSError], tuple[str, str]] | None = None,
     ) -> None:
-        self.sizes, self.kept = sizes, kept or {}
-        self.lack(lacking)
-        self._directory = directory
-        self._fds = {**self.kept, **{blob: _nameless(directory) for blob in lacking if blob not in self.kept}}
+        self.sizes, self.kept, self.lacking = sizes, kept or {}, lacking
+        # A reader sleeps at the event of its blob until there is more of the blob.
+        self.events = {blob: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for blob in lacking}
+        self._directory, self._full = directory, full
+        self._fds = {**self.kept, **(files or {})}
+        self._fds |= {blob: _nameless(directory) for blob in lacking if blob not in self._fds}
         # Of each blob what is there, which the peer says, and up to where the process is that fetches it.
         self._shared = mmap.mmap(-1, 2 * max(len(sizes), 1) * _COUNTER.size)
         self._end = mmap.mmap(-1, 8 + _WORDS)
@@ -42,11 +53,6 @@ class Spool:
         self.alive = -1  # a pipe whose other end the peer has
         for blob in self.kept:
             self._put(2 * blob, sizes[blob])
-
-    def lack(self, blobs: Sequence[int]) -> None:
-        """Say which blobs are wanted here. Whoever reads one sleeps at its event until there is more of it."""
-        self.lacking = blobs
-        self.events = {blob: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for blob in blobs}
 
     def plant(self, trees: int) -> None:
         """Say by how many trees pieces come; what is there stays."""
@@ -82,9 +88,14 @@ class Spool:
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
         """Raises OSError."""
-        while data:
-            written = os.pwrite(self.fd(blob), data, offset)
-            data, offset = data[written:], offset + written
+        try:
+            while data:
+                written = os.pwrite(self.fd(blob), data, offset)
+                data, offset = data[written:], offset + written
+        except OSError as e:
+            if self._full is not None:
+                self.give_up(*self._full(e))
+            raise
 
     def wrote(self, blob: int, piece: int) -> None:
         """A piece is in the file; whether it counts, it may have come from elsewhere meanwhile."""

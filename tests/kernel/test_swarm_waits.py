@@ -11,12 +11,12 @@ import pytest
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
-from enroot_py.swarm import guest
+from enroot_py.swarm import guest, reader
 from enroot_py.swarm.file import FileSource
-from enroot_py.swarm.guest import Incoming
 from enroot_py.swarm.invitation import Invitation, Swarm
 from enroot_py.swarm.kept import Kept
 from enroot_py.swarm.loop import listener
+from enroot_py.swarm.reader import Reader
 from enroot_py.swarm.source import SwarmSource
 from enroot_py.swarm.spool import PIECE, Spool
 from enroot_py.swarm.tracking import Documents, Tracking
@@ -31,17 +31,18 @@ from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(log, "sink", lambda level, text: lines.append(f"{level} {text}"))
-    monkeypatch.setattr(guest, "_NOTICE_AFTER_S", 0.1)
+    for module in (guest, reader):
+        monkeypatch.setattr(module, "_NOTICE_AFTER_S", 0.1)
     return lines
 
 
 def test_first_blob_without_bytes_reports_a_quiet_swarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: list[str]
 ) -> None:
-    monkeypatch.setattr(guest, "_STUCK", 0.5)
+    monkeypatch.setattr(reader, "_STUCK_S", 0.5)
     spool = Spool([100, 100, 100], [1, 2], str(tmp_path))
     spool.alive, end = os.pipe()
-    blobs = [Incoming(spool, number, lambda at: (_ for _ in ()).throw(EOFError(at))) for number in (1, 2)]
+    blobs = [Reader(spool, number, lambda at: (_ for _ in ()).throw(EOFError(at))) for number in (1, 2)]
     for blob in blobs:
         with pytest.raises(EOFError):
             blob.read(10)
@@ -52,7 +53,7 @@ def test_first_blob_without_bytes_reports_a_quiet_swarm(
 @pytest.mark.parametrize("given_up", [False, True])
 def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool) -> None:
     """It does not look for them now and then: here that would be too late."""
-    monkeypatch.setattr(guest, "_LOOK", 1e5)
+    monkeypatch.setattr(reader, "_LOOK_S", 1e5)
     spool = Spool([2 * PIECE], [0], str(tmp_path))
     spool.plant(1)
     spool.alive, end = os.pipe()
@@ -64,7 +65,7 @@ def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.Monk
                 spool.wrote(0, piece)
             time.sleep(0.2)
             spool.give_up("no route", "")
-    blob, used = Incoming(spool, 0, lambda at: (_ for _ in ()).throw(EOFError(at))), time.process_time()
+    blob, used = Reader(spool, 0, lambda at: (_ for _ in ()).throw(EOFError(at))), time.process_time()
     assert blob.read(2 * PIECE) == bytes(PIECE)
     if given_up:
         with pytest.raises(RegistryError, match="no route"):

@@ -54,7 +54,7 @@ def step(host: str, name: str, *command: str, nodes: int = 4) -> list[str]:
 
 def sh_of_all(host: str, name: str, script: str) -> list[str]:
     """A step of four nodes. Each task stays until all have begun: what a node gives to others ends with its tasks."""
-    meet = 'mine=/home/alice/meet.$SLURM_JOB_ID; : >$mine.$SLURM_NODEID; until set -- $mine.*; [ $# = 4 ]; do sleep .1'
+    meet = "mine=/home/alice/meet.$SLURM_JOB_ID; : >$mine.$SLURM_NODEID; until set -- $mine.*; [ $# = 4 ]; do sleep .1"
     command = step(host, name, *sh(f"{meet}; done; {script}"))
     return [*command[:-3], "--container-mount-home", *command[-3:]]
 

@@ -135,9 +135,7 @@ def test_certificate_is_the_same_everywhere() -> None:
 
 def test_openssl_that_refuses_the_algorithms_is_named(tmp_path: Path) -> None:
     """As in FIPS mode: here no provider has an algorithm with that property."""
-    (tmp_path / "conf").write_text(
-        "openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n"
-    )
+    (tmp_path / "conf").write_text("openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n")
     words = "from enroot_py.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
     command = [sys.executable, "-c", words]
     environ = {**os.environ, "OPENSSL_CONF": str(tmp_path / "conf")}
