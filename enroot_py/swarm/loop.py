@@ -9,13 +9,14 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address, ip_network
+from ssl import SSLContext, SSLSocket, SSLWantReadError, SSLWantWriteError
 from typing import TypeVar
 
 from enroot_py.base import log
 from enroot_py.swarm import ports, wire
 from enroot_py.swarm.invitation import Swarm
 from enroot_py.swarm.messages import REPORT, SEED, Address, Hello, report_every
-from enroot_py.swarm.tls import Identity, Tls
+from enroot_py.swarm.tls import Identity
 from enroot_py.swarm.wire import SHORT, WireError
 
 PATIENCE = 2.0  # seconds for a handshake
@@ -28,10 +29,9 @@ TURN = 64  # connections to accept before other sockets are served
 # the questions of ten thousand connections come all at once, and so many of them are dropped that many seem to be gone.
 _IDLE, _AGAIN, _GONE = 3, 2, 9
 TO_TRACKER, TO_PEER = "t", "p"  # what a connection is for
-_CHUNK = 256 << 10
-# Bytes to read at once of who has not proved who he is, and of messages to encrypt at once: OpenSSL's buffers stay as
-# large as they once were, and a tracker has them ten thousand times.
-_SMALL = 4096
+_RECORD_BYTES = 16 << 10  # what OpenSSL decrypts at once, RFC 8446
+_FILE_BYTES = 64 << 10  # to encrypt at once
+_READS = 16  # records to read until it is the next connection's turn
 _TURN = 4  # pieces to send until it is the next one's turn
 _UNHEARD = 64 << 20  # bytes that one may be behind with
 
@@ -103,12 +103,12 @@ class Loop:
     def listen(self, role: str, listener: socket.socket, accept: Callable[[Connection], None], most: int = 1) -> None:
         """Let others connect, each node ``most`` times. ``accept`` is told of each that has proved who it is."""
         listener.setblocking(False)
-        ends = self._identity.listening(role)
+        context = self._identity.listening(role)
 
         def serve(events: int) -> None:
             try:
                 for _ in range(TURN):
-                    self._admit(role, ends.accepted, *listener.accept(), accept, most)
+                    self._admit(role, context, *listener.accept(), accept, most)
             except OSError as e:
                 if e.errno not in (errno.EAGAIN, errno.ECONNABORTED):
                     log.debug(f"swarm: {e}")
@@ -120,7 +120,7 @@ class Loop:
     def _admit(
         self,
         role: str,
-        end: Callable[[], Tls],
+        context: SSLContext,
         sock: socket.socket,
         address: tuple[str, int],
         accept: Callable[[Connection], None],
@@ -133,7 +133,12 @@ class Loop:
             log.debug(f"swarm: {host}: of no network of the swarm")
             sock.close()
             return
-        connection = Connection(self, sock, host, end(), self._patience(role))
+        try:
+            end = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError as e:
+            log.debug(f"swarm: {host}: {e}")
+            return  # the socket is closed
+        connection = Connection(self, end, host, self._identity, self._patience(role))
 
         def ready() -> None:
             self._let_in(connection, most)
@@ -186,9 +191,7 @@ class Loop:
         sock.setblocking(False)
         if self.admits(address[0]):  # else it fails at once, as what is not connected does
             sock.connect_ex(address)
-        connection = Connection(
-            self, sock, address[0], self._identity.connecting(role, self.node), self._patience(role)
-        )
+        connection = Connection(self, sock, address[0], self._identity, self._patience(role), role)
         self._deadlines[connection] = self._served + LONGER
         return connection
 
@@ -241,8 +244,13 @@ def _no_more() -> bool:
 class Connection:
     """One socket. Whoever uses it sets ``ready``, ``heard`` (a message), ``gone``, and the two for pieces."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, host: str, tls: Tls, patience: float = 1.0) -> None:
-        """``patience``: how many times longer than usually nothing may come from the other end."""
+    def __init__(
+        self, loop: Loop, sock: socket.socket, host: str, identity: Identity, patience: float = 1.0, role: str = ""
+    ) -> None:
+        """``patience``: how many times longer than usually nothing may come from the other end.
+
+        With a ``role`` this end connects, and TLS begins when the socket is connected.
+        """
         self.host = host
         self.most = SHORT
         self.ready: Callable[[], None] = _nothing
@@ -256,12 +264,14 @@ class Connection:
         self.node = -1  # at the other end, as it has proved
         self._loop = loop
         self._socket = sock
-        self._tls = tls
+        self._identity, self._role, self._from = identity, role, loop.node
+        self._is_secure = False  # the handshake is complete
+        self._is_blocked = bool(role)  # until the socket can be written to
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, after what is in _out
         self._closed = False
         self._patience = patience
-        if tls.connects:
+        if role:
             self._set_options()
         self._watch()
 
@@ -333,43 +343,74 @@ class Connection:
     def _watch(self, *, writes: bool = False) -> None:
         if self._closed:
             return
-        writes = bool(self._tls.out) or (self._tls.is_ready and bool(writes or self._out or self._file))
+        writes = self._is_blocked or self._is_secure and bool(writes or self._out or self._file)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
         self._loop.watch(self._socket.fileno(), events, self._serve)
 
     def _serve(self, events: int) -> None:
         try:
-            if events & selectors.EVENT_READ:
+            if not self._is_secure:
+                self._shake()
+            if events & selectors.EVENT_READ and self._is_secure:
                 self._read()
-            if events & selectors.EVENT_WRITE and not self._closed:
+            if events & selectors.EVENT_WRITE and self._is_secure and not self._closed:
                 self._write()
-        except BlockingIOError:
-            return  # until the next event
+        except (BlockingIOError, SSLWantReadError):
+            self._block(until_writable=False)
+        except SSLWantWriteError:
+            self._block(until_writable=True)
         except (OSError, WireError) as e:
             self.fail(str(e))
         except Exception as e:  # noqa: BLE001 - what it says makes no sense here: the others go on
             self.fail(f"{type(e).__name__}: {e}")
 
-    def _read(self) -> None:
-        was_ready = self._tls.is_ready
-        data = self._socket.recv(_CHUNK if was_ready else _SMALL)
-        if not data:
-            self.fail("it has closed the connection")
-            return
-        self._in += self._tls.feed(data)
-        if self.claimed < 0 and self._tls.claimed is not None:
-            self._set_options()
-            self.claimed = self._tls.claimed
-            self.claims(self.claimed)
-        if not was_ready and self._tls.is_ready and not self._tls.connects:
+    def _block(self, *, until_writable: bool) -> None:
+        """Wait for the next event."""
+        if until_writable != self._is_blocked:
+            self._is_blocked = until_writable
+            self._watch()
+
+    def _shake(self) -> None:
+        """Go on with the handshake. Raises WireError, OSError, SSLWantReadError and SSLWantWriteError."""
+        if self._role and not isinstance(self._socket, SSLSocket):
+            if error := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, os.strerror(error))
+            self._socket = self._identity.connect(self._socket, self._role, self._from)  # the same descriptor
+        assert isinstance(self._socket, SSLSocket)
+        try:
+            self._identity.shake(self._socket)
+        except (SSLWantReadError, SSLWantWriteError):
+            self._claim()
+            raise
+        self._claim()
+        self._is_secure, self._is_blocked = True, False
+        if not self._role:
             self.say(wire.encode(Hello(self._loop.node)))
             self._meet(self.claimed)
-        if len(self._tls.out) > _UNHEARD:  # answers of TLS itself, as to each change of a key
-            self.fail("it does not listen")
-            return
-        if self._tls.out:
-            self._watch()
-        self._use()
+        self._watch()
+        self._read()  # what has come with the end of the handshake
+
+    def _claim(self) -> None:
+        """Take notice of the node that the other end says it is. Raises WireError."""
+        node = getattr(self._socket, "claimed", None)
+        if self.claimed < 0 and node is not None:
+            self._set_options()
+            self.claimed = node
+            self.claims(node)
+
+    def _read(self) -> None:
+        for _ in range(_READS):
+            if self._closed:
+                return
+            try:
+                data = self._socket.recv(_RECORD_BYTES)
+            except SSLWantReadError:
+                return
+            if not data:
+                self.fail("it has closed the connection")
+                return
+            self._in += data
+            self._use()
 
     def _meet(self, node: int) -> None:
         """The other end is a member, ``node``."""
@@ -394,6 +435,7 @@ class Connection:
                 self.heard(message)
 
     def _write(self) -> None:
+        self._is_blocked = False
         for _ in range(_TURN):
             if not self._send():
                 return
@@ -402,28 +444,21 @@ class Connection:
                 return
 
     def _send(self) -> bool:
-        """Send what there is to be sent; whether that was all, and more may follow."""
+        """Send what there is to be sent; whether that was all, and more may follow. Raises SSLWantWriteError."""
         while True:
-            if self._tls.out:
-                del self._tls.out[: self._socket.send(self._tls.out)]
-            if self._tls.out or not self._tls.is_ready:
-                self._watch()
-                return False
             if self._out:
-                self._tls.write(bytes(self._out[:_SMALL]))
-                del self._out[:_SMALL]
+                del self._out[: self._socket.send(bytes(self._out[:_RECORD_BYTES]))]
             elif self._file:
                 fd, offset, count = self._file
-                data = os.pread(fd, min(count, _CHUNK), offset)
-                self._sent(len(data))
-                self._tls.write(data)
+                data = os.pread(fd, min(count, _FILE_BYTES), offset)
+                if not data:
+                    raise WireError("a blob on its way is short")
+                self._sent(self._socket.send(data))
             else:
                 return True
 
     def _sent(self, count: int) -> None:
         """So much of the part of a file is on its way."""
         assert self._file
-        if not count:
-            raise WireError("a blob on its way is short")
         fd, offset, left = self._file
         self._file = (fd, offset + count, left - count) if count < left else None

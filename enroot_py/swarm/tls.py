@@ -1,4 +1,4 @@
-"""TLS 1.3 between members of a swarm, with one certificate that each derives from the swarm's key. Without sockets.
+"""TLS 1.3 between members of a swarm, with one certificate that each derives from the swarm's key.
 
 HKDF-SHA256 (RFC 5869) makes an Ed25519 key of the swarm's key and of what that is for. Nothing in its certificate
 differs from node to node, so all members have the same one: each end presents it, and accepts no other.
@@ -10,20 +10,23 @@ such a name can repeat it, and gets no further, as the certificate's key signs w
 from __future__ import annotations
 
 import os
+import ssl
 from base64 import b64encode
 from collections.abc import Callable
 from hmac import compare_digest
+from socket import socket
 from ssl import (
     ALERT_DESCRIPTION_UNRECOGNIZED_NAME,
     CERT_REQUIRED,
     PROTOCOL_TLS_CLIENT,
     PROTOCOL_TLS_SERVER,
     DER_cert_to_PEM_cert,
-    MemoryBIO,
     SSLContext,
     SSLError,
     SSLObject,
+    SSLSocket,
     SSLWantReadError,
+    SSLWantWriteError,
     TLSVersion,
 )
 
@@ -31,7 +34,6 @@ from enroot_py.base import build
 from enroot_py.base.errors import ConfigError
 from enroot_py.swarm.wire import WireError
 
-_CHUNK = 256 << 10
 _PROTOCOL = b"penroot swarm 5"
 _ED25519 = bytes.fromhex("3005 0603 2b6570")  # RFC 8410
 _NAME = bytes.fromhex("3012 3110 300e 0603 550403 0c07") + b"penroot"
@@ -60,15 +62,16 @@ class Identity:
             self._secret = derive("certificate")
             private = Ed25519PrivateKey.from_private_bytes(self._secret)
             self.certificate = _certificate(private.public_key().public_bytes_raw(), private.sign)
-            self._connecting = self._context(PROTOCOL_TLS_CLIENT)
+            self.connecting = self._context(PROTOCOL_TLS_CLIENT)
         except (UnsupportedAlgorithm, SSLError) as e:  # as in FIPS mode
             hint = "set swarm=no in plugstack.conf"
             raise ConfigError(f"OpenSSL refuses HKDF or Ed25519, which a swarm needs: {e}", hint=hint) from e
-        self._connecting.check_hostname = False
+        self.connecting.check_hostname = False
 
     def _context(self, protocol: int) -> SSLContext:
         context = SSLContext(protocol)
         context.minimum_version = TLSVersion.TLSv1_3
+        context.options |= getattr(ssl, "OP_ENABLE_KTLS", 0)  # Python 3.12: the kernel encrypts, if it can
         context.verify_mode = CERT_REQUIRED
         context.load_verify_locations(cadata=self.certificate)
         pem = _pem(_PRIVATE + self._secret) + DER_cert_to_PEM_cert(self.certificate)
@@ -80,102 +83,50 @@ class Identity:
             os.close(fd)
         return context
 
-    def connecting(self, role: str, node: int) -> Tls:
-        """The end of ``node``, which connects for what ``role`` says."""
-        return Tls(self, self._connecting, self._name(f"{role}{node}"))
+    def connect(self, sock: socket, role: str, node: int) -> SSLSocket:
+        """Return the end of ``node`` on a connected socket. ``role`` is what the connection is for. Raises OSError."""
+        name = self._name(f"{role}{node}")
+        return self.connecting.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
-    def listening(self, role: str) -> Listening:
-        """What a listener has for what ``role`` says."""
+    def listening(self, role: str) -> SSLContext:
+        """Return the context of a listener for connections of a role, which makes sockets of the class Accepted."""
         context = self._context(PROTOCOL_TLS_SERVER)
         context.num_tickets = 0  # no connection is taken up again
-        context.sslobject_class = _Accepted
+        context.sslsocket_class = Accepted
 
         def named(end: SSLObject, name: str | None, context: SSLContext) -> int | None:
-            assert isinstance(end, _Accepted)
             who = (name or "").partition(".")[0]
             number = who.removeprefix(role)
             is_one = who.startswith(role) and number.isascii() and number.isdecimal() and len(number) <= 10
             if not is_one or not compare_digest(self._name(who), name or ""):
                 return ALERT_DESCRIPTION_UNRECOGNIZED_NAME
-            end.claimed = int(number)
+            end.claimed = int(number)  # type: ignore[attr-defined] # it is an Accepted: see sslsocket_class
             return None
 
         context.sni_callback = named
-        return Listening(self, context)
+        return context
 
-    def _name(self, who: str) -> str:
-        return f"{who}.{self._derive(f'name {who}').hex()[:_PROOF]}"
-
-
-class Listening:
-    """Makes the ends of a listener."""
-
-    def __init__(self, identity: Identity, context: SSLContext) -> None:
-        self._identity, self._context = identity, context
-
-    def accepted(self) -> Tls:
-        return Tls(self._identity, self._context)
-
-
-class _Accepted(SSLObject):
-    """An end to which somebody has connected."""
-
-    claimed: int | None = None  # the node that it says it is
-
-
-class Tls:
-    """One end of a connection. ``feed`` takes what has come, ``write`` what is to be said once it ``is_ready``.
-
-    ``out`` is to be sent. ``claimed`` is the node that connects, as its first message says. Methods raise WireError, or
-    OSError, as ssl.SSLError, where the other end breaks the protocol.
-    """
-
-    def __init__(self, identity: Identity, context: SSLContext, name: str | None = None) -> None:
-        self._identity = identity
-        self.connects = name is not None
-        self._incoming, self._outgoing = MemoryBIO(), MemoryBIO()
-        self._end = context.wrap_bio(
-            self._incoming, self._outgoing, server_side=not self.connects, server_hostname=name
-        )
-        self.is_ready = False
-        self.out = bytearray()
-        if self.connects:
-            self.feed(b"")
-
-    @property
-    def claimed(self) -> int | None:
-        return getattr(self._end, "claimed", None)
-
-    def feed(self, data: bytes) -> bytes:
-        """What the other end says."""
-        self._incoming.write(data)
-        said = []
+    def shake(self, end: SSLSocket) -> None:
+        """Go on with a handshake. Raises WireError if the other end is no member, and ssl.SSLWantReadError."""
         try:
-            if not self.is_ready:
-                self._shake()
-            while piece := self._end.read(_CHUNK):
-                said.append(piece)
-        except SSLWantReadError:
-            pass  # more has to come
-        self.out += self._outgoing.read()
-        return b"".join(said)
-
-    def _shake(self) -> None:
-        try:
-            self._end.do_handshake()
-        except SSLWantReadError:
+            end.do_handshake()
+        except (SSLWantReadError, SSLWantWriteError):
             raise
         except SSLError as e:
             why = (e.reason or str(e)).lower().replace("_", " ")
             why = "the name of another swarm" if why == "callback failed" else why
             raise WireError(f"no member of this swarm: {why}") from e
-        if self._end.getpeercert(binary_form=True) != self._identity.certificate:
+        if end.getpeercert(binary_form=True) != self.certificate:
             raise WireError("no member of this swarm: another certificate")
-        self.is_ready = True
 
-    def write(self, data: bytes) -> None:
-        self._end.write(data)
-        self.out += self._outgoing.read()
+    def _name(self, who: str) -> str:
+        return f"{who}.{self._derive(f'name {who}').hex()[:_PROOF]}"
+
+
+class Accepted(SSLSocket):
+    """An end to which another node has connected."""
+
+    claimed: int | None = None  # the number of that node, as its first message says
 
 
 def _certificate(public: bytes, sign: Callable[[bytes], bytes]) -> bytes:

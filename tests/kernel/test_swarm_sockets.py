@@ -36,9 +36,8 @@ from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tls import Identity
 from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
+from tests.swarm_tls import CONTEXT, KEY, End
 
-KEY = b"k" * 32
-CONTEXT = "7.0"
 _TIME = 60.0
 
 
@@ -311,13 +310,12 @@ class Talk:
         self, sock: socket.socket, node: int = 1, role: str = "t", swarm: tuple[bytes, str] = (KEY, CONTEXT)
     ) -> None:
         self._sock, self._in = sock, bytearray()
-        self._tls = Identity(*swarm).connecting(role, node)
+        self._end = End(role, node, swarm)
         self.sent: list[bytes] = []
 
     def send(self) -> None:
         """What TLS has to be sent."""
-        self.sent.append(bytes(self._tls.out))
-        self._tls.out.clear()
+        self.sent.append(self._end.said())
         self._sock.sendall(self.sent[-1])
 
     def is_let_in(self) -> bool:
@@ -331,7 +329,7 @@ class Talk:
         self.say_plainly(wire.frame(message))
 
     def say_plainly(self, data: bytes) -> None:
-        self._tls.write(data)
+        self._end.say(data)
         self.send()
 
     def read(self) -> bytes:
@@ -339,9 +337,8 @@ class Talk:
         data = self._sock.recv(65536)
         if not data:
             raise EOFError
-        self._in += self._tls.feed(data)
-        if self._tls.out:
-            self.send()
+        self._in += self._end.hear(data)
+        self.send()
         return bytes(self._in)
 
     def hear(self) -> Mapping[str, object]:
@@ -382,7 +379,7 @@ def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
 
 
 # A ClientHello of a stranger.
-HELLO = bytes(Identity(b"x" * 32, CONTEXT).connecting("t", 1).out)
+HELLO = End("t", 1, (b"x" * 32, CONTEXT)).said()
 
 
 def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
