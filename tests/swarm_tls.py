@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from contextlib import suppress
 
-from enroot_py.swarm.tls import Identity
+from enroot_py.features.swarm.tls import Identity
 
 KEY, CONTEXT = b"k" * 32, "7.0"
 

@@ -27,15 +27,15 @@ from pyroute2 import IPRoute
 
 from enroot_py.base import linux, log
 from enroot_py.base.errors import RefusedError, RegistryError
-from enroot_py.swarm import fetchers, tracker, wire
-from enroot_py.swarm import loop as loops
-from enroot_py.swarm.invitation import Swarm
-from enroot_py.swarm.loop import Connection, Loop, listener
-from enroot_py.swarm.messages import SEED, Joined, Routes, Standing
-from enroot_py.swarm.peering import Peering, close_others
-from enroot_py.swarm.spool import Spool
-from enroot_py.swarm.tls import Identity
-from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
+from enroot_py.features.swarm import fetchers, tracker, wire
+from enroot_py.features.swarm import loop as loops
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.messages import SEED, Joined, Routes, Standing
+from enroot_py.features.swarm.peering import Peering, close_others
+from enroot_py.features.swarm.spool import Spool
+from enroot_py.features.swarm.tls import Identity
+from enroot_py.features.swarm.tracking import TRACKER, Documents, Tracking
 from tests.swarm_tls import CONTEXT, KEY, End
 
 _TIME = 60.0

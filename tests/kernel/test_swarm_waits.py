@@ -11,16 +11,15 @@ import pytest
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
-from enroot_py.swarm import guest, reader
-from enroot_py.swarm.file import FileSource
-from enroot_py.swarm.invitation import Invitation, Swarm
-from enroot_py.swarm.kept import Kept
-from enroot_py.swarm.loop import listener
-from enroot_py.swarm.reader import Reader
-from enroot_py.swarm.source import SwarmSource
-from enroot_py.swarm.spool import PIECE, Spool
-from enroot_py.swarm.tracking import Documents, Tracking
-from pyxis_py.admin import reach
+from enroot_py.features.swarm import guest, reach, reader
+from enroot_py.features.swarm.file import FileSource
+from enroot_py.features.swarm.invitation import Invitation, Swarm
+from enroot_py.features.swarm.kept import Kept
+from enroot_py.features.swarm.loop import listener
+from enroot_py.features.swarm.reader import Reader
+from enroot_py.features.swarm.source import SwarmSource
+from enroot_py.features.swarm.spool import PIECE, Spool
+from enroot_py.features.swarm.tracking import Documents, Tracking
 from pyxis_py.request import settings
 from pyxis_py.request.job import Job
 from pyxis_py.submit import submission
@@ -128,7 +127,7 @@ def submitted(image: str) -> Job:
 
 @pytest.mark.usefixtures("without_cryptography")
 def test_srun_without_the_library_offers_nothing(printed: list[str]) -> None:
-    assert not getattr(submission.check(submitted("debian"))[1], "swarm", None)
+    assert not getattr(submission.check(submitted("debian"))[1], "shares", None)
     assert not printed
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.swarm.invitation import Swarm
-from enroot_py.swarm.loop import Connection, Loop, listener
-from enroot_py.swarm.tls import Identity
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.tls import Identity
 from tests.swarm_tls import CONTEXT, KEY, End
 
 WORDS = b"what nobody else may read " * 40_000
@@ -135,7 +135,7 @@ def test_certificate_is_the_same_everywhere() -> None:
 def test_openssl_that_refuses_the_algorithms_is_named(tmp_path: Path) -> None:
     """As in FIPS mode: here no provider has an algorithm with that property."""
     (tmp_path / "conf").write_text("openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n")
-    words = "from enroot_py.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
+    words = "from enroot_py.features.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
     command = [sys.executable, "-c", words]
     environ = {**os.environ, "OPENSSL_CONF": str(tmp_path / "conf")}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from enroot_py.swarm import wire
-from enroot_py.swarm.messages import (
+from enroot_py.features.swarm import wire
+from enroot_py.features.swarm.messages import (
     Come,
     Complaint,
     Documents,
@@ -28,7 +28,7 @@ from enroot_py.swarm.messages import (
     Routes,
     Take,
 )
-from enroot_py.swarm.wire import WireError
+from enroot_py.features.swarm.wire import WireError
 
 
 @pytest.mark.parametrize("cut", [1, 7, 1 << 20])

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from enroot_py.base import filesystems
 from enroot_py.base.errors import ImageError
+from enroot_py.features.swarm import wire
+from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.invitation import Invitation
+from enroot_py.features.swarm.messages import Answer, Failed, File
+from enroot_py.features.swarm.reader import Reader
+from enroot_py.features.swarm.spool import Spool
+from enroot_py.features.swarm.tracking import Documents
 from enroot_py.registry.sources import Blob
-from enroot_py.swarm import wire
-from enroot_py.swarm.guest import Guest
-from enroot_py.swarm.invitation import Invitation
-from enroot_py.swarm.messages import Answer, Failed, File
-from enroot_py.swarm.reader import Reader
-from enroot_py.swarm.spool import Spool
-from enroot_py.swarm.tracking import Documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from enroot_py.base import versions, workers
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
-from enroot_py.swarm.invitation import Swarm, missing
-from enroot_py.swarm.loop import Connection, Loop, listener
-from enroot_py.swarm.tracking import TRACKER
+from enroot_py.features.swarm.arguments import SwarmArguments
+from enroot_py.features.swarm.invitation import Swarm, missing
+from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.tracking import TRACKER
 from pyxis_py.request.settings import PluginSettings
 
 _MARK = "pyxis-py check: "  # before each line of ours: a TaskProlog may print others
@@ -37,7 +38,7 @@ _OTHERS = 64  # nodes that one connects to: of more it is those that come after 
 _LIBRARY = versions.link(LIBRARY)
 _START = (
     "import os, sys; sys.path.insert(0, os.path.realpath(sys.argv[1]))\n"
-    "from pyxis_py.admin.reach import answer; answer()"
+    "from enroot_py.features.swarm.reach import answer; answer()"
 )
 _LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # see swarm.py
 
@@ -48,7 +49,8 @@ _LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # see swarm.py
 
 def findings(nodes: str, plugin: PluginSettings, slurm: Mapping[str, str]) -> Iterator[Finding]:
     """Which of some nodes, as Slurm writes lists of them, do not reach each other. Raises PenrootError."""
-    if not plugin.swarm:
+    arguments = SwarmArguments(plugin)
+    if not arguments.swarm:
         yield Finding("ok", "swarm=no in plugstack.conf: nodes give nothing to each other")
         return
     yield from libraries(plugin)
@@ -56,14 +58,14 @@ def findings(nodes: str, plugin: PluginSettings, slurm: Mapping[str, str]) -> It
     span = slurm.get("SrunPortRange", "0-0")
     first, _, last = span.partition("-")
     at = range(int(first), int(last) + 1) if first.isdecimal() and last.isdecimal() else range(1)
-    inquiry = _Inquiry(names, Swarm(os.urandom(32), _STEP, len(names), plugin.swarm_network), at)
+    inquiry = _Inquiry(names, Swarm(os.urandom(32), _STEP, len(names), arguments.swarm_network), at)
     inquiry.run(nodes)
-    yield from judge(inquiry.told, names, Ways(plugin.swarm_network, span if at.start else ""))
+    yield from judge(inquiry.told, names, Ways(arguments.swarm_network, span if at.start else ""))
 
 
 def libraries(plugin: PluginSettings) -> Iterator[Finding]:
     """Report a library of the swarm that this host lacks."""
-    if plugin.swarm and (error := missing()):
+    if SwarmArguments(plugin).swarm and (error := missing()):
         yield Finding("warn", f"{error}: each node asks the registry, and bcast: files cannot be sent", error.hint)
 
 

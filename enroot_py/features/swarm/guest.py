@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
+from enroot_py.features.swarm import wire
+from enroot_py.features.swarm.apart import apart
+from enroot_py.features.swarm.invitation import Invitation
+from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
+from enroot_py.features.swarm.messages import Answer, Come, Documents, File, Refused
+from enroot_py.features.swarm.peering import Peering, close_others
+from enroot_py.features.swarm.spool import Spool
+from enroot_py.features.swarm.wire import LONG
 from enroot_py.registry import authorization
-from enroot_py.swarm import wire
-from enroot_py.swarm.apart import apart
-from enroot_py.swarm.invitation import Invitation
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop
-from enroot_py.swarm.messages import Answer, Come, Documents, File, Refused
-from enroot_py.swarm.peering import Peering, close_others
-from enroot_py.swarm.spool import Spool
-from enroot_py.swarm.wire import LONG
 
 _PATIENCE = 3.0  # seconds to reach the tracker, and then it is done without
 _LONGER = 20.0  # seconds until it has asked the registry

@@ -10,7 +10,7 @@ from functools import cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from enroot_py.swarm.messages import (
+from enroot_py.features.swarm.messages import (
     Complaint,
     Failed,
     FetchBlobs,
@@ -24,7 +24,7 @@ from enroot_py.swarm.messages import (
 )
 
 if TYPE_CHECKING:
-    from enroot_py.swarm.messages import FromPeer, FromTracker, Message
+    from enroot_py.features.swarm.messages import FromPeer, FromTracker, Message
 
 Check = Callable[[object, str], Any]
 SHORT = 64 << 10  # bytes of a message of a peer

@@ -13,11 +13,11 @@ from ssl import SSLContext, SSLSocket, SSLWantReadError, SSLWantWriteError
 from typing import TypeVar
 
 from enroot_py.base import log
-from enroot_py.swarm import ports, wire
-from enroot_py.swarm.invitation import Swarm
-from enroot_py.swarm.messages import REPORT, SEED, Address, Hello, report_every
-from enroot_py.swarm.tls import Identity
-from enroot_py.swarm.wire import SHORT, WireError
+from enroot_py.features.swarm import ports, wire
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.messages import REPORT, SEED, Address, Hello, report_every
+from enroot_py.features.swarm.tls import Identity
+from enroot_py.features.swarm.wire import SHORT, WireError
 
 PATIENCE = 2.0  # seconds for a handshake
 LONGER = 10.0  # seconds for one that begins here: the other end may have many to answer

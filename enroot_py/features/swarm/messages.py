@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from enroot_py.swarm.trees import MOST
+from enroot_py.features.swarm.trees import MOST
 
 
 @dataclass(frozen=True, slots=True)

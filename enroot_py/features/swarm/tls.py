@@ -32,7 +32,7 @@ from ssl import (
 
 from enroot_py.base import build
 from enroot_py.base.errors import ConfigError
-from enroot_py.swarm.wire import WireError
+from enroot_py.features.swarm.wire import WireError
 
 _PROTOCOL = b"penroot swarm 5"
 _ED25519 = bytes.fromhex("3005 0603 2b6570")  # RFC 8410

@@ -14,13 +14,13 @@ from typing import NoReturn, Protocol
 
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
-from enroot_py.swarm import messages, wire
-from enroot_py.swarm.invitation import Swarm
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop
-from enroot_py.swarm.messages import SEED, Answer, Come, FromTracker, Refused, Standing
-from enroot_py.swarm.peering import close_others
-from enroot_py.swarm.tracker import Tracker
-from enroot_py.swarm.wire import WireError
+from enroot_py.features.swarm import messages, wire
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
+from enroot_py.features.swarm.messages import SEED, Answer, Come, FromTracker, Refused, Standing
+from enroot_py.features.swarm.peering import close_others
+from enroot_py.features.swarm.tracker import Tracker
+from enroot_py.features.swarm.wire import WireError
 
 TRACKER = 0xFFFFFFFF  # its number: no node's
 

@@ -12,8 +12,8 @@ from enroot_py.base.errors import RegistryError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from enroot_py.features.swarm.spool import Spool
     from enroot_py.registry.sources import Blob
-    from enroot_py.swarm.spool import Spool
 
 _STUCK_S = 180.0  # without a byte
 _NOTICE_AFTER_S = 4.0

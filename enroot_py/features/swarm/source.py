@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
+from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.invitation import Invitation
+from enroot_py.features.swarm.kept import Kept
+from enroot_py.features.swarm.messages import Answer, Documents
+from enroot_py.features.swarm.reader import Reader
+from enroot_py.features.swarm.spool import Spool
 from enroot_py.registry import manifests
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.platforms import architecture
-from enroot_py.swarm.guest import Guest
-from enroot_py.swarm.invitation import Invitation
-from enroot_py.swarm.kept import Kept
-from enroot_py.swarm.messages import Answer, Documents
-from enroot_py.swarm.reader import Reader
-from enroot_py.swarm.spool import Spool
 
 if TYPE_CHECKING:
     from enroot_py.registry.repository import Repository

@@ -16,12 +16,12 @@ from typing import NoReturn
 from enroot_py.base import linux
 from enroot_py.base.errors import PenrootError, RefusedError
 from enroot_py.base.fds import Fd
-from enroot_py.swarm import peer, wire
-from enroot_py.swarm.loop import TO_PEER, Connection, Loop, listener
-from enroot_py.swarm.messages import Joined, Link, Routes, Take
-from enroot_py.swarm.spool import PIECE, Spool
-from enroot_py.swarm.trees import MOST
-from enroot_py.swarm.wire import LONG, WireError
+from enroot_py.features.swarm import peer, wire
+from enroot_py.features.swarm.loop import TO_PEER, Connection, Loop, listener
+from enroot_py.features.swarm.messages import Joined, Link, Routes, Take
+from enroot_py.features.swarm.spool import PIECE, Spool
+from enroot_py.features.swarm.trees import MOST
+from enroot_py.features.swarm.wire import LONG, WireError
 
 _HEAD = struct.Struct(">HHII")  # blob, tree, piece, length: before its bytes
 
