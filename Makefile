@@ -39,7 +39,7 @@ test: prerequisites $(VENV)/done ## all checks and all tiers of tests, of an ins
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
 unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
-	$(VENV)/bin/python -m pytest tests/unit --numprocesses auto
+	TMPDIR=$(firstword $(wildcard /dev/shm /tmp)) $(VENV)/bin/python -m pytest tests/unit --numprocesses 3 --dist worksteal
 
 kernel slurm attack: dev $(VENV)/done ## one tier of tests, of this source tree or of the installation in PENROOT_PREFIX
 	$(VENV)/bin/python -m pytest tests/$@
@@ -136,7 +136,6 @@ version: # all of it in NEW, which LIBDIR leads to when it is whole
 
 libexec: # the programs that are no modules, and those of hooks, beside the modules in NEW
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(NEW)/libexec
-	install -m 644 configs/bundle/header.sh $(NEW)/libexec
 	@for name in $(TOOLS); do tool=$(NEW)/libexec/penroot-$$name && \
 		case " $(LAYERS) " in *" $$name "*) module=ovlfs ;; *) module=tools ;; esac && \
 		$(call launcher,enroot_py.cli.'$$module',$$tool) && ln -sf penroot-$$name $(NEW)/libexec/enroot-$$name || exit 1; done

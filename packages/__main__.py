@@ -14,7 +14,7 @@ from packages.place import PROJECT, PackageError
 
 
 def wheel(root: Path, work: Path, to: Path) -> list[Path]:
-    """For pip install penroot, which gives the command line to one user, without static helpers and bundles."""
+    """For pip install penroot, which gives the command line to one user, without static helpers."""
     return [Path(shutil.copy(path, to)) for path in work.glob("penroot-*.whl")]
 
 

@@ -18,7 +18,7 @@ OURS = ("enroot_py", "pyxis_py")
 # Python imports these before it can read the archive: enroot_py/base/pack.py.
 ENTRANCE = {"enroot_py/__init__.py", "enroot_py/base/__init__.py", "enroot_py/base/pack.py", "pyxis_py/__init__.py"}
 # Files that people read and copy, and that the plugin is built of.
-OPEN = ("enroot_py/standard_hooks/*", "pyxis_py/c_shims/*")
+OPEN = ("enroot_py/standard_hooks/*", "enroot_py/features/*/hooks/*", "pyxis_py/c_shims/*")
 ARCHIVE = "modules.zip"
 
 

@@ -19,7 +19,7 @@ import tempfile
 from typing import Any
 
 from enroot_py.config.settings import load
-from enroot_py.runtime.hooks import Caller, Context
+from enroot_py.runtime.hooks import OURS, Caller, Context
 
 VERSION = "535.104.05"
 TRIPLET = f"{os.uname().machine}-linux-gnu"
@@ -496,4 +496,4 @@ def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], ima
 
 def hook(name: str) -> dict[str, Any]:
     """The functions of one of our hooks."""
-    return runpy.run_path(str(pathlib.Path(__file__).parent.parent / "hooks" / name))
+    return runpy.run_path(next(path for place in OURS if os.path.exists(path := f"{place}/{name}")))

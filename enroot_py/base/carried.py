@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-directory = ""  # where a bundle has unpacked itself; cli/bundled.py sets it
+directory = ""  # where a bundle has unpacked itself; features/bundle/bundled.py sets it
 
 
 def command(name: str) -> list[str]:

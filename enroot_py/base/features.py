@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 CARRIED_BYTES = 64 << 10
 
 SOCKETS = {
+    "hooks": "a folder with hooks, as hooks/README.md has them",
+    "outside": "looks_outside(settings, host): whether a hook has to be loaded before a namespace is entered",
     "settings": "SETTINGS: rows of the table of settings",
     "start": "finish(context): what a container gets last; returns who asks for it. If a setting of a feature is set",
     "flags": "FLAGS: options of penroot start that change settings",
@@ -26,7 +28,7 @@ SOCKETS = {
     "doctor": "findings(settings): for penroot doctor and pyxis-py check",
     "verbs": "add(group): verbs of penroot",
     "admin": "add(group): verbs of pyxis-py",
-    "manual": "SECTIONS: (page, heading, paragraphs, entries) for the manual; EXAMPLES of verbs",
+    "manual": "for the manual: SECTIONS, (page, heading, paragraphs, entries) each, and EXAMPLES of verbs",
     "recorder": "begin(...): an event that records what is done; None if nobody wants one",
     "arguments": "ARGUMENTS: rows of the table of the plugin's arguments in plugstack.conf",
     "options": "OPTIONS: rows of the table of options of srun, sbatch and salloc",
@@ -52,6 +54,9 @@ PARTS = {
 
 # The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
 FEATURES = {
+    "enroot_py.features.devices": "hooks settings flags",
+    "enroot_py.features.fabric": "hooks outside settings verbs manual",
+    "enroot_py.features.bundle": "settings verbs manual",
     "enroot_py.features.environments": "flags verbs manual options step.describe step.at_submit",
     "enroot_py.features.pins": "settings flags pin verbs manual arguments options "
     "step.at_submit step.must_resolve step.pin",
@@ -68,6 +73,11 @@ def parts(name: str) -> Iterator[Any]:
     assert name in PARTS
     for module in plugged(f"step.{name}"):
         yield getattr(module, name)
+
+
+def folders(name: str) -> Iterator[str]:
+    """The path of each feature that has a folder in a socket."""
+    return (package.replace(".", "/") for package, sockets in FEATURES.items() if name in sockets.split())
 
 
 def plugged(socket: str) -> Iterator[ModuleType]:

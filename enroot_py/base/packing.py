@@ -7,7 +7,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.machinery import PathFinder
 from marshal import dumps
@@ -48,7 +48,7 @@ def rewrite() -> None:
     )
     lines |= {pack.START: [*in_c, *start], pack.CHECK: check, pack.STEP: [*in_c, *step]}
     lines[pack.IMAGE] = [module for module in image if module not in start]
-    lines[pack.HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").STANDARD))
+    lines[pack.HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").OURS))
     lines[pack.HELP] = [import_module("enroot_py.cli.verbs").help_text()]
     head, blobs, offset = pack.stamp(), [], pack.HEAD
     for name, values in lines.items():
@@ -99,10 +99,12 @@ def _modules() -> Iterator[tuple[str, Kept]]:
             yield name, (name, spec.origin[len(pack.LIBRARY) + 1 :], None)
 
 
-def _hooks(directory: str) -> Iterator[tuple[str, int, int, CodeType]]:
-    for name in sorted(os.listdir(directory)):
-        if name.endswith(".py"):
-            with open(path := f"{directory}/{name}", "rb") as f:
+def _hooks(directories: Iterable[str]) -> Iterator[tuple[str, int, int, CodeType]]:
+    for path in (
+        f"{place}/{name}" for place in directories if os.path.isdir(place) for name in sorted(os.listdir(place))
+    ):
+        if path.endswith(".py"):
+            with open(path, "rb") as f:
                 state = os.stat(f.fileno())
                 yield path[len(pack.LIBRARY) + 1 :], state.st_size, state.st_mtime_ns, _compiled(f.read(), path)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TypeVar
 
 import click
 
 from enroot_py.base.errors import UsageError
-from enroot_py.config.settings import Settings
+from enroot_py.config.settings import Settings, load
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _CHANGES = "penroot.changes"
@@ -53,12 +54,26 @@ def change(ctx: click.Context, origin: str, **changes: object) -> None:
     ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
 
 
-def changed(settings: Settings) -> Settings:
-    """The settings with what options of features change."""
+def loaded(*, force: bool = False) -> Settings:
+    """The settings of this run. Over them are what options of features change, and --force."""
+    settings = load()
     ctx = click.get_current_context(silent=True)
     for origin, changes in ctx.meta.get(_CHANGES, ()) if ctx else ():
         settings = settings.replace(origin, **changes)
-    return settings
+    return settings.replace("--force", force_override=True) if force else settings
+
+
+def container_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Containers for completion, and images in the working directory where one may be started."""
+    from enroot_py.store import containers
+
+    names = containers.names(load())
+    if parameter.name == "name" and ctx.command.name == "start":
+        names += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
 
 
 def shown_json(value: object) -> bytes:

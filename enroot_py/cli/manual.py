@@ -33,10 +33,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot start -m data.sqsh:/data:sqsh ubuntu ls /data", "What a squashfs file holds, read-only."),
         ("penroot start --explain ubuntu", "What would be done, and why."),
     ),
-    "fabric": (
-        ("penroot fabric ubuntu+latest.sqsh", "Which libfabric, UCX and plugin of NCCL its programs get, and why."),
-        ("penroot fabric --environment pytorch", "The same with what ~/.edf/pytorch.toml asks for."),
-    ),
     "login": (("penroot login -u jane registry.example.org < token", "The token, tried there and kept."),),
     "logout": (("penroot logout docker.io", "Docker Hub's login, forgotten."),),
     "batch": (("#!/usr/bin/penroot batch", "First line of a script with a line #ENROOT_ROOTFS=ubuntu."),),
@@ -44,10 +40,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "list": (("penroot list --fancy", "Containers and what runs in them."),),
     "remove": (("penroot remove --force ubuntu", "Without a question."),),
     "export": (("penroot export --output mine.sqsh ubuntu", "The container with its changes, as an image."),),
-    "bundle": (
-        ("penroot bundle --output ubuntu.run ubuntu+latest.sqsh", "One file that runs where nothing is installed."),
-        ("./ubuntu.run --root bash", "Run it: it takes most options of start, see ./ubuntu.run --help."),
-    ),
     "cache": (("penroot cache prune --keep 20G", "Remove what was used longest ago, down to 20 GB."),),
     "completion": (("source <(penroot completion bash)", "For this shell; make install does it for all."),),
 }
@@ -236,7 +228,7 @@ def sections_of_features(page: str) -> list[str]:
     return [
         section(heading, text(paragraphs) + entries(rows))
         for feature in plugged("manual")
-        for where, heading, paragraphs, rows in feature.SECTIONS
+        for where, heading, paragraphs, rows in getattr(feature, "SECTIONS", ())
         if where == page
     ]
 

@@ -62,7 +62,6 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
 
  Options:
    -c, --conf CONFIG        run a configuration script before the container starts
-       --device DEVICE      give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev
    -e, --env KEY[=VALUE]    set a variable, or take it from the caller
    -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
@@ -111,7 +110,6 @@ class Options:
     """The command line of ``penroot start``."""
 
     __slots__ = (
-        "devices",
         "env",
         "of_features",
         "file",
@@ -125,7 +123,6 @@ class Options:
     )
 
     def __init__(self) -> None:
-        self.devices: list[str] = []
         self.env: list[str] = []
         self.file: StartDescription | None = None
         self.of_features: list[tuple[FeatureFlag, str]] = []
@@ -149,7 +146,6 @@ FLAGS = {
     "--uts": "unshare_uts",
 }
 VALUES = {
-    "--device": "devices",
     "-e": "env",
     "--env": "env",
     "-m": "mounts",
@@ -310,7 +306,7 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
         settings = row.change(settings, value) if row.change else settings
     if options.changes:
         settings = settings.replace("command line", **options.changes)
-    return settings.with_devices(options.devices, "command line")
+    return settings
 
 
 def entered(source: Source, settings: Settings, options: Options) -> Container:

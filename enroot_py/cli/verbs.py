@@ -15,7 +15,17 @@ from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.features import plugged
 from enroot_py.cli.cache import cache
-from enroot_py.cli.commands import CONTEXT, Commands, changed, shown_json, synopsis, there, usage
+from enroot_py.cli.commands import (
+    CONTEXT,
+    Commands,
+    container_names,
+    force_option,
+    loaded,
+    shown_json,
+    synopsis,
+    there,
+    usage,
+)
 from enroot_py.cli.logins import login, logout
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
@@ -84,28 +94,11 @@ def command(function: Callable[..., None]) -> click.Command:
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 
-_force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
-
-
-def loaded(*, force: bool = False) -> Settings:
-    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE, and options of features over theirs."""
-    options = changed(settings.load())
-    return options.replace("--force", force_override=True) if force else options
-
-
-def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Containers for completion, and images in the working directory where one may be started."""
-    names = containers.names(settings.load())
-    if parameter.name == "name" and ctx.command.name == "start":
-        names += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
-    return [name for name in names if name.startswith(incomplete)]
-
-
 @command
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
-@_force
+@force_option
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri: str) -> None:
     """Import an image from a registry, an archive or an engine to a squashfs file.
@@ -120,7 +113,7 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri
 
 @command
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
-@_force
+@force_option
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
     """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
@@ -140,7 +133,7 @@ def create(name: str | None, force: bool, image: str) -> None:
 @command
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
-@_force
+@force_option
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
     """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
@@ -225,7 +218,7 @@ def _confirmed(question: str) -> bool:
 
 @command
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_names)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=container_names)
 def remove(force: bool, names: tuple[str, ...]) -> None:
     """Delete containers and all that is in them."""
     options = loaded(force=force)
@@ -247,40 +240,11 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 
 @command
 @click.option("-o", "--output", callback=there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
-@_force
-@click.argument("name", shell_complete=_names)
+@force_option
+@click.argument("name", shell_complete=container_names)
 def export(output: str | None, force: bool, name: str) -> None:
     """Write a container to a squashfs image."""
     containers.export(name, output or f"{name}.sqsh", loaded(force=force))
-
-
-@command
-@click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
-@click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
-@click.option("-d", "--desc", callback=there, help="What the bundle is.")
-@click.option("-o", "--output", callback=there, help="Name of the bundle, if not IMAGE.run.")
-@click.option("-t", "--target", callback=there, help="Where --keep unpacks it, if not ./BUNDLE.")
-@_force
-@click.argument("image")
-def bundle(
-    everything: bool, checksum: bool, desc: str | None, output: str | None, target: str | None, force: bool, image: str
-) -> None:
-    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed.
-
-    Its host needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
-    """
-    from enroot_py.cli.bundle import Bundle
-
-    options = loaded(force=force)
-    Bundle(
-        image,
-        options,
-        output,
-        everything=everything or options.bundle_all,
-        checksum=checksum or options.bundle_checksum,
-        description=desc or "",
-        target=target,
-    ).write()
 
 
 def _entered_before(name: str, text: str, argument: click.Argument) -> click.Command:
@@ -306,7 +270,9 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
 penroot.add_command(cache)
 penroot.add_command(login)
 penroot.add_command(logout)
-penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
+penroot.add_command(
+    _entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=container_names))
+)
 _config = click.Argument(["config"], type=click.Path())
 penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
 
@@ -349,7 +315,7 @@ def info() -> None:
     for variable, text, origin in sorted(options.everything()):
         click.echo(f"  {variable}={_PASSWORD.sub('//…@', text)}  ({origin})")
     click.echo("\nHooks:")
-    for hook in hooks.arrange(hooks.STANDARD, options, os.environ):
+    for hook in hooks.arrange(options, os.environ):
         click.echo(f"  {hook.describe()}")
 
 
@@ -382,24 +348,6 @@ def doctor() -> None:
 
     if not report(findings(loaded())):
         click.get_current_context().exit(1)
-
-
-@command
-@click.option("--environment", callback=there, metavar="NAME|FILE", help="An environment file, as start takes it.")
-@click.argument("name", required=False, metavar="[NAME|IMAGE]", shell_complete=_names)
-def fabric(environment: str | None, name: str | None) -> None:
-    """Show which libfabric, UCX and plugin of NCCL programs of an image get, its own or the host's, and why.
-
-    Without an image, show what this machine has. Exit status 1 where the start would fail for want of one that fits.
-    """
-    from enroot_py.cli import fabric as report
-    from enroot_py.cli import start
-
-    options = start.Options()
-    describing = (row for row in start.feature_flags().values() if row.describe)
-    options.of_features = [(row, environment) for row in describing if environment]
-    options.target = name or ""
-    report.report(options)
 
 
 @command

@@ -68,7 +68,8 @@ class Settings(Table):
     def with_devices(self, more: Iterable[str], origin: str) -> Settings:
         """A copy with devices added."""
         devices = tuple(more)
-        return self.replace(origin, devices=",".join(filter(None, (self.devices, *devices)))) if devices else self
+        known, _ = self._values.get("devices", ("", ""))
+        return self.replace(origin, devices=",".join(filter(None, (known, *devices)))) if devices else self
 
 
 def sysconf_path(environ: Mapping[str, str] = os.environ) -> str:

@@ -249,21 +249,6 @@ class Table(Rows):
         "auto",
         "give the container a private /dev with standard and selected devices only; auto: containers that root starts",
     )
-    devices = Text("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
-    fabric = Words(
-        "",
-        "what of the host's network goes into containers of its ABI: libfabric, ucx, nccl (its plugin), some of these",
-        *("libfabric", "ucx", "nccl"),
-    )
-    fabric_path = Paths(
-        "",
-        "directories of the host that have it, if not those of its loader; {variant} in one is that of the plugin",
-    )
-    fabric_unfit = Choice(
-        "error",
-        "what becomes of a start where the host's network does not fit into the image: an error, or a warning",
-        *("error", "warn"),
-    )
     unshare_pid = Bool("no", "give the container processes of its own, of which its command is number 1")
     unshare_net = Bool("no", "give the container a network of its own, with a loopback only")
     unshare_ipc = Bool("no", "give the container System V and POSIX IPC, and a /dev, of its own")
@@ -280,8 +265,6 @@ class Table(Rows):
     )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
-    bundle_all = Bool("no", "let bundles take the user's configuration along")
-    bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
     force_override = Bool("no", "overwrite what exists")
 
 

@@ -73,7 +73,7 @@ class Site:
         self.caller = hooks.caller(start.host, uid, gid)
         self.mount_point = mount_point
         self.read(start.settings, start.host)
-        self.hooks = hooks.load(hooks.STANDARD, start.settings, start.host)
+        self.hooks = hooks.load(start.settings, start.host)
 
     def read(self, settings: Settings, host: Mapping[str, str]) -> None:
         """Read mounts.d and environ.d of the system and of the user. Raises ConfigError."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from _collections_abc import Callable, Mapping
+from _collections_abc import Callable, Mapping, Sequence
 from _frozen_importlib_external import SourceFileLoader
 
 from enroot_py import LIBRARY
 from enroot_py.base import log, pack, paths
 from enroot_py.base.errors import HookError, PenrootError
 from enroot_py.base.fds import Fd
+from enroot_py.base.features import folders, plugged
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
@@ -28,6 +29,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LINKS = "the image links there: see readlink -f in it"
 # In an installation they are inside the package, in a source tree beside it.
 STANDARD = next(d for d in (LIBRARY + "/enroot_py/standard_hooks", LIBRARY + "/hooks") if os.path.isdir(d))
+OURS = (STANDARD, *(f"{LIBRARY}/{place}/hooks" for place in folders("hooks")))
 
 
 class Caller(Frozen):
@@ -160,40 +162,44 @@ class Hook:
         return f"{what}  ({self.why})" if self.why else what
 
 
-def load(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
+def load(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
     """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
-    hooks = arrange(directory, settings, host)
-    ours = pack.hooks()
+    hooks = arrange(settings, host, ours)
+    compiled = pack.hooks()
     for hook in hooks:
         if hook.path.endswith(".py"):
-            hook.function = _load(hook.path, ours.get(hook.path), settings, host)
+            hook.function = _load(hook.path, compiled.get(hook.path), settings, host)
     return hooks
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
     """Whether hooks have to be loaded before any namespace is entered: in one, files of root have nobody's owner."""
-    return bool(settings.fabric) or "com.hooks." in host.get("PENROOT_ANNOTATIONS", "")
+    if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
+        return False
+    return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
 
 
-def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
-    """The hooks of a directory, which is ours, of the site and of the user, in the order in which they run.
+def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
+    """The hooks of penroot, in the directories ``ours``, of the site and of the user, in the order in which they run.
 
     That is the order of their names, whatever language they are in; a user's scripts come
     after all others, as with enroot. A hook with the name of one of ours takes its place. Raises ConfigError.
     """
-    by_name = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory) if name.endswith(".py")}
+    by_name = {
+        name: Hook(name[:-3], f"{place}/{name}") for place in ours for name in _names(place) if name[-3:] == ".py"
+    }
     last: list[Hook] = []
     system, user = directories("hooks.d", settings, host)
     for site in (system, user):
         names = _names(site)
         for name in (name for name in names if name.endswith(".py")):
             path = f"{site}/{name}"
-            ours = by_name.get(name)
-            off = ours is not None and _is_empty(path)
-            why = f"switched off by {path}" if off else f"in place of {ours.path or 'none'}" if ours else ""
+            known = by_name.get(name)
+            off = known is not None and _is_empty(path)
+            why = f"switched off by {path}" if off else f"in place of {known.path or 'none'}" if known else ""
             by_name[name] = Hook(name[:-3], "" if off else path, why)
         for name in (name for name in names if name.endswith(".sh")):
-            hook = _script(f"{site}/{name}", by_name, directory, settings, host)
+            hook = _script(f"{site}/{name}", by_name, ours, settings, host)
             if hook is None:
                 continue
             if name in by_name or (site == user and not hook.why):
@@ -205,7 +211,7 @@ def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list
 
 
 def _script(
-    path: str, by_name: dict[str, Hook], directory: str, settings: Settings, host: Mapping[str, str]
+    path: str, by_name: dict[str, Hook], places: Sequence[str], settings: Settings, host: Mapping[str, str]
 ) -> Hook | None:
     """The hook that the bash script ``path`` of a site is, if it is to run; ``by_name``, of files, is made to fit.
 
@@ -217,7 +223,7 @@ def _script(
     name = path.rpartition("/")[2][:-3]
     current = originals.RENAMED.get(name, name)
     ours = by_name.get(current + ".py")
-    if ours is not None and ours.path != f"{directory}/{current}.py":
+    if ours is not None and ours.path.rpartition("/")[0] not in places:
         ours = None  # the site or the user has said already what becomes of it
     if reason := originals.idle(path):
         if ours is not None and current == name:
@@ -225,7 +231,7 @@ def _script(
         return None
     if originals.is_original(path, name, STANDARD + "/originals.b2sum"):
         instead = ours
-        if instead is None and (other := originals.substitute(name, directory, settings, host)) is not None:
+        if instead is None and (other := originals.substitute(name, places, settings, host)) is not None:
             instead = Hook(name, other)
         if instead is not None:
             instead.why, instead.original = f"for {path}, which is enroot's own", path
@@ -254,9 +260,13 @@ def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | Non
                 raise _failure(hook.path, e) from e
 
 
+def _is_ours(path: str) -> bool:
+    return path.startswith(tuple(f"{place}/" for place in OURS))
+
+
 def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
     """Call a function of the hook ``path``; one that is not ours may not end this process."""
-    if path.startswith(STANDARD + "/"):
+    if _is_ours(path):
         return function(*arguments)
     from enroot_py.runtime import sitehooks
 
@@ -274,7 +284,7 @@ def _failure(path: str, error: BaseException) -> HookError:
             line = trace.tb_lineno
         trace = trace.tb_next
     where = f"{path}:{line}" if line else path
-    if path.startswith(STANDARD + "/"):
+    if _is_ours(path):
         where = path.rpartition("/")[2].removesuffix(".py")
     hint = paths.foreign_group(error) or "PENROOT_DEBUG=1 shows more"
     return HookError(f"hook {where} failed: {_reason(error)}", hint=hint)

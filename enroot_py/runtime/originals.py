@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from _blake2 import blake2b
-from _collections_abc import Mapping
+from _collections_abc import Mapping, Sequence
 
 from enroot_py.config import files
 from enroot_py.config.settings import Settings
@@ -34,8 +34,8 @@ def is_original(path: str, name: str, digests: str) -> bool:
         return line in known.read()
 
 
-def substitute(name: str, directory: str, settings: Settings, host: Mapping[str, str]) -> str | None:
-    """The hook in ``directory``, which is ours, that does the work of one of enroot's optional hooks.
+def substitute(name: str, places: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
+    """The hook in one of our directories that does the work of one of enroot's optional hooks.
 
     "" where no hook has to, as the plugin or 20-mpi does; None where nothing of ours does.
     """
@@ -44,5 +44,5 @@ def substitute(name: str, directory: str, settings: Settings, host: Mapping[str,
         return ""
     if name == "50-slurm-pytorch" and step:
         return ""
-    path = f"{directory}/extra/{name}.py"
-    return path if os.path.exists(path) else None
+    paths = (f"{place}/extra/{name}.py" for place in places)
+    return next((path for path in paths if os.path.exists(path)), None)

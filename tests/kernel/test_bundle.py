@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -392,6 +393,14 @@ def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, root
     for name in ("GITHUB_TOKEN", "PROXY"):
         assert f"asks for {name}, which looks like a secret: --env {name} would give it" in done.stderr
     assert user.run("./box.run", "-e", "GITHUB_TOKEN", "sh", "-c", "echo $GITHUB_TOKEN", env=own).stdout == "ghp_x\n"
+
+
+def test_settings_of_features_hold_and_go_along(user: User, bundle: pathlib.Path) -> None:
+    events = user.home / "events"
+    user.run(str(bundle), "true", env={"ENROOT_EVENTS": str(events)})
+    user.penroot("bundle", "--all", "--output", "all.run", "box.sqsh", env={"ENROOT_EVENTS": str(events)})
+    user.run("./all.run", "true")
+    assert [json.loads(line)["event"] for line in events.read_text().splitlines()] == ["start", "start"]
 
 
 @pytest.mark.parity("NAME.run --conf", "NAME.run --rc")

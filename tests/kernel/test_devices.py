@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from enroot_py.runtime.hooks import OURS
 from tests import fakehost
 from tests.fakehost import MINORS, TRIPLET, FakeHost, cap_number, mig_uuid, uuid
 from tests.kernel.conftest import PREFIX, User, require
@@ -742,7 +743,7 @@ def extra(user: User, name: str, directory: str) -> None:
     """Link one of the extra hooks or mounts, as a site does that wants it."""
     place = user.home / "etc" / directory
     place.mkdir(parents=True, exist_ok=True)
-    shutil.copy(pathlib.Path(__file__).parent.parent.parent / "hooks/extra" / name, place)
+    shutil.copy(next(path for ours in OURS if os.path.exists(path := f"{ours}/extra/{name}")), place)
 
 
 def test_who_has_whole_gpus_may_cut_them_up(user: User, dgx: FakeHost, box: pathlib.Path) -> None:

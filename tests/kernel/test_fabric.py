@@ -102,9 +102,10 @@ def test_a_start_without_imports_nothing_of_it(user: User, rootfs: pathlib.Path)
     library = f"import sys; sys.path.insert(0, {LIBRARY!r}); from enroot_py.cli.start import main; "
     words = ("python3", "-IS", "-X", "importtime", "-c", f"{library}main(['--explain', 'box', 'true'])")
     plain = user.run(*words).stderr
-    assert not [name for name in ("enroot_py.devices", "runtime.edits", "base.ldcache", "base.elf") if name in plain]
+    of_devices = ("devices.cdi", "devices.nvidia", "fabric.fabric", "runtime.edits", "base.ldcache", "base.elf")
+    assert not [name for name in of_devices if name in plain]
     asked = user.run(*words, env={"ENROOT_FABRIC": "libfabric", "ENROOT_FABRIC_UNFIT": "warn"})
-    assert "enroot_py.devices.fabric" in asked.stderr
+    assert "enroot_py.features.fabric.fabric" in asked.stderr
 
 
 @pytest.mark.parity("what others could have made is not brought")

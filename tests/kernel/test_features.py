@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.features import FEATURES
+from tests.installation import copy_tree
+from tests.kernel.conftest import User
 
 ROOT = Path(__file__).parents[2]
 # Tests of the core: no file of these names a feature.
@@ -43,3 +45,11 @@ def test_core_without_the_folder_of(feature: str, tmp_path: Path) -> None:
         text=True,
     )
     assert listed.stdout.startswith(str(tmp_path)) and " start " in listed.stdout, listed.stderr
+
+
+@pytest.mark.parametrize("feature", [name for name in FEATURES if name.startswith("enroot_py")])
+def test_start_without_the_folder_of(user: User, rootfs: Path, feature: str) -> None:
+    penroot = copy_tree(user.home / "tree")
+    shutil.rmtree(user.home / "tree" / feature.replace(".", "/"))
+    command = (str(penroot), "start", "box", "echo", "it started")
+    assert user.run(*command, env={"ENROOT_FOO": "a site's own"}).stdout == "it started\n"

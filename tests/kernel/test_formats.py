@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import subprocess
 
 import pytest
 
+from enroot_py.store import index, unpack
 from tests import images
 from tests.images import Image, Layer, directory, entry
 from tests.kernel.conftest import User, require
@@ -167,3 +169,17 @@ def test_layers_are_files_of_the_image(user: User) -> None:
     etc = unpacked(user, user.home / "x.sqsh") / "etc"
     assert (etc / "environment").read_text() == "NEW=1\n"
     assert "old" not in (etc / "rc").read_text()
+
+
+def test_more_links_than_the_file_system_has(tmp_path: pathlib.Path) -> None:
+    """Ext4 has 65,000 links for a file. Further names share a copy, which has content, mode and time of the file."""
+    count = 66_000
+    entries = [entry("f", b"data", mode=0o750, mtime=7), images.symlink("s", "f")]
+    entries += [images.hardlink(f"d{n // 1000}/l{n}", "f") for n in range(count)]
+    unpack.layer(io.BytesIO(images.tar(entries)), str(tmp_path))
+    links = [tmp_path / f"fs/d{n // 1000}/l{n}" for n in (0, count // 2, count - 2, count - 1)]
+    assert {(link.read_bytes(), link.stat().st_mode & 0o777, link.stat().st_mtime) for link in links} == {
+        (b"data", 0o750, 7)
+    }
+    assert links[-1].stat().st_ino == links[-2].stat().st_ino
+    assert list(index.differences(str(tmp_path))) == []

@@ -12,7 +12,7 @@ import yaml
 from enroot_py.base import linux
 from enroot_py.base.errors import HookError
 from enroot_py.config import parsed
-from enroot_py.devices import cdi
+from enroot_py.features.devices import cdi
 from enroot_py.runtime.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, cap_number, mig_uuid, uuid

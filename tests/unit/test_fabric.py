@@ -9,7 +9,7 @@ import pytest
 
 from enroot_py.base.errors import HookError
 from enroot_py.config.settings import load
-from enroot_py.devices import fabric, fitting
+from enroot_py.features.fabric import fabric, fitting
 from enroot_py.runtime.edits import Edits
 from tests import fakehost
 from tests.fakefabric import CRAY, EFA, FABRIC, LIB, OFI_NCCL, build, efa, image, slingshot, ucx

@@ -133,7 +133,7 @@ def test_links_of_the_image_do_not_lead_out(context: Callable[..., hooks.Context
 
 def load_all(directory: pathlib.Path) -> list[hooks.Hook]:
     host = {"HOME": "/home/me", "ENROOT_SYSCONF_PATH": str(directory / "etc")}
-    return hooks.load(str(directory), settings.load(host), host)
+    return hooks.load(settings.load(host), host, [str(directory)])
 
 
 def test_a_broken_hook_is_named(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:

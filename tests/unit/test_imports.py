@@ -23,9 +23,8 @@ ROOMS = {
     "registry": "base config",
     "runtime": "base config",
     "store": "base config registry runtime",
-    "devices": "base config runtime",
-    "cli": "base config registry runtime store devices",
-    "features": "base config registry runtime store devices cli request node admin",
+    "cli": "base config registry runtime store",
+    "features": "base config registry runtime store cli request node admin",
     "main": "base cli",
     "errors": "base",
     "request": "base config registry runtime",
@@ -110,6 +109,7 @@ def test_features_plug_in_and_the_core_imports_none() -> None:
     assert folders == set(FEATURES)
     for package, sockets in FEATURES.items():
         defined = {socket for socket in SOCKETS if socket != "step" and f"{package}.{socket}" in modules()}
+        defined |= {"hooks"} & {path.name for path in (ROOT / package.replace(".", "/")).iterdir()}
         if step := modules().get(f"{package}.step"):
             text = step.read_text()
             defined |= {

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from enroot_py.base.errors import HookError
-from enroot_py.devices import mellanox
+from enroot_py.features.fabric import mellanox
 from enroot_py.runtime.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import FakeHost

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from enroot_py.base.errors import HookError
-from enroot_py.devices.nvidia import driver
+from enroot_py.features.devices.nvidia import driver
 from enroot_py.runtime.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, cap_number, mig_uuid, uuid

@@ -282,7 +282,7 @@ def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None
     assert temporary(store) == []
 
 
-def test_what_is_swept_away_before_it_is_locked_is_made_again(store: Store) -> None:
+def test_what_is_swept_away_before_it_is_locked_is_made_again(store: Store, soak: bool) -> None:
     sweeper = os.fork()
     if sweeper == 0:
         try:
@@ -291,7 +291,7 @@ def test_what_is_swept_away_before_it_is_locked_is_made_again(store: Store) -> N
         finally:
             os._exit(1)  # the sweeper has failed
     try:
-        for _ in range(1000):
+        for _ in range(5000 if soak else 500):
             with store.build("layers", A) as build:
                 assert os.listdir(build.path) == []
     finally:

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -266,20 +267,6 @@ def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int
         unpack.layer(io.BytesIO(bytes(header) + bytes(512 * 3)), str(place))
 
 
-def test_more_links_than_the_file_system_has(place: Path) -> None:
-    """Ext4 has 65,000 links for a file. Further names share a copy, which has content, mode and time of the file."""
-    count = 66_000
-    entries = [entry("f", b"data", mode=0o750, mtime=7), symlink("s", "f")]
-    entries += [hardlink(f"d{n // 1000}/l{n}", "f") for n in range(count)]
-    unpack.layer(io.BytesIO(images.tar(entries)), str(place))
-    links = [place / f"fs/d{n // 1000}/l{n}" for n in (0, count // 2, count - 2, count - 1)]
-    assert {(link.read_bytes(), link.stat().st_mode & 0o777, link.stat().st_mtime) for link in links} == {
-        (b"data", 0o750, 7)
-    }
-    assert links[-1].stat().st_ino == links[-2].stat().st_ino
-    assert list(index.differences(str(place))) == []
-
-
 def test_later_entries_replace_earlier_ones(place: Path) -> None:
     fs = tree(
         place,
@@ -475,9 +462,11 @@ def test_name_in_a_message_is_short_and_in_one_line(place: Path) -> None:
     assert "/a\\nxx" in str(caught.value) and "/end" in str(caught.value) and len(str(caught.value)) < 500
 
 
-def test_absolute_names_are_beneath_the_layer(place: Path, outside: Path) -> None:
-    fs = tree(place, entry(f"{outside}/secret", b"x"), entry("//a//./b", b"1"), entry("c/../d", b"2"))
-    assert (fs / str(outside)[1:] / "secret").read_bytes() == b"x"
+def test_absolute_names_are_beneath_the_layer(place: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as outside:  # no layer has files in /dev
+        fs = tree(place, entry(f"{outside}/f", b"x"), entry("//a//./b", b"1"), entry("c/../d", b"2"))
+        assert os.listdir(outside) == []
+    assert (fs / outside[1:] / "f").read_bytes() == b"x"
     assert (fs / "a/b").exists() and (fs / "d").exists()
 
 
@@ -601,7 +590,7 @@ def test_mutated_tars_raise_nothing_but_image_errors(tmp_path: Path, outside: Pa
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "bzip2", "xz"])
 def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) -> None:
     """Thousands of times its size, as all can: what waits to be written is bounded."""
-    blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(150_000_000))]))
+    blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(60_000_000))]))
     code = f"""
 from enroot_py.base import trees
 from enroot_py.store import unpack
@@ -611,5 +600,5 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
     (tmp_path / "blob").write_bytes(blob)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (tmp_path / "fs/zeros").stat().st_size == 150_000_000
-    assert int(done.stdout) < 100_000  # kB
+    assert (tmp_path / "fs/zeros").stat().st_size == 60_000_000
+    assert int(done.stdout) < 45_000  # kB

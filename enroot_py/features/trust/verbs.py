@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from enroot_py.cli.commands import changed, shown_json
-from enroot_py.config import settings
+from enroot_py.cli.commands import loaded, shown_json
 
 
 def add(penroot: click.Group) -> None:
@@ -20,7 +19,7 @@ def add(penroot: click.Group) -> None:
             return
         from enroot_py.features.trust import signed
 
-        click.echo(shown_json(signed.inspect(image, changed(settings.load()), arch)))
+        click.echo(shown_json(signed.inspect(image, loaded(), arch)))
 
     text = "Show who has signed an image of a registry, and which rules want it."
     inspect.params.insert(1, click.Option(["--signatures"], is_flag=True, help=text))

@@ -26,6 +26,6 @@ def run(context: Context) -> None:
         visible = ""
     root = context.host.get("PENROOT_HOST_ROOT", "")
     if visible or any(os.path.exists(root + path) for path in SHARING):
-        from enroot_py.devices import mellanox
+        from enroot_py.features.fabric import mellanox
 
         mellanox.plan(context, visible, SHARING).execute(context)

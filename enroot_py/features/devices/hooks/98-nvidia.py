@@ -20,8 +20,12 @@ def run(context: Context) -> None:
 
 def by_option(context: Context) -> str:
     """GPUs that the caller names in the words of CDI: with --device, or in ENROOT_DEVICES."""
-    words = [word.strip() for word in context.settings.devices.split(",")] if context.settings.devices else []
-    return ",".join(word.removeprefix(KIND + "=") for word in words if word.startswith(KIND + "="))
+    if not context.settings.is_extended:
+        return ""
+    from enroot_py.features.devices.settings import named
+
+    names = named(context.settings)
+    return ",".join(name.removeprefix(KIND + "=") for name in names if name.startswith(KIND + "="))
 
 
 def wanted(context: Context) -> tuple[str, str]:
@@ -34,7 +38,7 @@ def wanted(context: Context) -> tuple[str, str]:
         return visible, ""
     if not context.host.keys() & {"SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"}:
         return visible, ""
-    from enroot_py.devices import allocation
+    from enroot_py.features.devices import allocation
 
     named = by_option(context) or "NVIDIA_VISIBLE_DEVICES" in context.host
     if allocation.is_withheld(context.host) and not named:
@@ -46,6 +50,6 @@ def wanted(context: Context) -> tuple[str, str]:
 
 def plan(context: Context, visible: str, allocated: str) -> Edits:
     """What the container needs for these GPUs. Raises HookError."""
-    from enroot_py.devices.nvidia.plan import Plan
+    from enroot_py.features.devices.nvidia.plan import Plan
 
     return Plan(context, visible, by_option=bool(by_option(context))).made(allocated)

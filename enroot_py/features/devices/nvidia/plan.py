@@ -6,10 +6,10 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import HookError
-from enroot_py.config.table import SETTINGS
-from enroot_py.devices import allocation, cdi
-from enroot_py.devices.nvidia import driver
-from enroot_py.devices.nvidia.selection import GPUs, Selection
+from enroot_py.features.devices import allocation, cdi
+from enroot_py.features.devices.nvidia import driver
+from enroot_py.features.devices.nvidia.selection import GPUs, Selection
+from enroot_py.features.devices.settings import SETTINGS
 from enroot_py.runtime.edits import Edits, Host, shown
 
 TYPE_CHECKING = False

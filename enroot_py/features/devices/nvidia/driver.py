@@ -6,14 +6,14 @@ import os
 
 from enroot_py.base import ldcache, log, paths
 from enroot_py.base.errors import HookError
-from enroot_py.devices.nvidia import tables
+from enroot_py.features.devices.nvidia import tables
 from enroot_py.runtime.edits import Edits, Host, add_library, bits, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from enroot_py.devices.nvidia.selection import GPU
+    from enroot_py.features.devices.nvidia.selection import GPU
     from enroot_py.runtime.hooks import Context
 
 

@@ -13,7 +13,7 @@ import os
 from enroot_py.base import ldcache, log
 from enroot_py.base.errors import HookError
 from enroot_py.base.frozen import Frozen
-from enroot_py.devices import allocation
+from enroot_py.features.devices import allocation
 from enroot_py.runtime.edits import Edits, Host, add_library, bits, shown
 
 TYPE_CHECKING = False

@@ -28,17 +28,25 @@ from enroot_py import LIBRARY
 from enroot_py.base import pack, run
 from enroot_py.base.elf import interpreter
 from enroot_py.base.errors import PenrootError
+from enroot_py.base.features import FEATURES
+from enroot_py.config import files as configuration
 from enroot_py.runtime import hooks, squashfuse
 
 ABOUT = "about"
-ENTRANCE = ("enroot_py.main", "enroot_py.cli.bundled")
+ENTRANCE = ("enroot_py.main", "enroot_py.features.bundle.bundled")
 REST = "rest.zip"
 # The programs that hooks call, by the module that implements them.
 HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
-_ROOMS = ("base", "config", "runtime", "devices")  # modules of these are imported in functions of a start too
+_SOCKETS = {
+    "settings",
+    "outside",
+    "start",
+    "recorder",
+}  # of features: a start imports what is plugged in there by its name
+_ROOMS = ("base", "config", "runtime", "features")  # a start imports modules of these in functions too
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # no source of ours names them
 _SPARED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # what Python does without, and has large libraries
 _SITE = ("pwd", "grp", "fcntl", "json", "re", "subprocess")  # what hooks of a site may expect
@@ -120,6 +128,9 @@ def _modules(site_hooks: Iterable[str]) -> dict[str, str]:
     """Return the modules that a start can import, and their files."""
     names = {*_BY_NAME, *_SITE}
     pending = [*ENTRANCE, *HELPERS]
+    for package, sockets in FEATURES.items():
+        if package.startswith("enroot_py."):
+            pending += (f"{package}.{socket}" for socket in _SOCKETS & {*sockets.split()})
     seen = set(pending)
     sources = [*_own_hooks(), *site_hooks]
     while pending or sources:
@@ -223,19 +234,20 @@ def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File
 
 
 def _own_hooks() -> list[str]:
-    return [f"{hooks.STANDARD}/{name}" for name in sorted(os.listdir(hooks.STANDARD)) if name.endswith(".py")]
+    return [f"{place}/{name}" for place in hooks.OURS for name in configuration.names(place) if name.endswith(".py")]
 
 
 def _hooks() -> Iterator[File]:
     """Yield our hooks: import takes no names such as 10-home, and finds bytecode beside the source alone."""
-    place = "penroot/enroot_py/standard_hooks"
+    standard = "enroot_py/standard_hooks"
     for name in ("common.sh", "driver.sh", "originals.b2sum"):
-        yield f"{place}/{name}", _content(f"{hooks.STANDARD}/{name}"), 0o644
+        yield f"penroot/{standard}/{name}", _content(f"{hooks.STANDARD}/{name}"), 0o644
     for path in _own_hooks():
-        name = os.path.basename(path)
-        yield f"{place}/{name}", _content(path), 0o644
+        directory, name = os.path.split(path)
+        place = standard if directory == hooks.STANDARD else os.path.relpath(directory, LIBRARY)
+        yield f"penroot/{place}/{name}", _content(path), 0o644
         cached = os.path.basename(importlib.util.cache_from_source(path))
-        yield f"{place}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
+        yield f"penroot/{place}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
 
 
 def _helpers() -> Iterator[File]:
@@ -245,16 +257,9 @@ def _helpers() -> Iterator[File]:
             for prefix in ("penroot", "enroot"):
                 yield f"penroot/libexec/{prefix}-{name}", _HELPER.format(module=module).encode(), 0o755
     for name in _STATIC:
-        if path := find(name):
-            yield f"penroot/libexec/{name}", _content(path), 0o755
-
-
-def find(name: str) -> str:
-    """Return the path of a helper program or of header.sh, of an installation or a source tree; "" if there is none."""
-    for directory in ("libexec", "c_shims/helpers/build", "configs/bundle"):
-        if os.path.isfile(path := f"{LIBRARY}/{directory}/{name}"):
-            return path
-    return ""
+        for directory in ("libexec", "c_shims/helpers/build"):  # of an installation, or of a source tree
+            if os.path.isfile(path := f"{LIBRARY}/{directory}/{name}"):
+                yield f"penroot/libexec/{name}", _content(path), 0o755
 
 
 def _content(path: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enroot_py.runtime.hooks import look_outside
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -12,9 +14,9 @@ if TYPE_CHECKING:
 
 def outside(settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
     """What gives it to a container, with what the host has: whose its files are can be seen outside only."""
-    if not settings.fabric and "com.hooks." not in host.get("PENROOT_ANNOTATIONS", ""):
+    if not look_outside(settings, host):
         return None
-    from enroot_py.devices import fabric
+    from enroot_py.features.fabric import fabric
 
     wanted = fabric.wanted(settings, host)
     if not wanted:
@@ -23,7 +25,7 @@ def outside(settings: Settings, host: Mapping[str, str]) -> Callable[[Context], 
     parts = [stock.part(want) for want in wanted]
 
     def run(context: Context) -> None:
-        from enroot_py.devices import fitting
+        from enroot_py.features.fabric import fitting
 
         fitting.bring(context, stock, parts)
 

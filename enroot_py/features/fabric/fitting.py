@@ -16,14 +16,25 @@ from enroot_py.base.elf import Elf, NotElf
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
-from enroot_py.devices.fabric import API, LIBFABRIC, OF_LIBC, PLUGINS, UCX, USUAL, VENDORS, VERBS, is_cxi, is_of_libc
+from enroot_py.features.fabric.fabric import (
+    API,
+    LIBFABRIC,
+    OF_LIBC,
+    PLUGINS,
+    UCX,
+    USUAL,
+    VENDORS,
+    VERBS,
+    is_cxi,
+    is_of_libc,
+)
 from enroot_py.runtime.edits import Edits, library_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from enroot_py.devices.fabric import FabricPart, HostLibrary, Stock, Want
+    from enroot_py.features.fabric.fabric import FabricPart, HostLibrary, Stock, Want
     from enroot_py.runtime.hooks import Context
 
 _LIBC = "libc.so.6"

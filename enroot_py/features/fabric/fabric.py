@@ -14,8 +14,8 @@ from enroot_py.base.elf import Elf, NotElf
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
-from enroot_py.config.table import SETTINGS
 from enroot_py.config.words import true_or_false
+from enroot_py.features.fabric.settings import SETTINGS, FabricSettings
 from enroot_py.runtime.edits import Host, shown
 
 TYPE_CHECKING = False
@@ -85,14 +85,14 @@ def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
     variant = said.get(_VARIANT, "").strip()
     if plugin and (variant.startswith(".") or not (variant + "0").replace("-", "").replace(".", "").isalnum()):
         raise HookError(f"{_VARIANT}={shown(variant)} is no name of a variant", hint='for example "cuda12"')
-    wants = []
+    own, wants = FabricSettings(settings), []
     for part, (asked, origin) in by_annotation.items():
         if asked:
             wants.append(Want(part, origin, True, f'{origin} = "false"', variant if part == "nccl" else ""))
-        elif asked is None and part in settings.fabric:
+        elif asked is None and part in own.fabric:
             where = f"ENROOT_FABRIC, {settings.origin(SETTINGS['ENROOT_FABRIC'])}"
             without = "ENROOT_FABRIC without it, or ENROOT_FABRIC_UNFIT=warn"
-            wants.append(Want(part, where, settings.fabric_unfit == "error", without))
+            wants.append(Want(part, where, own.fabric_unfit == "error", without))
     return wants
 
 
@@ -145,7 +145,7 @@ class Stock:
         self.refused: dict[str, str] = {}  # by name: why a file of that name is not used
         self.verbs: list[HostLibrary] = []
         self.configured: list[str] = []
-        self._settings = settings
+        self._path = FabricSettings(settings).fabric_path
         self._cached: dict[str, list[str]] = {}
         try:
             for flags, name, path in ldcache.find(self.host.read("/etc/ld.so.cache"), (b"lib",)):
@@ -157,7 +157,7 @@ class Stock:
     def part(self, want: Want) -> FabricPart:
         """What there is of a part, and of all that it needs."""
         names = {"libfabric": (LIBFABRIC,), "ucx": UCX}.get(want.part, ())
-        main = [self._find(name, self._settings.fabric_path) for name in names] or [self._plugin(want.variant)]
+        main = [self._find(name, self._path) for name in names] or [self._plugin(want.variant)]
         libraries = tuple(library for library in main if library)
         if len(libraries) < len(main):
             return FabricPart(want, lack=self._lack(want, names))
@@ -180,14 +180,14 @@ class Stock:
             return f"{os.uname().nodename} has none that could be used: {refused[0]}"
         missing = [name for name in names if not self.known.get(name)]
         of = f", variant {want.variant}," if want.variant else ""
-        where = ":".join(self._settings.fabric_path) or "its loader's directories"
+        where = ":".join(self._path) or "its loader's directories"
         there = f"; it has {', '.join(variants)}" if want.part == "nccl" and (variants := self._variants()) else ""
         return f"{os.uname().nodename} has no {missing[0]}{of} in {where} or where vendors put it{there}"
 
     def _variants(self) -> list[str]:
         """The variants of the plugin that there are."""
         names = set()
-        for place in (*self._settings.fabric_path, *_PLUGIN_DIRECTORIES):
+        for place in (*self._path, *_PLUGIN_DIRECTORIES):
             above, variant, below = place.partition("{variant}")
             for name in self.host.list(above) if variant else ():
                 if any(self.host.exists(f"{above}{name}{below}/{plugin}") for plugin in PLUGINS):
@@ -222,7 +222,7 @@ class Stock:
                     continue
                 origin = [path.replace("${ORIGIN}", "$ORIGIN") for path in library.elf.paths]
                 near = [path.replace("$ORIGIN", library.directory) for path in origin]
-                if found := self._find(name, [*near, *self._settings.fabric_path, library.directory]):
+                if found := self._find(name, [*near, *self._path, library.directory]):
                     pending.append(found)
 
     def _find(self, name: str, first: Iterable[str]) -> HostLibrary | None:
@@ -266,7 +266,7 @@ class Stock:
 
     def _plugin(self, variant: str) -> HostLibrary | None:
         """The plugin of NCCL, of a variant where one is named, which then has to be in a directory's name."""
-        places = (*self._settings.fabric_path, *_PLUGIN_DIRECTORIES)
+        places = (*self._path, *_PLUGIN_DIRECTORIES)
         fitting = [place for place in places if ("{variant}" in place) == bool(variant)]
         fitting = [place.replace("{variant}", variant) for place in fitting]
         for name in PLUGINS:

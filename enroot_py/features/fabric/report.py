@@ -11,9 +11,9 @@ from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.cli import start
 from enroot_py.config.settings import Settings
-from enroot_py.devices import fabric
-from enroot_py.devices.fabric import LIBFABRIC, PARTS, PLUGINS, UCX, FabricPart, Stock, Want
-from enroot_py.devices.fitting import Fit, Fitting, ImageLibraries
+from enroot_py.features.fabric import fabric
+from enroot_py.features.fabric.fabric import LIBFABRIC, PARTS, PLUGINS, UCX, FabricPart, Stock, Want
+from enroot_py.features.fabric.fitting import Fit, Fitting, ImageLibraries
 from enroot_py.runtime import hooks
 from enroot_py.runtime.edits import Host, shown
 from enroot_py.runtime.execute import Container

@@ -21,10 +21,11 @@ def run(context: Context) -> None:
 
 def plans(context: Context) -> list[Edits]:
     """What the container needs of each vendor's devices. Raises HookError."""
-    from enroot_py.devices import accelerators, allocation
+    from enroot_py.features.devices import accelerators, allocation
+    from enroot_py.features.devices.settings import named
     from enroot_py.runtime.edits import Host
 
-    host = Host.of(context.host)
+    host, devices = Host.of(context.host), named(context.settings)
     by_slurm = (context.host.get("PENROOT_SLURM_GPUS") or "yes").lower() not in NO
     if host.exists("/proc/driver/nvidia"):
         by_slurm = False  # Slurm's numbers are of those: 98-nvidia
@@ -32,7 +33,7 @@ def plans(context: Context) -> list[Edits]:
     made: dict[str, Edits] = {}  # by folder: Slurm's numbers are of one vendor's
     for vendor in accelerators.VENDORS:
         # Who names nodes or devices with --device has said what he wants.
-        if any(word in context.settings.devices for word in (vendor.folder, vendor.name, *vendor.common)):
+        if any(word in device for word in (vendor.folder, vendor.name, *vendor.common) for device in devices):
             continue
         visible = context.value(vendor.visible) if vendor.visible else ""
         withheld = by_slurm and allocation.is_withheld(context.host) and vendor.visible not in context.host

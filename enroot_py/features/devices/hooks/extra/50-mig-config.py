@@ -13,9 +13,9 @@ def run(context: Context) -> None:
     if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):
         return
     from enroot_py.base.errors import HookError
-    from enroot_py.devices import nvml
-    from enroot_py.devices.nvidia.driver import Driver
-    from enroot_py.devices.nvidia.selection import GPUs
+    from enroot_py.features.devices import nvml
+    from enroot_py.features.devices.nvidia.driver import Driver
+    from enroot_py.features.devices.nvidia.selection import GPUs
     from enroot_py.runtime.edits import Host
 
     host = Host.of(context.host)

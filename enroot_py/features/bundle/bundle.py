@@ -1,7 +1,7 @@
 """``penroot bundle``: an image and all that it takes to run it, in one executable file.
 
 The file is a shell script, a tar.gz of the Python that runs it (carry.py), and the squashfs image as it is. The
-script, configs/bundle/header.sh, unpacks the Python; bundled.py is what runs then. Of the host it needs sh, mkdir, tar
+script, header.sh, unpacks the Python; bundled.py is what runs then. Of the host it needs sh, mkdir, tar
 and gzip, and sha256sum if it has a checksum. The image is mounted out of the file if the host has /dev/fuse, else
 unpacked.
 """
@@ -19,13 +19,13 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from enroot_py import __version__
+from enroot_py import LIBRARY, __version__
 from enroot_py.base import filesystems, log, making, run
-from enroot_py.base.errors import ImageError, PenrootError
-from enroot_py.cli import carry
+from enroot_py.base.errors import ImageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
-from enroot_py.config.table import SETTINGS, Setting
+from enroot_py.config.table import Setting, all_settings
+from enroot_py.features.bundle import carry
 from enroot_py.runtime import squashfuse
 from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
@@ -95,7 +95,7 @@ class Bundle:
 
     def _about(self, source: str) -> bytes:
         """Return what the bundle knows of itself, as bundled.py reads it."""
-        changed = [(variable, setting) for variable, setting in sorted(SETTINGS.items()) if self._takes(setting)]
+        changed = [(variable, setting) for variable, setting in sorted(all_settings().items()) if self._takes(setting)]
         return marshal.dumps({
             "description": self.description,
             "version": __version__,
@@ -134,10 +134,8 @@ class Bundle:
                         yield f"etc/{place}/{kind}/{name}", f"{directory}/{kind}/{name}"
 
     def _header(self, checksum: str = "", offset: int = 0) -> bytes:
-        """Return the script at the beginning. Its length does not depend on the arguments. Raises PenrootError."""
-        if not (path := carry.find("header.sh")):
-            raise PenrootError("header.sh is not installed: no bundle can be made", hint="install penroot again")
-        with open(path) as f:
+        """Return the script at the beginning. Its length does not depend on the arguments."""
+        with open(f"{LIBRARY}/enroot_py/features/bundle/header.sh") as f:
             text = f.read()
         text = text.replace("@SHA256@", checksum or "0" * 64 * self.checksum).replace("@OFFSET@", f"{offset:014}")
         return text.replace("@MACHINE@", os.uname().machine).encode()

@@ -112,7 +112,7 @@ class GPUs:
     def _learn_uuids(self) -> None:
         """Ask NVML for UUIDs that the driver does not tell in /proc."""
         if library := self._nvml():
-            from enroot_py.devices import nvml
+            from enroot_py.features.devices import nvml
 
             uuids = nvml.uuids(library)
             for gpu in self.all:
@@ -150,7 +150,7 @@ class GPUs:
 
     def _mig_by_nvml(self, word: str, library: str) -> Mig | None:
         """By UUID, or GPU:MIG."""
-        from enroot_py.devices import nvml
+        from enroot_py.features.devices import nvml
 
         for gpu in self.all:
             for number, (uuid, gi, ci) in nvml.mig_devices(library, gpu.bus).items():

@@ -90,6 +90,6 @@ done
 [ -z "$tried" ] || printf '[WARN] %s\n' "using $temp: ${tried#|}" >&2
 exec "$work/loaders/python3" --library-path "$work/libraries" "$work/programs/python3" -ISB -X utf8 -c \
     'import sys, gc; gc.disable(); sys.path[:0] = sys.argv[1] + "/penroot",; sys.path += sys.argv[1] + "/rest.zip",
-from enroot_py.main import main; from enroot_py.cli.bundled import run; main(run)' \
+from enroot_py.main import main; from enroot_py.features.bundle.bundled import run; main(run)' \
     "$work" "$self" "@OFFSET@" "$live" "$checksum" "$@"
 # The programs and the image:

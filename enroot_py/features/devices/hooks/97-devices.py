@@ -14,25 +14,29 @@ if TYPE_CHECKING:
 
 
 def run(context: Context) -> None:
-    if context.settings.devices:
+    if not context.settings.is_extended:
+        return
+    from enroot_py.features.devices.settings import named
+
+    if named(context.settings):
         plan(context).execute(context)
 
 
 def plan(context: Context) -> Edits:
     """Raises HookError for a device that this node does not have."""
     from enroot_py.base.errors import HookError
-    from enroot_py.devices import cdi
+    from enroot_py.features.devices import cdi
+    from enroot_py.features.devices.settings import named
     from enroot_py.runtime.edits import Edits, Host
 
     host = Host.of(context.host)
     edits = Edits("97-devices")
     kinds: dict[str, list[str]] = {}
-    for word in context.settings.devices.split(","):
-        word = word.strip()
+    for word in named(context.settings):
         if word.startswith("/dev/") and ".." not in word:
             if not add_nodes(host, edits, word):
                 raise HookError(f"the device {word} does not exist on {os.uname().nodename}")
-        elif word:
+        else:
             kind, name = cdi.split_name(word)
             if kind != "nvidia.com/gpu":
                 kinds.setdefault(kind, []).append(name)
@@ -47,7 +51,7 @@ def plan(context: Context) -> Edits:
 
             log.warn(f"the CDI specification of {kind} is out of date: {missing} does not exist")
         if folders:
-            from enroot_py.devices.nvidia.driver import Driver
+            from enroot_py.features.devices.nvidia.driver import Driver
 
             Driver.of(host, context.host).link(edits, folders)
     return edits

@@ -1,6 +1,6 @@
 """A bundle that runs: its options, then a start of the image in it, as ``penroot start`` does it.
 
-configs/bundle/header.sh has unpacked this Python, which calls run(). Everything that a start needs of the directory is
+header.sh has unpacked this Python, which calls run(). Everything that a start needs of the directory is
 in memory or mounted when the program begins, so the directory is removed before. If the image has to be unpacked, a
 process outside of the container waits for its end and removes it then.
 """

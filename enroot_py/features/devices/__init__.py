@@ -1,0 +1,1 @@
+"""Devices of the host in containers, with what their programs need of the driver: docs/devices.md."""

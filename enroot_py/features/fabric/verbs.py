@@ -1,0 +1,31 @@
+"""``penroot fabric``."""
+
+from __future__ import annotations
+
+import click
+
+from enroot_py.cli.commands import CONTEXT, container_names, synopsis, there
+
+
+def add(penroot: click.Group) -> None:
+    """Add the verb."""
+    penroot.add_command(fabric)
+
+
+@synopsis
+@click.command("fabric", context_settings=CONTEXT)
+@click.option("--environment", callback=there, metavar="NAME|FILE", help="An environment file, as start takes it.")
+@click.argument("name", required=False, metavar="[NAME|IMAGE]", shell_complete=container_names)
+def fabric(environment: str | None, name: str | None) -> None:
+    """Show which libfabric, UCX and plugin of NCCL programs of an image get, its own or the host's, and why.
+
+    Without an image, show what this machine has. Exit status 1 where the start would fail for want of one that fits.
+    """
+    from enroot_py.cli import start
+    from enroot_py.features.fabric import report
+
+    options = start.Options()
+    describing = (row for row in start.feature_flags().values() if row.describe)
+    options.of_features = [(row, environment) for row in describing if environment]
+    options.target = name or ""
+    report.report(options)
