@@ -365,7 +365,7 @@ def test_what_comes_with_another_digest_is_not_kept(tmp_path: Path, monkeypatch:
 
 def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch)
-    monkeypatch.setattr("enroot_py.swarm.file.FileSource.PATIENCE", (0.1,))
+    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         node = Node(process, 0, tmp_path / "n0")
         until_some_has_come([node])
