@@ -35,7 +35,7 @@ $(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/req
 check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
 
 test: prerequisites $(VENV)/done ## all checks and all tiers of tests, of an installation in PREFIX
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint install EXTRAS=ssh,signatures
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint install EXTRAS=ssh,signatures,swarm
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
 unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
@@ -98,7 +98,7 @@ $(VENV)/run: pyproject.toml setup.py c_shims/linux_build.py enroot_py/base/filte
 	@touch $@
 
 $(VENV)/done: $(VENV)/run
-	$(VENV)/bin/pip install --quiet --no-build-isolation --editable '.[test,ssh,signatures]'
+	$(VENV)/bin/pip install --quiet --no-build-isolation --editable '.[test,ssh,signatures,swarm]'
 	@touch $@
 
 $(VENV)/docs: $(VENV)/done
@@ -115,7 +115,7 @@ NEW  ?= $(ROOT)/lib/penroot
 from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv[0] = "$(1)"; $(2)'
 run  = $(call from,$(2),from $(1) import main; main())
 
-install: ## into PREFIX, readable by every user, with the Slurm plugin if slurm/spank.h exists; EXTRAS=ssh,signatures
+install: ## into PREFIX, readable by every user, with the Slurm plugin if slurm/spank.h exists; EXTRAS=ssh,signatures,swarm
 	rm -rf build
 	mkdir -p $(PREFIX)/bin $(VERSIONS)
 	@new=$$(mktemp -d $(VERSIONS)/$(VERSION)-XXXXXX) && chmod 755 $$new && { $(MAKE) --no-print-directory NEW=$$new version || { rm -rf $$new; exit 1; }; }
