@@ -29,13 +29,13 @@ dev: $(VENV)/run $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## make 
 	@for name in $(TOOLS); do ln -sf ../libexec/penroot-$$name bin/penroot-$$name || exit 1; done
 
 # A tree that only its owner can enter has no plugin: jobs run what the plugin starts as their users.
-$(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/request/options.py pyxis_py/admin/header.py
+$(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/request/options.py pyxis_py/admin/header.py enroot_py/base/filter.py
 	@bin/pyxis-py build --python $(PYTHON) --output $(CURDIR)/$@ || true
 
 check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
 
 test: prerequisites $(VENV)/done ## all checks and all tiers of tests, of an installation in PREFIX
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint install EXTRAS=ssh,signatures
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint install EXTRAS=ssh,signatures,swarm
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
 unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
@@ -91,14 +91,14 @@ prerequisites:
 	@tests/prerequisites
 
 # What runs the source tree, and the module in C. What builds it is installed here once, and not for each build.
-$(VENV)/run: pyproject.toml setup.py c_shims/linux_build.py $(wildcard c_shims/*.h)
+$(VENV)/run: pyproject.toml setup.py c_shims/linux_build.py enroot_py/base/filter.py $(wildcard c_shims/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet 'setuptools>=68' 'cffi>=1.15'
 	$(VENV)/bin/pip install --quiet --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/done: $(VENV)/run
-	$(VENV)/bin/pip install --quiet --no-build-isolation --editable '.[test,ssh,signatures]'
+	$(VENV)/bin/pip install --quiet --no-build-isolation --editable '.[test,ssh,signatures,swarm]'
 	@touch $@
 
 $(VENV)/docs: $(VENV)/done
@@ -115,7 +115,7 @@ NEW  ?= $(ROOT)/lib/penroot
 from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv[0] = "$(1)"; $(2)'
 run  = $(call from,$(2),from $(1) import main; main())
 
-install: ## into PREFIX, readable by every user, with the Slurm plugin if slurm/spank.h exists; EXTRAS=ssh,signatures
+install: ## into PREFIX, readable by every user, with the Slurm plugin if slurm/spank.h exists; EXTRAS=ssh,signatures,swarm
 	rm -rf build
 	mkdir -p $(PREFIX)/bin $(VERSIONS)
 	@new=$$(mktemp -d $(VERSIONS)/$(VERSION)-XXXXXX) && chmod 755 $$new && { $(MAKE) --no-print-directory NEW=$$new version || { rm -rf $$new; exit 1; }; }

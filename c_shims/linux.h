@@ -18,8 +18,6 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#define PENROOT_FLOOR "5.12"
-
 /* The same on every architecture. */
 enum {
 	NR_pidfd_send_signal = 424,
@@ -101,11 +99,6 @@ static inline int linux_pivot_root(const char *new_root, const char *put_old)
 static inline int linux_close_range(unsigned int first, unsigned int last, unsigned int flags)
 {
 	return (int)syscall(NR_close_range, first, last, flags);
-}
-
-static inline int linux_syncfs(int fd)
-{
-	return (int)syscall(SYS_syncfs, fd);
 }
 
 static inline int linux_prctl(int operation, unsigned long a, unsigned long b, unsigned long c, unsigned long d)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import cffi
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+
+from enroot_py.base.filter import c_filter  # noqa: E402
 
 ffibuilder = cffi.FFI()
 ffibuilder.cdef(
@@ -26,13 +30,12 @@ ffibuilder.cdef(
     int renameat2(int old_dirfd, const char *old, int new_dirfd, const char *new, unsigned int flags);
     int linux_pivot_root(const char *new_root, const char *put_old);
     int linux_close_range(unsigned int first, unsigned int last, unsigned int flags);
-    int linux_syncfs(int fd);
+    int syncfs(int fd);
     int linux_prctl(int operation, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
     int linux_capset(uint64_t effective, uint64_t permitted, uint64_t inheritable);
     int linux_capget_permitted(uint64_t *permitted);
     int penroot_drop_capabilities(void);
     int penroot_install_filter(void);
-    int penroot_explain(const char *path, char *why, size_t size);
     int penroot_withhold_descriptors(void);
     int penroot_renew_keyring(void);
     int penroot_digest_format(const char *path, char *word);
@@ -42,9 +45,9 @@ ffibuilder.cdef(
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    '#include "seccomp.h"\n#include "interpreter.h"\n#include "background.h"\n#include "digest.h"',
+    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "digest.h"',
     include_dirs=[HERE],
-    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "interpreter", "background", "digest")],
+    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "background", "digest")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Werror"],
 )

@@ -52,10 +52,11 @@ others. Slurm loads it once `pyxis-py install` has written its line.""",
 )
 SIGNATURES = Package(
     name="penroot-signatures",
-    summary="checks of image signatures for penroot",
+    summary="checks of image signatures, and images from node to node, for penroot",
     text="""\
 The Python library cryptography, by which penroot checks signatures of images,
-where a policy of the site asks for them.""",
+where a policy of the site asks for them, and by which the nodes of a step
+prove to each other who they are when they give each other an image.""",
     files=(f"{LIBRARY}/cryptography/*",),
     deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)"},
     rpm={"Requires": "penroot = {version}"},

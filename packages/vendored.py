@@ -143,7 +143,7 @@ def _download(to: str, python: str, requirements: Iterable[str], *options: str, 
 def declared() -> dict[str, str]:
     """Return what pyproject.toml says the product and its features need: a requirement without its marker, by name."""
     text = (PROJECT / "pyproject.toml").read_text()
-    lists = re.findall(r"^(?:dependencies|ssh|signatures) = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    lists = re.findall(r"^(?:dependencies|ssh|signatures|swarm) = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
     found = [words.partition(";")[0].strip() for words in re.findall(r'"([^"]+)"', " ".join(lists))]
     return {normal(re.split(r"[<>=!~ \[]", words)[0]): words for words in found}
 

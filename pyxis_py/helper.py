@@ -73,9 +73,7 @@ def check(job: Job, channel: Channel) -> None:
     channel.send(answer)
     log.sink = log.silent
     if not isinstance(wish, submission.Wish):
-        from pyxis_py.submit import sent
-
-        sent.serve(wish, channel)
+        wish.serve(channel)
         return
     digest = wish.digest
     try:
@@ -94,11 +92,10 @@ def check(job: Job, channel: Channel) -> None:
     answer = [("ok", ""), *([("resolved", f"{wish.image.uri()} {digest}")] if digest and not wish.image.digest else [])]
     allocation = Job(channel.receive())
     offer = None
-    if wish.swarm and allocation.numbers.get("nodes", 0) > 1 and digest not in ("", REFUSED):
-        from pyxis_py.submit import swarm
-
+    if wish.shares and allocation.numbers.get("nodes", 0) > 1 and digest not in ("", REFUSED):
         _signal.setitimer(_signal.ITIMER_REAL, _OFFER)  # it looks into the store, whose disk may hang
-        offer = swarm.offer(job, wish.image, digest, allocation)
+        offers = (offer(job, wish.image, digest, allocation) for offer in parts("offer"))
+        offer = next(filter(None, offers), None)
     _signal.setitimer(_signal.ITIMER_REAL, 0)
     if offer is None:
         channel.send(answer)

@@ -1,6 +1,7 @@
 """One pull for the nodes of a step, on shaped links: next to one node, and to nodes that each fetch for themselves.
 
-Seconds are until the last node has begun its task; CPU is that of the whole machine. What is predicted is what the
+Seconds are until the last node has begun its task. CPU is that of all processes of the busiest node and of srun's host,
+and what else the machine did meanwhile: the lab's own registry, links and daemons. What is predicted is what the
 simulation says of such links, from the moment at which a node has begun.
 """
 
@@ -36,7 +37,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 @dataclass
 class Run:
     seconds: float
-    cpu: float
+    node: float  # seconds of a processor
+    host: float
+    other: float
     sent: int  # bytes of blobs that the registry has sent
     requests: Counter[tuple[str, str]]
 
@@ -53,7 +56,8 @@ def bench_swarm(rounds: int) -> bool:
             print(
                 f"\n{len(LAYERS)} layers of {size} MB, {RATE / 1e6:.0f} Mbit/s: {size * 8e6 / RATE:.0f} s for one copy"
             )
-            print(f"{'':44} {'seconds':>8} {'CPU':>8} {'MB net':>9} {'requests':>9} {'predicted':>9}")
+            cpu = f"{'node':>8} {'srun':>6} {'lab':>8}"
+            print(f"{'':44} {'seconds':>8} {cpu} {'MB net':>9} {'requests':>9} {'predicted':>9}")
             for number in range(rounds):
                 good &= _rows(lab, registry, number)
     finally:
@@ -103,14 +107,19 @@ def step(lab: Lab, registry: Server, name: str, nodes: int, *, again: bool = Fal
         for node in ("registry", *(f"n{n}" for n in range(1, NODES + 1))):
             shaped.enter_context(lab.slowed(node, RATE))
         shown = shaped.enter_context(front(lab, registry))
+        names = ("ctl", *(f"n{n}" for n in range(1, nodes + 1)))
+        used = [_used(lab, name) for name in names]
         busy, begun = _busy(), time.clock_gettime(time.CLOCK_BOOTTIME)
         srun = ["srun", f"-N{nodes}", f"--container-image={shown.host}#{path}:a", "cat", "/proc/uptime"]
         done = lab.run(srun, timeout=3000)
-        cpu = _busy() - busy
+        busy = _busy() - busy
+        host, *others = (_used(lab, name) - before for name, before in zip(names, used, strict=True))
         requests = Counter((method, asked) for method, asked, _, _ in shown.seen)
         return Run(
             max(float(line.split()[0]) for line in done.stdout.splitlines()) - begun,
-            cpu,
+            max(others),
+            host,
+            busy - host - sum(others),
             shown.sent("/blobs/"),
             requests,
         )
@@ -124,7 +133,8 @@ def show(name: str, run: Run, against: Run | None = None, budget: float | None =
         said = f"  {ratio:6.2f}x {verdict}"
     most = max(run.requests.values(), default=0)
     expected = f"{_predicted(nodes):9.1f}" if nodes else f"{'':9}"
-    print(f"{name:44} {run.seconds:8.2f} {run.cpu:8.2f} {run.sent / 1e6:9.1f} {most:8}x {expected}{said}", flush=True)
+    cpu = f"{run.node:8.2f} {run.host:6.2f} {run.other:8.2f}"
+    print(f"{name:44} {run.seconds:8.2f} {cpu} {run.sent / 1e6:9.1f} {most:8}x {expected}{said}", flush=True)
     return good
 
 
@@ -141,6 +151,19 @@ def _image() -> Image:
         data = tar([entry(f"fill{number}", os.urandom(size * 1_000_000))])
         image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # as it is: isal's least makes it longer
     return image
+
+
+def _used(lab: Lab, node: str) -> float:
+    """Seconds that all processes of a machine of the lab have worked."""
+    space = os.readlink(f"/proc/{lab.node(node).pid}/ns/pid")
+    used = 0
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has just ended
+            if os.readlink(f"/proc/{process}/ns/pid") == space:
+                with open(f"/proc/{process}/stat") as stat:
+                    own_and_ended = stat.read().rpartition(")")[2].split()[11:15]
+                used += sum(map(int, own_and_ended))
+    return used / _TICKS
 
 
 def _busy() -> float:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy
 
-from enroot_py.swarm import peer, tracker
-from enroot_py.swarm.messages import Joined, Link, Routes
+from enroot_py.features.swarm import peer, tracker
+from enroot_py.features.swarm.messages import Joined, Link, Routes
 
 PIECE = 256 << 10
 STEP = 0.02  # seconds

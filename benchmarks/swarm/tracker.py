@@ -11,10 +11,11 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 
-from enroot_py.swarm import wire
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm, listener
-from enroot_py.swarm.messages import Joined, Report, Standing, report_every
-from enroot_py.swarm.tracking import Documents, Tracking
+from enroot_py.features.swarm import wire
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
+from enroot_py.features.swarm.messages import Joined, Report, Standing, report_every
+from enroot_py.features.swarm.tracking import Documents, Tracking
 
 NODES = (100, 1000, 10_000)
 LAYERS = (2_500_000_000, 1_200_000_000, 700_000_000, 400_000_000, 200_000_000)

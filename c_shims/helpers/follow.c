@@ -1,5 +1,5 @@
-/* penroot-follow: stay beside a running container, show it the files of the host that change, and print a line if a FUSE
- * server of the container is killed: the first one alone.
+/* penroot-follow: show a running container the files of the host that change, and print a line for the first FUSE server of
+ * the container that is killed.
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
  *                         for the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd of
@@ -18,34 +18,26 @@
  */
 #include "../digest.h"
 #include "../linux.h"
+#include "../proc.h"
 
 #include <err.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/openat2.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 enum { END = 3, SERVERS = 4, USER = 4, MOUNTS = 5 }; /* descriptors */
 enum { MAX_SERVERS = 16, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
 enum { LOOK_MS = 1000, EXITING = 0x4 }; /* PF_EXITING of proc_pid_stat(5) */
 enum { TREE_CLONE = 0x01, FROM_EMPTY_PATH = 0x04, TO_EMPTY_PATH = 0x40 }; /* open_tree(2), move_mount(2) */
 enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2) */
-
-#define CLEANUP(function) __attribute__((cleanup(function)))
-#define AUTO_CLOSE CLEANUP(close_fd) int
 
 static struct {
 	const char *path;
@@ -57,13 +49,6 @@ static size_t count;
 static const char *lines[MAX_SERVERS];
 static size_t servers;
 static bool waits; /* the parent is outside of the container, and waits for a child that is in it */
-
-static void close_fd(int *fd)
-{
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
-}
 
 /* Open a path beneath the directory `root`, out of which no symlink leads. */
 static int open_in(int root, const char *path, int flags)
@@ -100,12 +85,10 @@ static pid_t child_of(pid_t pid)
 	char path[64], children[4096];
 
 	(void)snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
-	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t length = fd < 0 ? 0 : read(fd, children, sizeof(children) - 1);
-
-	children[length > 0 ? length : 0] = '\0';
+	if (read_file(path, children, sizeof(children)) < 0)
+		return 0;
 	for (char *rest = children; (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
-		AUTO_CLOSE processes = open_namespace(pid, "pid");
+		cleanup(close_fd) int processes = open_namespace(pid, "pid");
 
 		if (processes >= 0 && !is_ours(processes, "pid"))
 			return pid;
@@ -151,7 +134,7 @@ static bool shows(int root, const char *path, const struct penroot_digest *expec
 /* ENOENT if the file that is seen there was deleted on the host: nothing can be mounted on that. */
 static int cover(int root, const char *path, int tree)
 {
-	AUTO_CLOSE target = open_in(root, path, O_PATH | O_NOFOLLOW);
+	cleanup(close_fd) int target = open_in(root, path, O_PATH | O_NOFOLLOW);
 
 	return target < 0 ? -1 : linux_move_mount(tree, "", target, "", FROM_EMPTY_PATH | TO_EMPTY_PATH);
 }
@@ -163,7 +146,7 @@ static void uncover(int root, const char *path)
 	char parent[PATH_MAX];
 
 	(void)snprintf(parent, sizeof(parent), "%.*s", (int)(name - path), path);
-	AUTO_CLOSE directory = open_in(root, parent, O_PATH | O_DIRECTORY);
+	cleanup(close_fd) int directory = open_in(root, parent, O_PATH | O_DIRECTORY);
 
 	if (directory >= 0 && fchdir(directory) == 0)
 		(void)umount2(name + 1, MNT_DETACH | UMOUNT_NOFOLLOW);
@@ -173,7 +156,7 @@ static void uncover(int root, const char *path)
 static int show(pid_t pid)
 {
 	int status = enter(pid), failed = 0;
-	AUTO_CLOSE root = status == 0 ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+	cleanup(close_fd) int root = status == 0 ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 
 	if (root < 0)
 		return status == 1 ? 0 : ALL_FAILED; /* a container that begins later binds the new files itself */
@@ -236,19 +219,9 @@ static void update(pid_t pid)
 /* Whether a process has begun to exit: it then leaves its mount namespace, and the FUSE servers end with that. */
 static bool is_exiting(pid_t pid)
 {
-	char path[64], status[1024];
+	struct process_stat stat;
 
-	(void)snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t length = fd < 0 ? 0 : read(fd, status, sizeof(status) - 1);
-
-	status[length > 0 ? length : 0] = '\0';
-	const char *rest = strrchr(status, ')');
-	unsigned int flags = EXITING;
-
-	if (rest)
-		(void)sscanf(rest, ") %*c %*d %*d %*d %*d %*d %u", &flags);
-	return flags & EXITING;
+	return !read_stat(pid, &stat) || stat.flags & EXITING;
 }
 
 static void follow(pid_t pid)

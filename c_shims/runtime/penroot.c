@@ -58,6 +58,11 @@ static char **job_environment(void)
 	return variables;
 }
 
+#define ITEM(name, type, value) \
+	case name: \
+		*(type *)to = value; \
+		break
+
 spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 {
 	spank_err_t rc = ESPANK_SUCCESS;
@@ -66,47 +71,23 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	va_start(arguments, item);
 	void *to = va_arg(arguments, void *);
 	switch (item) {
-	case S_JOB_UID:
-		*(uid_t *)to = slurms->uid;
-		break;
-	case S_JOB_GID:
-		*(gid_t *)to = slurms->gid;
-		break;
-	case S_JOB_ID:
-		*(uint32_t *)to = slurms->step_id.job_id;
-		break;
-	case S_JOB_STEPID:
-		*(uint32_t *)to = slurms->step_id.step_id;
-		break;
-	case S_JOB_LOCAL_TASK_COUNT:
-		*(uint32_t *)to = slurms->node_tasks;
-		break;
-	case S_JOB_TOTAL_TASK_COUNT:
-		*(uint32_t *)to = slurms->ntasks;
-		break;
-	case S_TASK_ID:
-		*(int *)to = task->id;
-		break;
-	case S_TASK_GLOBAL_ID:
-		*(uint32_t *)to = task->gtid;
-		break;
-	case S_JOB_ENV:
-		*(char ***)to = job_environment();
-		break;
+		ITEM(S_JOB_UID, uid_t, slurms->uid);
+		ITEM(S_JOB_GID, gid_t, slurms->gid);
+		ITEM(S_JOB_ID, uint32_t, slurms->step_id.job_id);
+		ITEM(S_JOB_STEPID, uint32_t, slurms->step_id.step_id);
+		ITEM(S_JOB_LOCAL_TASK_COUNT, uint32_t, slurms->node_tasks);
+		ITEM(S_JOB_TOTAL_TASK_COUNT, uint32_t, slurms->ntasks);
+		ITEM(S_TASK_ID, int, task->id);
+		ITEM(S_TASK_GLOBAL_ID, uint32_t, task->gtid);
+		ITEM(S_JOB_ENV, char **, job_environment());
+		ITEM(S_SLURM_VERSION_MAJOR, const char *, SLURM_MAJOR);
+		ITEM(S_SLURM_VERSION_MINOR, const char *, SLURM_MINOR);
+		ITEM(S_SLURM_VERSION_MICRO, const char *, SLURM_MICRO);
 	case S_JOB_ARGV:
 		*(int *)to = (int)task->argc, *va_arg(arguments, char ***) = task->argv;
 		break;
 	case S_JOB_SUPPLEMENTARY_GIDS:
 		*(gid_t **)to = slurms->gids, *va_arg(arguments, int *) = slurms->ngids;
-		break;
-	case S_SLURM_VERSION_MAJOR:
-		*(const char **)to = SLURM_MAJOR;
-		break;
-	case S_SLURM_VERSION_MINOR:
-		*(const char **)to = SLURM_MINOR;
-		break;
-	case S_SLURM_VERSION_MICRO:
-		*(const char **)to = SLURM_MICRO;
 		break;
 	default:
 		rc = ESPANK_BAD_ARG;

@@ -1,17 +1,11 @@
-/* The helper's process, which is there before the first task: it loads Python and what a step needs while slurmstepd makes
- * cgroups, connects to srun and forks. Until a task asks it knows nothing of the step, and opens nothing of the user's.
- * It is the user for good, and nobody can look into it (coprocess.c); root moves it into the cgroups of the first task
- * before any goes on. A task takes it only if it is what a child of the task would be: slurmstepd may have joined
- * namespaces since, and PAM may have given it another keyring, audit session or context. Else the task starts one. */
-#define _GNU_SOURCE
+/* Start the helper before the first task, which uses the helper if it is what a child of the task would be: slurmstepd may
+ * have joined namespaces since, and PAM may have changed its keyring, audit session or context. See README.md. */
 #include "plugin.h"
 
 #include "linux.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>

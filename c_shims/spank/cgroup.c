@@ -1,33 +1,5 @@
 /* In which control groups a process is, and how another one gets there: cgroups(7). */
-#define _GNU_SOURCE
 #include "plugin.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* The text of a file, as much of it as there is room for. */
-int read_file(const char *path, char *text, size_t size)
-{
-	size_t length = 0;
-	cleanup(close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0)
-		return -1;
-	while (length < size - 1) {
-		ssize_t n = read(fd, text + length, size - 1 - length);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -1;
-		if (n == 0)
-			break;
-		length += (size_t)n;
-	}
-	text[length] = '\0';
-	return 0;
-}
 
 int cgroup_read(pid_t pid, char *text, size_t size)
 {

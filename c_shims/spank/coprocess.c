@@ -1,17 +1,12 @@
 /* The Python process that decides: it is started, found again, waited for, and ended where it takes too long. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include "linux.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -44,13 +39,9 @@ int64_t in_milliseconds(int64_t milliseconds)
 /* Whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid)
 {
-	char path[64], text[1024];
-	const char *at;
+	struct process_stat stat;
 
-	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	if (read_file(path, text, sizeof(text)) < 0 || !(at = strrchr(text, ')')) || !at[1])
-		return false;
-	return at[2] == 'T' || at[2] == 't';
+	return read_stat(pid, &stat) && (stat.state == 'T' || stat.state == 't');
 }
 
 /* The same of a coprocess: proc_pid_fdinfo(5). */
@@ -74,8 +65,7 @@ static int patience(int64_t until)
 	return left <= 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left;
 }
 
-/* ECONNRESET where the process ends first: of one that is not our child the socket may be on its way to it, and then
- * nobody else closes that. */
+/* If the process is not our child, our socket may still be on its way to it, and nobody else would close that. */
 int coprocess_await(const struct coprocess *process, int fd, short events)
 {
 	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->end, .events = POLLIN } };
@@ -98,10 +88,10 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 	return -1;
 }
 
-/* Its real group is another one until it sets that right itself: of a process that executes a program as such nobody but
- * root looks at memory or descriptors (ptrace(2); begin_new_exec() in the kernel's fs/exec.c), so no other process of the
- * user can make this one, which may be in no job's cgroup, do what he wants. In the user namespace of a job, which Slurm
- * has since 25.11, nobody may have no number: there another group of the user's does, if he has one. */
+/* Set another real group, which Python sets right later. Only root may look at memory or descriptors of a process that
+ * executes a program so (ptrace(2); begin_new_exec() in the kernel's fs/exec.c): no other process of the user can control
+ * this one, which may be in no job's cgroup. The user namespace of a job (Slurm 25.11) may lack nobody's number: another
+ * group of the user is enough there, if the user has one. */
 static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
@@ -131,8 +121,7 @@ static int become(const struct credentials *as)
 	return 0;
 }
 
-/* What root has started to tidy up does that in its time: what Slurm sends to all processes of a step that it ends is for
- * programs, and SIGKILL follows. */
+/* A process that tidies up ignores what Slurm sends to all processes of a step that it ends; SIGKILL follows. */
 static void reset_signals(bool tidies_up)
 {
 	sigset_t none;
@@ -144,8 +133,7 @@ static void reset_signals(bool tidies_up)
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* slurmstepd is protected from the OOM killer and task 0 may be bound to one CPU: neither is for
- * the helper. Both are wishes: Slurm has mostly reset the first, the kernel keeps to the cpuset. */
+/* Undo slurmstepd's protection from the OOM killer and the binding of task 0 to CPUs, if possible. The cpuset stays. */
 static void reset_scheduling(void)
 {
 	static unsigned long all[CPU_LIMIT / (8 * sizeof(unsigned long))];
@@ -295,29 +283,14 @@ int coprocess_wait(const struct coprocess *process)
 	return in_time ? 0 : -1;
 }
 
-/* When a process began; 0 where it is gone, or /proc hides it from us. */
-static unsigned long long started(pid_t pid)
-{
-	char path[32], line[1024];
-	unsigned long long ticks = 0;
-
-	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	if (read_file(path, line, sizeof(line)) < 0)
-		return 0;
-	/* The 22nd field; the name of the program, in parentheses, may hold anything. */
-	const char *at = strrchr(line, ')');
-	for (int field = 2; at && field < 22; field++)
-		at = strchr(at + 1, ' ');
-	if (at)
-		ticks = strtoull(at, NULL, 10);
-	return ticks;
-}
-
 int identify(pid_t pid, struct identity *who)
 {
-	*who = (struct identity){ .pid = pid, .started = started(pid) };
+	struct process_stat stat;
+	bool found = read_stat(pid, &stat);
+
+	*who = (struct identity){ .pid = pid, .started = stat.started };
 	errno = ESRCH;
-	return who->started ? 0 : -1;
+	return found ? 0 : -1;
 }
 
 static int open_process(const struct identity *who)
@@ -325,9 +298,9 @@ static int open_process(const struct identity *who)
 	cleanup(close_fd) int fd = linux_pidfd_open(who->pid);
 	if (fd < 0)
 		return -1;
-	unsigned long long began = started(who->pid);
+	struct process_stat now;
 	struct pollfd end = { .fd = fd, .events = POLLIN };
-	if ((began && began != who->started) || poll(&end, 1, 0) > 0) {
+	if ((read_stat(who->pid, &now) && now.started != who->started) || poll(&end, 1, 0) > 0) {
 		errno = ESRCH;
 		return -1;
 	}
@@ -375,24 +348,4 @@ int coprocess_connect(struct coprocess *process, int control, const struct ident
 	(void)close(pair[1]);
 	errno = why;
 	return rc;
-}
-
-bool coprocess_each_log_line(const struct coprocess *process, struct step *step, void (*print)(struct step *, const char *line))
-{
-	char text[4096];
-	char *rest = text;
-	/* How far it has written: the offset is of the file that we share. */
-	off_t end = process->log < 0 ? 0 : lseek(process->log, 0, SEEK_CUR);
-
-	/* The end of it says why: a traceback has its message in the last line. */
-	off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
-	ssize_t n = end > 0 ? pread(process->log, text, sizeof(text) - 1, from) : 0;
-	if (n <= 0)
-		return false;
-	text[n] = '\0';
-	for (char *line; (line = strsep(&rest, "\n"));) {
-		if (*line)
-			print(step, line);
-	}
-	return true;
 }

@@ -1,10 +1,5 @@
 /* RUNTIME_PATH/UID, where the steps of a user on a node know of each other. Root makes it, and asks nothing in it. */
-#define _GNU_SOURCE
 #include "plugin.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
 
 /* Whether nobody but root can put anything into a directory, or, on the way to another, in place of what is in it. */
 static bool is_roots(const char *path, bool on_the_way)

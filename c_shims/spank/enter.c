@@ -1,12 +1,9 @@
 /* A task becomes a member of a container that runs already. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include "seccomp.h"
 
-#include <errno.h>
 #include <sched.h>
-#include <string.h>
 #include <sys/prctl.h>
 
 /* In the order in which they can be joined, setns(2): the user namespace gives the capabilities for the others. */

@@ -1,14 +1,10 @@
 /* The end of a job, as root: in slurmd, where nothing that goes wrong may reach it, as it would drain the node, and in
  * the slurmstepd of the extern step. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <grp.h>
 #include <pwd.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* How long root waits for the user's process, in milliseconds: less than Slurm's patience. */
 enum { EPILOG_WAIT = 5000 };

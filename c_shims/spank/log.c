@@ -1,9 +1,7 @@
 /* Lines for people in front of srun, and for slurmd's log. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include <stdarg.h>
-#include <string.h>
 #include <sys/sysmacros.h>
 
 /* What the user's processes may put into slurmd's log: bytes of a line, bytes of a task's lines, of root's for a step.

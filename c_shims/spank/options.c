@@ -1,11 +1,6 @@
 /* The options of a step, and how they come from srun and sbatch to the nodes. */
-#define _GNU_SOURCE
 #define OPTION_TABLES
 #include "plugin.h"
-
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Slurm's own variable for an option of sbatch, before its name; its value is the option's, or of a flag nothing that
  * means something. sbatch sets it after it has emptied its environment for --export-file, and every --export lets it

@@ -1,11 +1,8 @@
 /* Where the packages and their interpreter are: around the plugin, as LIBRARY/spank_pyxis.so or
  * LIBRARY/plugins/RELEASE/spank_pyxis.so, or else where the build was told. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include <dlfcn.h>
-#include <stdlib.h>
-#include <string.h>
 
 #ifndef PENROOT_LIB
 #define PENROOT_LIB "/nowhere"

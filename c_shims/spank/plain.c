@@ -1,13 +1,8 @@
-/* Requests to srun that are so plain that pyxis_py/submit/submission.py would find no fault in them. That process takes as
- * long as a step without a container, and srun would wait for it before it asks for nodes. The nodes check all of it again.
- * For a tag, the process finds the digest while srun asks. Nothing is refused here: a request that is not surely plain goes
- * to that process. */
-#define _GNU_SOURCE
+/* Find the requests to srun in which pyxis_py/submit/submission.py would find no fault, so that srun need not wait for it
+ * before it asks for nodes. The nodes check every request again. Nothing is refused here. See README.md. */
 #include "plugin.h"
 
 #include <regex.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { LONGEST = 128 };
 

@@ -1,12 +1,8 @@
 /* What Slurm calls. Nothing is decided here: options are stored and passed on to Python, and a
  * task joins the container that it is told. Without a container option nothing happens at all. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 

@@ -2,24 +2,22 @@
 #ifndef PENROOT_PLUGIN_H
 #define PENROOT_PLUGIN_H
 
+#define _GNU_SOURCE
 #include <limits.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/types.h>
-#include <unistd.h>
 
 #include <slurm/slurm.h>
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 #pragma GCC visibility pop
 
+#include "proc.h"
 #include "options.h" /* names that pyxis_py has too: what each means, pyxis_py/request/job.py tells */
 
-#define cleanup(f) __attribute__((cleanup(f)))
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Since Slurm 24.05 the extern step waits for the job's others before its end: mgr.c, _spawn_job_container(). */
@@ -28,13 +26,6 @@
 #endif
 
 extern char **environ;
-
-static inline void close_fd(int *fd)
-{
-	if (*fd >= 0)
-		(void)close(*fd);
-	*fd = -1;
-}
 
 /* For a descriptor that is to outlive its variable. */
 static inline int keep_fd(int *fd)
@@ -45,8 +36,7 @@ static inline int keep_fd(int *fd)
 	return kept;
 }
 
-/* place.c: the directory that holds pyxis_py and enroot_py of our version, and the Python that runs them; whether they are those that a
- * container with Slurm of its node has. */
+/* place.c: the directory of our Python packages, the Python that runs them, and whether a container has both of its node. */
 const char *library(void);
 const char *interpreter(void);
 bool is_brought(void);
@@ -67,9 +57,9 @@ struct identity {
 	unsigned long long started;
 };
 
-/* A process and our connection to it: the socket, what it wrote to stderr, its pid if it is our child, and a pidfd,
- * which becomes readable when it ends. Where we are root and it is the user's, we wait for nothing of it longer than
- * `until`, and are `wary`: we take short answers, and no descriptors: to close one may last, of a file of his FUSE. */
+/* A process and our connection to it: the socket, its stderr, its pid if it is our child, and a pidfd, readable when it
+ * ends. As root we wait for a user's process until `until` at most, and are `wary`: we take short answers and no
+ * descriptors, as closing one may block (a file of the user's FUSE). */
 struct coprocess {
 	int socket;
 	int log;
@@ -97,13 +87,12 @@ int64_t in_milliseconds(int64_t milliseconds);
 /* Which process has this number now. ESRCH where that cannot be known. */
 int identify(pid_t pid, struct identity *who);
 
-/* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it is our child
- * and becomes that user for good, and we are wary; without, it keeps the user that we are. `detached`: it is
- * nobody's child and has its own session, so that it outlives the task. */
+/* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it becomes that user for good, and we are
+ * wary. `detached`: it is nobody's child and has its own session, so that it outlives the task. */
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
-/* Connect to the process `who`, which was started with the other end of `control`: it gets one end of a new pair of
- * sockets that way. There is no address, so nobody else can answer there. ESRCH where it is gone. */
+/* Send one end of a new pair of sockets to the process `who`, which has the other end of `control`. There is no address,
+ * so nobody else can answer. ESRCH if the process is gone. */
 int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary);
 
 /* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first, ETIMEDOUT when it takes too long. */
@@ -113,9 +102,6 @@ int coprocess_await(const struct coprocess *process, int fd, short events);
 /* Wait for the end of the process, when it has left its cgroup too. One that takes too long is killed: ETIMEDOUT. */
 int coprocess_wait(const struct coprocess *process);
 
-/* What it wrote to stderr, line by line; false if that is nothing. */
-struct step;
-bool coprocess_each_log_line(const struct coprocess *process, struct step *step, void (*print)(struct step *, const char *line));
 void coprocess_free(struct coprocess *process);
 
 /* message.c: what is sent to that process, and comes from it. -1 with errno. */
@@ -142,8 +128,6 @@ int request_finish(struct request *request);
 int request_send(const struct request *request, const struct coprocess *process);
 void request_free(struct request *request);
 
-/* Receive one answer. ECONNRESET when the process is gone, ETIMEDOUT when it has taken too long. */
-int answer_receive(struct answer *answer, const struct coprocess *process);
 /* The pairs in turn: start with *at = 0. False after the last one. */
 bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value);
 /* The value of a key, or NULL. */
@@ -154,7 +138,6 @@ void answer_free(struct answer *answer);
 
 enum { CGROUPS_SIZE = 8192 };
 
-int read_file(const char *path, char *text, size_t size);
 /* The text of /proc/PID/cgroup, all of it. */
 int cgroup_read(pid_t pid, char *text, size_t size);
 /* Move a process to the groups of such a text; where one has gone since, as that of a task, to the one above it. */
@@ -276,7 +259,7 @@ int take_options_of_sbatch(struct step *step);
 const char *variable_of(const char *word);
 void free_options(struct step *step);
 
-/* ask.c */
+/* message.c again: whole conversations */
 enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
 
 void begin_request(struct step *step, struct request *request, const char *verb, const char *context, const char *cwd);

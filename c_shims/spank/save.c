@@ -1,13 +1,8 @@
 /* Each task is two processes. The outer one waits for the user's program. The last outer process saves the container, and
  * fails if the save fails. Slurm takes no status from a callback after the last task. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

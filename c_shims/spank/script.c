@@ -1,12 +1,7 @@
 /* A batch script whose #SBATCH lines ask for a container, of a job without one: nobody has read them. sbatch reads those
  * of a script in a file, not of --wrap (size 0 for process_options_second_pass of its sbatch.c), and slurmrestd and
  * programs with libslurm read none. Here a task does that, as the user. */
-#define _GNU_SOURCE
 #include "plugin.h"
-
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* The word of a #SBATCH line that asks for a container, or NULL. The rest after a # is a comment. */
 static char *find_option(char *line)

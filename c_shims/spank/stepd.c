@@ -1,10 +1,6 @@
 /* In slurmstepd, as root: before the first task of a step, and after the last one. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>

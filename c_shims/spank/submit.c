@@ -1,16 +1,9 @@
-/* In srun, salloc and sbatch: a mistake ends them before anything is queued. For srun the process goes on
- * meanwhile: it resolves a tag, and what it found is there when the allocation is. Of several components of
- * a heterogeneous job only one would get it then, so there srun waits. Where there can be no mistake nothing waits
- * for its word, and without a tag it is not started: plain.c. */
-#define _GNU_SOURCE
+/* In srun, salloc and sbatch: a mistake ends the command before anything is queued. For srun the process then resolves a
+ * tag while srun waits for nodes. Of several components of a heterogeneous job only one would get the digest, so there srun
+ * waits for it. */
 #include "plugin.h"
 
 #include "brought.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void free_text(char **text)
 {

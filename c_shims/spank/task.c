@@ -1,14 +1,7 @@
 /* A task, as the user: it starts the helper, or finds it, and joins its container. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
-#include "interpreter.h"
-
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/time.h>
 
 /* Descriptors that slurmstepd has from its start are below. */
@@ -248,49 +241,6 @@ static void bring_launcher(struct step *step)
 	}
 }
 
-/* Where slurmstepd finds a program: build_path() of its env.c. If it finds none, the first link that leads nowhere. */
-static bool find_program(struct step *step, const char *name, char path[PATH_MAX])
-{
-	char **variables = NULL;
-	const char *search = NULL;
-	char candidate[PATH_MAX];
-	struct stat info;
-
-	path[0] = '\0';
-	if (strchr(name, '/'))
-		return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX;
-	if (get_item(step, S_JOB_ENV, &variables) != ESPANK_SUCCESS)
-		return false;
-	for (; *variables; variables++) {
-		if (strncmp(*variables, "PATH=", 5) == 0)
-			search = *variables + 5;
-	}
-	for (size_t length; search && *search; search += length + (search[length] == ':')) {
-		length = strcspn(search, ":");
-		if (snprintf(candidate, PATH_MAX, "%.*s/%s", (int)length, search, name) >= PATH_MAX)
-			continue;
-		bool exists = stat(candidate, &info) == 0;
-		if (exists ? !S_ISDIR(info.st_mode) : !*path && lstat(candidate, &info) == 0)
-			memcpy(path, candidate, PATH_MAX);
-		if (exists && !S_ISDIR(info.st_mode))
-			return true;
-	}
-	return *path;
-}
-
-/* Say what slurmstepd cannot: of execve(2) it reports the error number and the program, not the interpreter, link or mount.
- * In the container. */
-static void check_interpreter(struct step *step)
-{
-	char path[PATH_MAX], why[PENROOT_WHY];
-	char **argv = NULL;
-	int argc = 0;
-
-	if (get_item(step, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 && argv && argv[0] &&
-	    find_program(step, argv[0], path) && penroot_explain(path, why, sizeof(why)))
-		(void)fail(step, "cannot run %s: %s", path, why);
-}
-
 int init_task(struct step *step)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
@@ -310,7 +260,9 @@ int init_task(struct step *step)
 		bring_launcher(step);
 		if (enter(step, &answer) < 0)
 			return -1;
-		check_interpreter(step);
+		/* Of execve(2) slurmstepd reports the error number and the program, not the interpreter, link or mount. */
+		if (answer_get(&answer, "broken"))
+			(void)fail(step, "%s", answer_get(&answer, "broken"));
 		if (saves)
 			end_with_parent(step);
 	}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+
 from enroot_py import LIBRARY, __version__
 from enroot_py.base.errors import ConfigError
 
 FILE = f"{LIBRARY}/enroot_py/BUILD"
 # How to add the libraries of a feature to each kind of installation.
 _ADD = {
-    "deb": "install the package penroot-{}",
-    "rpm": "install the package penroot-{}",
-    "make install": "make install EXTRAS={}",
+    "deb": "install the package {1}",
+    "rpm": "install the package {1}",
+    "make install": "make install EXTRAS={0}",
     "": "make dev",
 }
+_PACKAGES = {"ssh": "penroot-ssh", "signatures": "penroot-signatures", "swarm": "penroot-signatures"}
 
 
 def line() -> str:
@@ -33,8 +36,15 @@ def _words() -> list[str]:
     return words if len(words) == 3 else []
 
 
+def has(library: str) -> bool:
+    """Return whether a Python library is installed, without an import of it."""
+    if library in sys.modules:
+        return sys.modules[library] is not None
+    return any(finder.find_spec(library, None) is not None for finder in sys.meta_path)
+
+
 def missing(feature: str, error: ModuleNotFoundError) -> ConfigError:
     """Return the error for a feature, which is also the name of its extra, whose library is not installed."""
-    kind = _words()[2] if _words() else ""
-    hint = _ADD.get(kind, "pip install 'penroot[{}]'").format(feature)
-    return ConfigError(f"{feature} needs the Python library {error.name}, which is not installed", hint=hint)
+    kind, library = _words()[2] if _words() else "", (error.name or "").partition(".")[0]
+    hint = _ADD.get(kind, "pip install 'penroot[{0}]'").format(feature, _PACKAGES[feature])
+    return ConfigError(f"{feature} needs the Python library {library}, which is not installed", hint=hint)

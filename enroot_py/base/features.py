@@ -32,6 +32,7 @@ SOCKETS = {
     "recorder": "begin(...): an event that records what is done; None if nobody wants one",
     "arguments": "ARGUMENTS: rows of the table of the plugin's arguments in plugstack.conf",
     "options": "OPTIONS: rows of the table of options of srun, sbatch and salloc",
+    "reach": "libraries(plugin), findings(nodes, plugin, slurm): for pyxis-py check and check --nodes",
     "step": "a part of a step, of PARTS",
 }
 
@@ -42,6 +43,11 @@ PARTS = {
     "describe": "(job, name, origin): the description of a container for which an option asks",
     "must_resolve": "(request): whether srun resolves a tag, whatever the site says",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
+    "shares": "(plugin): whether srun may offer images to nodes",
+    "offer": "(job, image, digest, allocation): with an invitation and serve(channel), what srun does for its nodes",
+    "peers": "(job, plugin): the other nodes of a step: Peers of registry/sources.py, or None",
+    "send": "(job, request, plugin, learns_later=): with serve(channel), a file that srun sends to its nodes",
+    "receive": "(job, request, plugin, settings): that file in the store of a node",
     "attach": "(step, held): what a running container gets when a step joins it: see pyxis_py/node/attached.py",
     "clean_up": "(job, notes): removes what the feature has left, at the end of a job",
 }
@@ -55,6 +61,7 @@ FEATURES = {
     "enroot_py.features.pins": "settings flags pin verbs manual arguments options "
     "step.at_submit step.must_resolve step.pin",
     "enroot_py.features.records": "settings verbs manual recorder arguments step.settings",
+    "enroot_py.features.swarm": "arguments reach step.shares step.offer step.peers step.send step.receive",
     "enroot_py.features.trust": "admission doctor verbs manual",
     "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",
     "pyxis_py.features.ssh": "verbs admin step.clean_up",

@@ -170,7 +170,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 def syncfs(fd: int) -> None:
     """syncfs(2)"""
-    _check(lib.linux_syncfs(fd))
+    _check(lib.syncfs(fd))
 
 
 def close_range(first: int, last: int, flags: int) -> None:
@@ -209,15 +209,6 @@ def drop_capabilities() -> None:
 def install_filter() -> None:
     """seccomp(2) with the filter of c_shims/seccomp.h; needs PR_SET_NO_NEW_PRIVS"""
     _check(lib.penroot_install_filter())
-
-
-def explain(path: str) -> str:
-    """Return why execve(2) cannot run a file, if the file, a link, a mount or an interpreter is at fault; else ""."""
-    size = 6 << 12  # PENROOT_WHY of interpreter.h
-    why = ffi.new("char[]", size)
-    if not lib.penroot_explain(_text(path), why, size):
-        return ""
-    return os.fsdecode(ffi.string(why)).replace("\n", "\\n")  # of an image: it forges no line of its own
 
 
 def withhold_descriptors() -> None:

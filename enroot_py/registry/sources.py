@@ -56,6 +56,16 @@ class Expecting(Protocol):
         """The blob from where it comes from, if what others gave is not what its digest says."""
 
 
+class Peers(Protocol):
+    """Other nodes of a step, to which an image comes at the same time; ``root`` is that of this node's store."""
+
+    def source(self, image: Reference, settings: Settings, root: str) -> ImageSource:
+        """Return the image as the nodes give it to each other."""
+
+    def lend(self, image: Reference, settings: Settings, root: str) -> None:
+        """Give an image that is stored here to nodes that lack it. Raises OSError."""
+
+
 def open_source(
     reference: Reference | LocalImage, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
 ) -> ImageSource:

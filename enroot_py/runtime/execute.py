@@ -7,6 +7,7 @@ import os
 
 from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import CommandError, ContainerError
+from enroot_py.runtime import interpreters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    if why := refused and linux.explain(refused):
+    if why := refused and interpreters.explain(refused):
         error = CommandError(f"cannot run {refused}: {why}")
     else:
         hint = _advice(refused or name, failure.errno)

@@ -12,8 +12,8 @@ Beneath its root, which only its owner can enter::
     */DIGEST/boot                   while it may not be on the disk yet, then ``checked``: crash.py
     refs/NAME+ARCH                  what a name meant last: store.Name
     leases/DIGEST.NODE              in a store that nodes share: its time is that of the last start there
-    swarms/DIGEST                   on srun's host: the nodes of a step that all have an image (submit/swarm.py of
-                                    pyxis_py), or the digest of a file that is known by this one (submit/sent.py)
+    swarms/DIGEST                   on srun's host: the nodes of a step that all have an image (features/swarm),
+                                    or the digest of a file that is known by this one
     blobs/DIGEST                    compressed, for other nodes; without names those on their way: swarm/kept.py
     users/HASH                      a symbolic link to the record of a container over one of the images
     format                          a symbolic link to a number: format.py

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
     from enroot_py.config.settings import Settings
     from enroot_py.registry.manifests import Manifest
-    from enroot_py.registry.sources import ImageSource
-    from enroot_py.swarm.guest import Invitation
-    from enroot_py.swarm.source import SwarmSource
+    from enroot_py.registry.sources import ImageSource, Peers
 
 
 def pull(
@@ -37,18 +35,18 @@ def pull(
     *,
     arch: str | None = None,
     pin: Pin | None = None,
-    invitation: Invitation | None = None,
+    peers: Peers | None = None,
 ) -> Image:
     """The image of a reference, in the store when this returns.
 
     A digest that is stored costs no request, a tag whose image is stored one. Where
     the registry does not answer and an image is stored for the name, it is used,
     with a warning. ``pin`` is the digest that a tag has for all nodes of a step, whatever it means by now: see
-    tags.pin(). With an ``invitation`` nodes give the image to each other. The image is held: see Image.hold.
+    tags.pin(). ``peers`` are nodes that give the image to each other. The image is held: see Image.hold.
     Raises RegistryError, ImageError, ConfigError.
     """
     with Recording("pull", settings, image=str(reference)):
-        way = Pull(reference, settings, arch, pin, invitation)
+        way = Pull(reference, settings, arch, pin, peers)
         while True:
             image = way.image()
             recording.fact(digest=image.digest)
@@ -73,14 +71,15 @@ class Pull:
         settings: Settings,
         arch: str | None,
         pin: Pin | None,
-        invitation: Invitation | None,
+        peers: Peers | None,
     ) -> None:
         self._reference = reference
         self._settings = settings
         self._arch = arch
         self._pin = tags.pin(reference, settings, pin)
         self._wanted = _pinned(reference, self._pin)
-        self._invitation = invitation
+        # A directory of blobs that all nodes share serves them too.
+        self._peers = None if settings.shared_blobs else peers
         self._admission: Any = None
         if settings.policies:
             from enroot_py.store import policies
@@ -97,10 +96,8 @@ class Pull:
         stored = self._stored()
         if stored is not None and self._wanted.digest:
             self._check_stored(stored)
-            if self._is_swarm:
-                from enroot_py.swarm.apart import apart
-
-                apart(lambda: self._swarm().lend())  # all that it needs is imported there
+            if self._peers is not None and isinstance(self._wanted, Reference):
+                self._peers.lend(self._wanted, self._settings, self._store.root)
             return stored
         try:
             is_current = stored is not None and self._is_current()
@@ -163,24 +160,9 @@ class Pull:
         settings = self._settings
         if hurried:
             settings = settings.replace("a stored image", connect_timeout=2, stall_timeout=5, transfer_retries=0)
-        if self._is_swarm and not hurried:
-            return self._swarm()
+        if self._peers is not None and isinstance(self._wanted, Reference) and not hurried:
+            return self._peers.source(self._wanted, settings, self._store.root)
         return open_source(self._wanted, settings)
-
-    @property
-    def _is_swarm(self) -> bool:
-        """Whether the nodes of a step give it to each other: a directory of blobs that they share does that too."""
-        return self._invitation is not None and isinstance(self._wanted, Reference) and not self._settings.shared_blobs
-
-    def _swarm(self) -> SwarmSource:
-        assert self._invitation and isinstance(self._wanted, Reference)
-        from enroot_py.registry.sources import open_registry
-        from enroot_py.swarm.kept import Kept
-        from enroot_py.swarm.source import SwarmSource
-
-        inner = open_registry(self._wanted, self._settings)
-        kept = Kept(layout.blobs(self._store.root), self._invitation.keep)
-        return SwarmSource(self._invitation, self._wanted.digest, inner, kept)
 
     def _fetch(self, source: ImageSource, manifest: Manifest) -> Image:
         from enroot_py.store.fetch import Fetch

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 import yaml
 
 from enroot_py.base.errors import PenrootError
+from enroot_py.base.features import plugged
 from enroot_py.base.run import Program, find
 from enroot_py.cli import doctor
 from enroot_py.cli.doctor import Finding
@@ -52,15 +53,16 @@ def findings(given: str | None) -> Iterator[Finding]:
     yield from doctor.cache_path(loaded)
     yield from doctor.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
     yield from doctor.of_features(loaded)
+    for feature in plugged("reach"):
+        yield from feature.libraries(_plugin(stacks))
     yield from root_squash(users_home())
 
 
 def findings_of_nodes(given: str | None, nodes: str) -> Iterator[Finding]:
     """Whether these nodes reach each other, and this host. Raises PenrootError."""
-    from pyxis_py.admin import reach
-
     slurm = slurm_configuration()
-    yield from reach.findings(nodes, _plugin(_stacks(given, slurm)), slurm)
+    for feature in plugged("reach"):
+        yield from feature.findings(nodes, _plugin(_stacks(given, slurm)), slurm)
 
 
 def _stacks(given: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]]:

@@ -1,7 +1,8 @@
-"""options.h of the SPANK plugin: the names that it shares with Python, and the table of options. Made by its build."""
+"""options.h, made by the plugin's build: the names shared with Python, the system call filter, the table of options."""
 
 from __future__ import annotations
 
+from enroot_py.base.filter import c_filter
 from enroot_py.config.settings import HERE, POLICY
 from enroot_py.config.words import DEFAULT_PATH
 from pyxis_py.request.job import CARRIED, PINNED, PROTOCOL, RESOLVED, SWARM, VERBOSE
@@ -42,7 +43,7 @@ def c_header() -> str:
 #define ENVIRONMENT_OPTION {next((i for i, o in enumerate(options) if o.describes), -1)}
 #define IMAGE_OPTION {names.index("container-image")}
 #define NAME_OPTION {names.index("container-name")}
-{defines}
+{defines}{c_filter()}
 #ifdef OPTION_TABLES
 static int option_given(int val, const char *optarg, int remote);
 

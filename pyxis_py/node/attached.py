@@ -14,17 +14,16 @@ from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.features import parts
-from enroot_py.runtime import mounting, namespaces, pmix, rootfs
+from enroot_py.runtime import mounting, pmix, rootfs
 from enroot_py.runtime.mounting import Mount
-from pyxis_py.node.held import Brought
-from pyxis_py.request.channel import Channel, built, forked
+from pyxis_py.node.held import Brought, enter_user, in_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Protocol
 
-    from pyxis_py.node.held import Held
+    from pyxis_py.node.held import Answer, Held
 
     class Extra(Protocol):
         """What a feature brings into a running container: a tree for its target, and ``what`` that is in messages.
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
         def tree(self) -> tuple[Mount, int, Callable[[int], None]]: ...
 
-    Answer = tuple[list[tuple[str, str]], list[int]]  # what a child sends: pairs and descriptors
 
 _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
 
@@ -95,7 +93,7 @@ def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], ext
     ``unsealed`` is a writable mount of the root file system, for mount points in a read-only container, or -1.
     Raises PenrootError if nothing could be mounted.
     """
-    pairs, fds = _in_child(lambda: _bring(spaces, unsealed, wanted, extras))
+    pairs, fds = in_child(lambda: _bring(spaces, unsealed, wanted, extras))
     attached = dict(zip((value for key, value in pairs if key == "attached"), fds, strict=True))
     failed = dict(value.split("\n", 1) for key, value in pairs if key == "failed")
     return Brought(attached, failed)
@@ -103,36 +101,13 @@ def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], ext
 
 def take_back(spaces: Mapping[str, int], brought: Brought) -> None:
     """Detach what ``brought`` still holds. Raises PenrootError."""
-    _in_child(lambda: _take_back(spaces, brought.attached.values()))
+    in_child(lambda: _take_back(spaces, brought.attached.values()))
     for target in list(brought.attached):
         brought.leave(target)
 
 
-def _in_child(act: Callable[[], Answer]) -> Answer:
-    """Return what ``act`` returns in a child. Raises PenrootError."""
-
-    def answer(channel: Channel) -> None:
-        pairs, fds = act()
-        channel.send([("ok", ""), *pairs], tuple(fds))
-
-    channel, child = forked(answer, "")
-    try:
-        return built(channel, child)
-    except EOFError:
-        raise PenrootError("the process that enters the container was killed", hint="see --mem and dmesg") from None
-    finally:
-        channel.socket.close()
-        os.waitpid(child, 0)
-
-
-def _enter_user(spaces: Mapping[str, int]) -> None:
-    namespaces.hide()
-    if "user" in spaces:  # a superuser's container has none of its own
-        linux.setns(spaces["user"], linux.CLONE_NEWUSER)
-
-
 def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Answer:
-    _enter_user(spaces)
+    enter_user(spaces)
     # open_tree(2) clones mounts of a namespace that the caller's user namespace owns: a copy of the node's.
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
@@ -222,7 +197,7 @@ def _open(root: int, path: str) -> Fd:
 def _take_back(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
     # umount2(2) takes a path only. This one leads nowhere but to the mount: what the container has on /proc may lie.
     descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    _enter_user(spaces)
+    enter_user(spaces)
     rootfs.import_no_files()
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
     os.fchdir(descriptors)

@@ -71,6 +71,10 @@ class Environment:
         wanted, _ = said or (True, "")
         return wanted
 
+    def search(self, inside: Mapping[str, str]) -> str:
+        """Return the PATH of a task in a container that has the variables ``inside``."""
+        return {**self._job.environ, **inside, **self.chosen()}.get("PATH", "")
+
     def without_task(self, inside: Mapping[str, str]) -> dict[str, str]:
         """``inside`` without Slurm's variables of this task that a hook has copied: other tasks have their own."""
         own = self._job.environ

@@ -9,7 +9,7 @@ import os
 from enroot_py.base import capture, cgroups, linux, log, proc, recording
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import hostfiles, mounting
+from enroot_py.runtime import hostfiles, interpreters, mounting, namespaces, rootfs
 from enroot_py.runtime.environ import warn_of_missing_paths
 from pyxis_py.request.channel import SOCKET, Channel, assignments, built, forked, tell
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyxis_py.node.step import Step
     from pyxis_py.request.channel import Pairs
     from pyxis_py.request.job import Job
+
+    Answer = tuple[list[tuple[str, str]], list[int]]  # what a child sends: pairs and descriptors
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
@@ -103,6 +105,7 @@ class Held:
         self._builder = 0
         self._lifetime = -1  # of the process that follows the host's files, a pipe
         self._host_files = hostfiles.digests()
+        self._broken: dict[tuple[str, str], str] = {}  # why a command cannot run, by command and PATH
         running = self._running()
         self.joined = running is not None and container.joins_running()
         if running is not None and self.joined:
@@ -208,6 +211,7 @@ class Held:
         single = dict(pairs)
         self.environ, self.workdir = assignments(pairs, "environ"), single["workdir"]
         self.served = step.job.step if "served" in single else ""
+        self._broken[step.job.command, container.environment.search(self.environ)] = single["broken"]
         # What this job has chosen is not for the tasks of another one.
         below = assignments(pairs, "below")
         environment = container.environment
@@ -246,9 +250,17 @@ class Held:
         pairs.append(("workdir", workdir))
         if by := self.step.request.origins.get("workdir"):
             pairs.append(("workdir_by", by))
+        if broken := self._explain(task.command, workdir, self.container.environment.search(environ)):
+            pairs.append(("broken", broken))
         pairs += [("set", f"{name}={value}") for name, value in assign.items()]
         pairs += [("unset", name) for name in drop]
         channel.send(pairs, tuple(self.spaces.values()))
+
+    def _explain(self, command: str, workdir: str, search: str) -> str:
+        """Return why a task cannot run its command in the container; "" if it can, or nobody knows."""
+        if command and (command, search) not in self._broken:
+            self._broken[command, search] = _explain(self.spaces, command, workdir, search)
+        return self._broken.get((command, search), "")
 
     def reap(self) -> None:
         """See the process end that has built it."""
@@ -313,6 +325,43 @@ class Held:
             return
 
 
+def _explain(spaces: Mapping[str, int], command: str, workdir: str, search: str) -> str:
+    def look() -> Answer:
+        enter_user(spaces)
+        rootfs.import_no_files()
+        linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
+        return [("broken", interpreters.explain_in(workdir, command, search))], []
+
+    try:
+        return dict(in_child(look)[0])["broken"]
+    except PenrootError:
+        return ""  # slurmstepd says what it knows
+
+
+def in_child(act: Callable[[], Answer]) -> Answer:
+    """Return what ``act`` returns in a child. Raises PenrootError."""
+
+    def answer(channel: Channel) -> None:
+        pairs, fds = act()
+        channel.send([("ok", ""), *pairs], tuple(fds))
+
+    channel, child = forked(answer, "")
+    try:
+        return built(channel, child)
+    except EOFError:
+        raise PenrootError("the process that enters the container was killed", hint="see --mem and dmesg") from None
+    finally:
+        channel.socket.close()
+        os.waitpid(child, 0)
+
+
+def enter_user(spaces: Mapping[str, int]) -> None:
+    """In a child: enter the user namespace of a container."""
+    namespaces.hide()
+    if "user" in spaces:  # a superuser's container has none of its own
+        linux.setns(spaces["user"], linux.CLONE_NEWUSER)
+
+
 def _is_ours(name: str, fd: int) -> bool:
     """Whether a descriptor is of that namespace in which this process is."""
     return os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}"))
@@ -345,7 +394,11 @@ def _enter(container: Container, source: Source, channel: Channel, proc: int) ->
         recording.event.again()
     environ, below, workdir = container.enter(source)
     _warn_of_missing_paths(container, environ)
-    pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
+    broken = interpreters.explain_in(
+        container.step.request.workdir or workdir, container.step.job.command, container.environment.search(environ)
+    )
+    pairs = [("workdir", workdir), ("broken", broken)]
+    pairs += [("environ", f"{name}={value}") for name, value in environ.items()]
     pairs += [("below", f"{name}={value}") for name, value in below.items()]
     if recording.event is not None:
         pairs += [("phase", f"{name}={seconds}") for name, seconds in recording.event.phases.items()]

@@ -6,15 +6,16 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
+from enroot_py.base.features import parts
 from enroot_py.store import containers
 from pyxis_py.request.channel import tell
 from pyxis_py.request.job import REFUSED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from enroot_py.registry.sources import Peers
     from enroot_py.runtime import rootfs
     from enroot_py.store.store import Image as Stored
-    from enroot_py.swarm.guest import Invitation
     from pyxis_py.node.importer import Importer
     from pyxis_py.node.step import Step
 
@@ -69,7 +70,7 @@ class Image:
         if resolves and not (pin or refused or ref.digest):
             log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
         try:
-            stored = pull.pull(ref, self._settings, pin=pin, invitation=self._invitation())
+            stored = pull.pull(ref, self._settings, pin=pin, peers=self._peers())
         except PenrootError as e:
             if refused and isinstance(e, RefusedError) or not str(e):
                 raise ImageError("") from e  # srun has printed it, or one node does, for all
@@ -79,12 +80,12 @@ class Image:
         self.used = str(ref) if ref.digest else f"{ref}@{pin.digest if pin else stored.digest}"
         return self._of_stored(stored, str(ref))
 
-    def _invitation(self) -> Invitation | None:
-        if not self._job.swarm:
+    def _peers(self) -> Peers | None:
+        """Return the other nodes of the step, if a feature lets them give images to each other."""
+        job = self._job
+        if not (job.swarm or job.is_first_of_several_nodes):
             return None
-        from pyxis_py.submit import swarm
-
-        return swarm.invitation(self._job, self._step.plugin)
+        return next(filter(None, (peers(job, self._step.plugin) for peers in parts("peers"))), None)
 
     def _of_stored(self, stored: Stored, name: str) -> rootfs.Source:
         if not self._step.leaves_a_directory:
@@ -93,10 +94,10 @@ class Image:
 
     def _from_srun(self) -> rootfs.Source:
         """The squashfs file that srun sends, once this node has it in its store. Raises ImageError."""
-        from pyxis_py.submit import sent
-
-        stored = sent.received(self._job, self._request, self._step.plugin, self._settings)
-        return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._asked)
+        for receive in parts("receive"):
+            stored: Stored = receive(self._job, self._request, self._step.plugin, self._settings)
+            return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._asked)
+        raise ImageError(f"{self._asked}: this installation of penroot receives no files from srun")
 
     def _from_importer(self, importer: Importer) -> rootfs.Source:
         uri = self._pinned_uri()

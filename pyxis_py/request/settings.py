@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.table import Bool, Choice, Place, Rows, Setting, Size
+from enroot_py.config.table import Bool, Choice, Place, Rows, Setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,21 +24,6 @@ class Seconds(Setting):
         return self.parse(instance.text(self))
 
 
-class Networks(Setting):
-    kind = "networks"
-
-    def parse(self, text: str) -> str:
-        if text:
-            import ipaddress  # rarely: it takes two milliseconds
-
-            for network in text.split(","):
-                ipaddress.ip_network(network)
-        return text
-
-    def __get__(self, instance: Rows, owner: type) -> str:
-        return instance.text(self)
-
-
 class PluginSettings(Rows):
     """The plugin's arguments."""
 
@@ -49,10 +34,6 @@ class PluginSettings(Rows):
     use_enroot_load = Bool("0", "without effect: a container is never converted from an image")
     resolve_tags = Bool("1", "let srun resolve a tag, so that all nodes of a step see one image")
     show_image = Bool("0", "add the image of a batch script, with its digest, to the comment of the job")
-    swarm = Bool("1", "let the nodes of a step fetch an image once, and give it to each other")
-    swarm_network = Networks("", "networks, as 10.1.0.0/16,fd00::/8, over which alone")
-    swarm_tls = Bool("1", "by TLS, where Python has it with a key alone: 3.13")
-    swarm_keep = Size("0", "bytes of compressed layers that a node keeps to give them")
     resolve_timeout = Seconds("5", "seconds that srun tries to, and 0.4 of it in silence")
     importer = Place("", "program that imports images instead of penroot")
     use_squashfuse = Bool("0", "without effect: squashfs images are always mounted")

@@ -15,19 +15,26 @@ from pyxis_py.request import options, settings
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Protocol
 
     from enroot_py.base.digests import Pin
     from enroot_py.registry.reference import LocalImage, Reference
+    from pyxis_py.request.channel import Channel
     from pyxis_py.request.job import Job
     from pyxis_py.request.options import Request
-    from pyxis_py.submit.sent import SentFile
+
+    class Serving(Protocol):
+        """What srun gives to its nodes as long as it is there."""
+
+        def serve(self, channel: Channel) -> None: ...
+
 
 # Where the site may have a policy: no variable of a job says another place. In a container Slurm has one of its own.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
 _OPTIONS = "PYXIS_CONTAINER_"  # before the name of a variable that stands for an option
 
 
-def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
+def check(job: Job) -> tuple[Request, Wish | Serving | None]:
     """What is asked for, as far as it can be known at submit, and what srun may do for all nodes of a step.
 
     Raises UsageError, ConfigError, ImageError.
@@ -48,10 +55,10 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     if request.image is not None and _has_policy(job):
         _check_policy(job, request, image, pin, by_importer=bool(plugin.importer))
     if request.sent:
-        from pyxis_py.submit import sent
-
-        file = sent.check(job, request, plugin, learns_later=learns_later(job))
-        return request, file if job.context == "srun" else None
+        for send in parts("send"):
+            file = send(job, request, plugin, learns_later=learns_later(job))
+            return request, file if job.context == "srun" else None
+        raise UsageError(f"{request.origins['image']}={request.image}: this installation of penroot sends no files")
     if job.context != "srun" or image is None:
         return request, None
     from enroot_py.registry.reference import LocalImage
@@ -62,8 +69,8 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     if not plugin.importer:
         may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in parts("must_resolve"))
         wish.resolve = may_resolve and not (wish.digest or job.resolved(image.uri()))
-        wish.swarm = plugin.swarm
-    return request, wish if wish.resolve or wish.swarm or pin else None
+        wish.shares = any(shares(plugin) for shares in parts("shares"))
+    return request, wish if wish.resolve or wish.shares or pin else None
 
 
 def _image(job: Job, request: Request) -> Reference | LocalImage | None:
@@ -117,7 +124,7 @@ class Wish:
     ``digest`` is what the image is for the step, if that is known already.
     """
 
-    resolve = swarm = False
+    resolve = shares = False
 
     def __init__(self, image: Reference, pin: Pin | None) -> None:
         self.image = image

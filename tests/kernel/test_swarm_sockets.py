@@ -12,6 +12,7 @@ import resource
 import select
 import signal
 import socket
+import ssl
 import threading
 import time
 import traceback
@@ -19,23 +20,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
 
 from enroot_py.base import linux, log
 from enroot_py.base.errors import RefusedError, RegistryError
-from enroot_py.swarm import fetchers, tracker, wire
-from enroot_py.swarm import loop as loops
-from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
-from enroot_py.swarm.messages import SEED, Joined, Routes, Standing
-from enroot_py.swarm.peering import Peering, close_others
-from enroot_py.swarm.spool import Spool
-from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
-from enroot_py.swarm.wire import End, Handshake
+from enroot_py.features.swarm import fetchers, tracker, wire
+from enroot_py.features.swarm import loop as loops
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.messages import SEED, Joined, Routes, Standing
+from enroot_py.features.swarm.peering import Peering, close_others
+from enroot_py.features.swarm.spool import Spool
+from enroot_py.features.swarm.tls import Identity
+from enroot_py.features.swarm.tracking import TRACKER, Documents, Tracking
+from tests.swarm_tls import CONTEXT, KEY, End
 
-KEY = b"k" * 32
-CONTEXT = "7.0"
 _TIME = 60.0
 
 
@@ -73,8 +75,15 @@ class Host:
 class Lab:
     """A tracker and nodes, each a process. ``fetched`` counts what nodes have asked the registry for."""
 
-    def __init__(self, directory: Path, layers: Sequence[bytes], nodes: int, host: str = "127.0.0.1") -> None:
-        """``host``: an address of the tracker's host."""
+    def __init__(
+        self,
+        directory: Path,
+        layers: Sequence[bytes],
+        nodes: int,
+        host: str = "127.0.0.1",
+        has: Callable[[Sequence[bytes]], Host] = Host,
+    ) -> None:
+        """``host``: an address of the tracker's host; ``has`` makes what that has."""
         self.directory, self.layers, self.nodes, self.host = directory, layers, nodes, host
         self.swarm = Swarm(KEY, CONTEXT, nodes)
         self.processes: dict[int, int] = {}
@@ -86,7 +95,7 @@ class Lab:
         if self.tracking == 0:
             with ending():
                 os.close(self.life)
-                Tracking(self.swarm, Host(layers), sock.detach()).serve(lifeline)
+                Tracking(self.swarm, has(layers), sock.detach()).serve(lifeline)
         os.close(lifeline)
         sock.close()
 
@@ -294,6 +303,51 @@ def stranger(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=_TIME)
 
 
+class Talk:
+    """An end of a connection by hand, of a member that says what it likes."""
+
+    def __init__(
+        self, sock: socket.socket, node: int = 1, role: str = "t", swarm: tuple[bytes, str] = (KEY, CONTEXT)
+    ) -> None:
+        self._sock, self._in = sock, bytearray()
+        self._end = End(role, node, swarm)
+        self.sent: list[bytes] = []
+
+    def send(self) -> None:
+        """What TLS has to be sent."""
+        self.sent.append(self._end.said())
+        self._sock.sendall(self.sent[-1])
+
+    def is_let_in(self) -> bool:
+        try:
+            self.send()
+            return self.hear()["is"] == "Hello"
+        except (EOFError, ConnectionError):
+            return False
+
+    def say(self, message: Mapping[str, object]) -> None:
+        self.say_plainly(wire.frame(message))
+
+    def say_plainly(self, data: bytes) -> None:
+        self._end.say(data)
+        self.send()
+
+    def read(self) -> bytes:
+        """What has come, but messages that were heard. Raises EOFError."""
+        data = self._sock.recv(65536)
+        if not data:
+            raise EOFError
+        self._in += self._end.hear(data)
+        self.send()
+        return bytes(self._in)
+
+    def hear(self) -> Mapping[str, object]:
+        """A message. Raises EOFError."""
+        while (message := wire.unframe(self._in, wire.LONG)) is None:
+            self.read()
+        return message
+
+
 def is_thrown_out(sock: socket.socket) -> bool:
     """Whether the other end has closed a connection, after what it may have said before."""
     with contextlib.suppress(ConnectionError):
@@ -307,7 +361,7 @@ def test_who_says_nothing_is_thrown_out(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     began = time.monotonic()
     with stranger(lab.port) as silent, stranger(lab.port) as slow:
-        slow.sendall(wire.MAGIC[:5])
+        slow.sendall(b"\x16\x03\x01\x02")  # a ClientHello begins
         assert is_thrown_out(silent)
         assert is_thrown_out(slow)
         assert time.monotonic() - began >= loops.PATIENCE - 0.2
@@ -324,6 +378,10 @@ def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
         assert all(map(is_thrown_out, strangers))
 
 
+# A ClientHello of a stranger.
+HELLO = End("t", 1, (b"x" * 32, CONTEXT)).said()
+
+
 def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
     """Connect from thousands of addresses, say nothing or nonsense, and hold as many connections as there may be."""
     held: deque[socket.socket] = deque()
@@ -337,7 +395,7 @@ def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
             sock.bind((source, 0))
             sock.connect_ex((address, port))
             if number % 3:
-                sock.send(wire.MAGIC + b"t" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+                sock.send(HELLO if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
         held.append(sock)
         if len(held) > 2000:
             held.popleft().close()
@@ -367,8 +425,7 @@ def meets(port: int, address: str, role: str = "t", node: int = 1) -> bool:
     """Whether a member gets in, with as many tries as a node has."""
     for _ in range(3):
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=20) as sock:
-            handshake = Handshake(KEY, CONTEXT, End(node, role), connects=True)
-            if shaken(sock, handshake):
+            if Talk(sock, node, role).is_let_in():
                 sock.settimeout(0.2)
                 with contextlib.suppress(TimeoutError):
                     if not sock.recv(1):
@@ -430,47 +487,35 @@ def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str)
     assert attack("127.0.0.1") if network == "127.9" else alone(attack)
 
 
-def hello(key: bytes = KEY, context: str = CONTEXT, role: str = "t") -> Handshake:
-    return Handshake(key, context, End(1, role), connects=True)
-
-
-def shaken(sock: socket.socket, handshake: Handshake) -> bool:
-    """Whether the other end answers."""
-    sock.sendall(handshake.out)
-    data = sock.recv(wire.ANSWER, socket.MSG_WAITALL)
-    if len(data) < wire.ANSWER:
-        return False
-    handshake.out = b""
-    handshake.feed(data)
-    sock.sendall(handshake.out)
-    return True
-
-
 @pytest.mark.security("N1")
-@pytest.mark.parametrize("wrong", [{"key": b"x" * 32}, {"context": "7.1"}, {"role": "p"}, {"context": "8.0"}])
-def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("wrong", [{"swarm": (b"x" * 32, CONTEXT)}, {"swarm": (KEY, "7.1")}, {"role": "p"}])
+def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, Any]) -> None:
+    """Nothing that is not in each answer to a stranger comes back: no certificate, not even a hidden one."""
     lab = make(SIZES, 2)
-    with stranger(lab.port) as sock, pytest.raises(wire.WireError):
-        shaken(sock, hello(**wrong))  # type: ignore[arg-type]
-        assert is_thrown_out(sock)
-        raise wire.WireError
+    with stranger(lab.port) as sock:
+        Talk(sock, **wrong).send()
+        came = b""
+        with contextlib.suppress(ConnectionError):
+            while data := sock.recv(65536):
+                came += data
+        assert came[:1] in (b"", b"\x15") and len(came) < 8  # an alert, RFC 8446
     for node in range(2):
         lab.start(node)
     assert lab.result(0) == whole(lab)
 
 
 @pytest.mark.security("N1")
-def test_a_replayed_hello_is_of_no_use(make: Callable[..., Lab]) -> None:
+def test_what_a_member_has_sent_is_of_no_use(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
-    first = hello()
-    sent = [first.out]
     with stranger(lab.port) as sock:
-        assert shaken(sock, first)
-        sent.append(first._prove(b"connects"))
+        first = Talk(sock)
+        assert first.is_let_in()
+        first.say({"is": "Come", "lacks": True})
+        assert first.hear()["is"] == "Documents"
     with stranger(lab.port) as sock:
-        for each in sent:
-            sock.sendall(each)
-        sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+        for each in first.sent:
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(each)
         assert is_thrown_out(sock)
 
 
@@ -488,10 +533,9 @@ def test_a_replayed_hello_is_of_no_use(make: Callable[..., Lab]) -> None:
 def test_a_member_that_makes_no_sense_is_thrown_out_alone(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
     with stranger(lab.port) as sock:
-        handshake = hello()
-        assert shaken(sock, handshake)
-        assert handshake.session
-        sock.sendall(handshake.session.seal(message))
+        talk = Talk(sock)
+        assert talk.is_let_in()
+        talk.say(message)
         assert is_thrown_out(sock)
     for node in (0, 2):
         lab.start(node)
@@ -515,13 +559,12 @@ def test_a_member_that_lies_harms_itself(make: Callable[..., Lab], message: dict
     lab = make(SIZES, 3)
     lab.start(0)
     with stranger(lab.port) as sock:
-        handshake = hello()
-        assert shaken(sock, handshake)
-        assert handshake.session
-        sock.sendall(handshake.session.seal({"is": "Come", "lacks": True}))
-        assert sock.recv(4)
+        talk = Talk(sock)
+        assert talk.is_let_in()
+        talk.say({"is": "Come", "lacks": True})
+        assert talk.hear()
         with contextlib.suppress(ConnectionError):  # of a long one it is thrown out before it has sent all
-            sock.sendall(handshake.session.seal(message))
+            talk.say(message)
         lab.start(2)
         assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
@@ -552,13 +595,8 @@ def test_who_does_not_listen_is_thrown_out() -> None:
     gone: list[str] = []
     here.listen("t", sock, accepted.append)
     with stranger(sock.getsockname()[1]) as deaf:
-        handshake = hello()
-        deaf.sendall(handshake.out)
-        until(here, lambda: readable(deaf.fileno(), 0))
-        handshake.out = b""
-        handshake.feed(deaf.recv(wire.ANSWER))
-        deaf.sendall(handshake.out)
-        until(here, lambda: accepted)
+        with attacking(Talk(deaf).is_let_in):
+            until(here, lambda: accepted)
         accepted[0].gone = gone.append
         for _ in range(200):
             accepted[0].say({"fill": "x" * (1 << 20)})
@@ -586,7 +624,7 @@ def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
             connection.wake()
 
         here.listen("p", sock, serve)
-        with stranger(sock.getsockname()[1]) as deaf, attacking(lambda: shaken(deaf, hello(role="p"))) as attack:
+        with stranger(sock.getsockname()[1]) as deaf, attacking(Talk(deaf, role="p").is_let_in) as attack:
             until(here, lambda: not attack.is_alive() and given)
             before = -1
             while given != before:  # whatever buffers there are, they fill
@@ -615,18 +653,15 @@ class Members:
         """A member connects, and ends its handshake unless it is told not to."""
         client = socket.create_connection(("127.0.0.1", self.sock.getsockname()[1]), _TIME, (source, 0))
         self._clients.append(client)
-        handshake = Handshake(KEY, CONTEXT, End(node, self.role), connects=True)
-        client.sendall(handshake.out)
-        until(self.here, lambda: readable(client.fileno(), 0))
-        answer = b""
-        with contextlib.suppress(ConnectionError):
-            answer = client.recv(wire.ANSWER)
-        if ends and answer:
-            handshake.out = b""
-            handshake.feed(answer)
-            client.sendall(handshake.out)
-            before = len(self.let_in)
-            until(self.here, lambda: len(self.let_in) > before or readable(client.fileno(), 0))
+        talk = Talk(client, node, self.role)
+        if ends:
+            with attacking(talk.is_let_in) as thread:
+                until(self.here, lambda: not thread.is_alive())
+        else:
+            talk.send()
+            until(self.here, lambda: readable(client.fileno(), 0))
+            with contextlib.suppress(ConnectionError):
+                client.recv(65536)
         return client
 
     @property
@@ -701,42 +736,51 @@ def until_later(here: Loop) -> None:
     until(here, lambda: time.monotonic() > end)
 
 
-def heard_before() -> list[bytes]:
-    """What one has said to another member, as somebody on the wire has it."""
-    one, other = hello(), Handshake(KEY, CONTEXT, End(TRACKER, "t"), connects=False)
-    said = [one.out]
-    other.feed(one.out)
-    one.feed(other.out)
-    return [*said, one.out]
-
-
 def endless(sock: socket.socket) -> None:
-    shaken(sock, hello())
-    sock.sendall((1 << 31).to_bytes(4, "big"))
+    talk = Talk(sock)
+    assert talk.is_let_in()
+    talk.say_plainly((1 << 31).to_bytes(4, "big"))
     while True:
-        sock.sendall(bytes(1 << 16))
+        talk.say_plainly(bytes(1 << 16))
 
 
-def say(*parts: bytes) -> Callable[[socket.socket], None]:
-    """Say this, each part when the other end has answered the last."""
+def says(data: bytes) -> Callable[[socket.socket], None]:
+    return lambda sock: sock.sendall(data)
+
+
+def has_another(**wrong: Any) -> Callable[[socket.socket], None]:
+    return lambda sock: Talk(sock, **wrong).send()
+
+
+def knows_the_name(
+    identity: Identity | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> Callable[[socket.socket], None]:
+    """One who has heard what a member asks for, and believes everybody. It has another certificate, or none."""
 
     def attack(sock: socket.socket) -> None:
-        for part in parts:
-            sock.sendall(part)
-            sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+        context = (
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if identity is None else identity._context(ssl.PROTOCOL_TLS_CLIENT)
+        )
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.minimum_version = context.maximum_version = version
+        name = Identity(KEY, CONTEXT)._name("t1")
+        with contextlib.suppress(OSError), context.wrap_socket(sock.dup(), server_hostname=name) as wrapped:
+            wrapped.recv(1)
 
     return attack
 
 
 ATTACKS = {
-    "a wrong key": (say(hello(key=b"x" * 32).out, bytes(wire.PROOF)), "the key of another swarm"),
-    "a wrong step": (say(hello(context="7.1").out, hello(context="7.1")._prove(b"connects")), "another swarm"),
-    "a replayed hello": (say(*heard_before()), "the key of another swarm"),
-    "a wrong role": (say(hello(role="p").out), "no member of a swarm"),
-    "a stranger": (say(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "no member of a swarm"),
+    "a wrong key": (has_another(swarm=(b"x" * 32, CONTEXT)), "the name of another swarm"),
+    "a wrong step": (has_another(swarm=(KEY, "7.1")), "the name of another swarm"),
+    "a wrong role": (has_another(role="p"), "the name of another swarm"),
+    "another step's certificate": (knows_the_name(Identity(KEY, "7.1")), "certificate verify failed"),
+    "no certificate": (knows_the_name(), "peer did not return a certificate"),
+    "an older TLS": (knows_the_name(version=ssl.TLSVersion.TLSv1_2), "unsupported protocol"),
+    "its own node": (has_another(node=0), "it is this node itself"),
+    "a stranger": (says(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "no member of this swarm"),
     "an endless message": (endless, "a message of 2147483648 bytes"),
-    "silence": (say(b""), "it does not say who it is"),
-    "a hello without an end": (say(hello().out + bytes(9)), "more than a hello"),
+    "silence": (says(b""), "it does not say who it is"),
 }
 
 
@@ -747,7 +791,7 @@ def test_an_attack_is_one_line_for_who_debugs(name: str, monkeypatch: pytest.Mon
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(log, "_debug", True)
     monkeypatch.setattr(log, "sink", lambda level, text: lines.append((level, text)))
-    here, sock = Loop(Swarm(KEY, CONTEXT, 2), TRACKER), listener()
+    here, sock = Loop(Swarm(KEY, CONTEXT, 2), 0), listener()
     here.listen("t", sock, lambda member: None)
     with stranger(sock.getsockname()[1]) as attacker:
 
@@ -768,38 +812,29 @@ class Member:
 
     def __init__(self, lab: Lab) -> None:
         self._sock = stranger(lab.port)
-        self._handshake, self._in = hello(), bytearray()
-        assert shaken(self._sock, self._handshake)
-        self._say({"is": "Come", "lacks": True})
-        assert self._hear()["is"] == "Documents"
-        self._say(wire.encode(Joined(("", 9), (3,))))
+        self._talk = Talk(self._sock)
+        assert self._talk.is_let_in()
+        self._talk.say({"is": "Come", "lacks": True})
+        assert self._talk.hear()["is"] == "Documents"
+        self._talk.say(wire.encode(Joined(("", 9), (3,))))
         links: list[list[object]] = []
         while not links:
-            message = self._hear()
+            message = self._talk.hear()
             self.trees, links = message.get("trees"), message.get("links", [])  # type: ignore[assignment]
-        _, self.parent, host, self.port, _ = links[0]
+        _, self.parent, (host, self.port), _ = links[0]
         assert host == "127.0.0.1"
 
-    def _say(self, message: Mapping[str, object]) -> None:
-        assert self._handshake.session
-        self._sock.sendall(self._handshake.session.seal(message))
-
-    def _hear(self) -> Mapping[str, object]:
-        assert self._handshake.session
-        while (message := self._handshake.session.open(self._in, wire.LONG)) is None:
-            data = self._sock.recv(65536)
-            assert data
-            self._in += data
-        return message
-
-    def ask(self, message: Mapping[str, object]) -> socket.socket:
-        """A connection to its parent, which has been asked for something."""
+    def connect(self) -> tuple[socket.socket, Talk]:
+        """A connection to its parent."""
         sock = stranger(int(str(self.port)))
-        handshake = hello(role="p")
-        assert shaken(sock, handshake)
-        assert handshake.session
-        sock.sendall(handshake.session.seal(message))
-        return sock
+        return sock, Talk(sock, role="p")
+
+    def ask(self, message: Mapping[str, object]) -> tuple[socket.socket, Talk]:
+        """A connection to its parent, which has been asked for something."""
+        sock, talk = self.connect()
+        assert talk.is_let_in()
+        talk.say(message)
+        return sock, talk
 
     def close(self) -> None:
         self._sock.close()
@@ -829,11 +864,10 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
         until(here, lambda: len(heard) > 1)
         port = heard[1]["address"][1]  # type: ignore[index]
         with stranger(port) as member:
-            handshake = hello(role="p")
-            assert shaken(member, handshake)
-            assert handshake.session
-            for message in ({"is": "Take", "tree": 99, "trees": 9, "from": [[0, 0]]}, {"is": "x"}):
-                member.sendall(handshake.session.seal(message))
+            talk = Talk(member, role="p")
+            assert talk.is_let_in()
+            for message in ({"is": "Take", "tree": 99, "trees": 9, "wanted": [[0, 0]]},) * 2:
+                talk.say(message)
             until_later(here)
             peers[0].say(wire.encode(Routes(1, (0,), False, ())))
             until(here, lambda: readable(member.fileno(), 0) or gone)
@@ -852,13 +886,13 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "message",
     [
-        {"is": "Take", "tree": 99, "trees": 1, "from": []},
-        {"is": "Take", "tree": 0, "trees": 99, "from": [[0, 0]]},
-        {"is": "Take", "tree": 0, "from": "all"},
-        {"is": "Take", "tree": 0, "from": [["sha256:" + "0" * 64, 0]]},
-        {"is": "Take", "tree": 0, "from": [[0, -1]]},
+        {"is": "Take", "tree": 99, "trees": 1, "wanted": []},
+        {"is": "Take", "tree": 0, "trees": 99, "wanted": [[0, 0]]},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": "all"},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [["sha256:" + "0" * 64, 0]]},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [[0, -1]]},
         {"is": "Give"},
-        {"is": "Take", "tree": 0, "from": [], "fill": "x" * wire.SHORT},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [], "fill": "x" * wire.SHORT},
     ],
 )
 def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
@@ -867,7 +901,7 @@ def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
     lab = make(SIZES, 3)
     for node in (0, 2):
         lab.start(node)
-    with contextlib.closing(Member(lab)) as member, member.ask(message) as sock:
+    with contextlib.closing(Member(lab)) as member, member.ask(message)[0] as sock:
         assert is_thrown_out(sock)
         assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
@@ -879,9 +913,11 @@ def test_what_is_no_blob_of_the_image_is_given_to_nobody(make: Callable[..., Lab
     for node in (0, 2):
         lab.start(node)
     with contextlib.closing(Member(lab)) as member:
-        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": [[99, 0], [3, 0]]}
-        with member.ask(take) as sock:
-            head = sock.recv(12, socket.MSG_WAITALL)
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "wanted": [[99, 0], [3, 0]]}
+        sock, talk = member.ask(take)
+        with sock:
+            while len(head := talk.read()) < 12:
+                pass
             assert head[:4] == bytes((0, 3, 0, 0))  # blob and tree
         assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
@@ -892,10 +928,14 @@ def test_a_member_that_does_not_read_keeps_nobody_up(make: Callable[..., Lab]) -
         lab.start(node)
     with contextlib.closing(Member(lab)) as member:
         wanted = [[blob, 0] for blob in range(4)]
-        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": wanted}
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "wanted": wanted}
         with contextlib.ExitStack() as deaf:
-            for _ in range(20):
-                deaf.enter_context(member.ask(take))
+            for number in range(20):
+                sock, talk = member.connect()
+                deaf.enter_context(sock)
+                assert talk.is_let_in() == (number < 2)
+                if number < 2:
+                    talk.say(take)
             assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
 
@@ -945,9 +985,7 @@ def test_the_seed_is_no_node(make: Callable[..., Lab]) -> None:
     assert SEED != TRACKER
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
-        handshake = Handshake(KEY, CONTEXT, End(77, "t"), connects=True)
-        shaken(sock, handshake)
-        assert is_thrown_out(sock), "there is no node 77"
+        assert not Talk(sock, 77).is_let_in(), "there is no node 77"
 
 
 def test_what_a_fork_left_closes_no_file_that_came_later() -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from enroot_py.base import log
-from enroot_py.swarm import guest
-from enroot_py.swarm.guest import Incoming, Invitation
-from enroot_py.swarm.kept import Kept
-from enroot_py.swarm.loop import Swarm, listener
-from enroot_py.swarm.source import SwarmSource
-from enroot_py.swarm.spool import Spool
-from enroot_py.swarm.tracking import Documents, Tracking
+from enroot_py.base.errors import ConfigError, ImageError, RegistryError
+from enroot_py.features.swarm import guest, reach, reader
+from enroot_py.features.swarm.file import FileSource
+from enroot_py.features.swarm.invitation import Invitation, Swarm
+from enroot_py.features.swarm.kept import Kept
+from enroot_py.features.swarm.loop import listener
+from enroot_py.features.swarm.reader import Reader
+from enroot_py.features.swarm.source import SwarmSource
+from enroot_py.features.swarm.spool import PIECE, Spool
+from enroot_py.features.swarm.tracking import Documents, Tracking
+from pyxis_py.request import settings
+from pyxis_py.request.job import Job
+from pyxis_py.submit import submission
 from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 
 
@@ -23,22 +30,50 @@ from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(log, "sink", lambda level, text: lines.append(f"{level} {text}"))
-    monkeypatch.setattr(guest, "_NOTICE_AFTER_S", 0.1)
+    for module in (guest, reader):
+        monkeypatch.setattr(module, "_NOTICE_AFTER_S", 0.1)
     return lines
 
 
 def test_first_blob_without_bytes_reports_a_quiet_swarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: list[str]
 ) -> None:
-    monkeypatch.setattr(guest, "_STUCK", 0.5)
+    monkeypatch.setattr(reader, "_STUCK_S", 0.5)
     spool = Spool([100, 100, 100], [1, 2], str(tmp_path))
     spool.alive, end = os.pipe()
-    blobs = [Incoming(spool, number, lambda at: (_ for _ in ()).throw(EOFError(at))) for number in (1, 2)]
+    blobs = [Reader(spool, number, lambda at: (_ for _ in ()).throw(EOFError(at))) for number in (1, 2)]
     for blob in blobs:
         with pytest.raises(EOFError):
             blob.read(10)
     os.close(end)
     assert printed == ["INFO waiting for other nodes: no byte of the image for 0 s"]
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool) -> None:
+    """It does not look for them now and then: here that would be too late."""
+    monkeypatch.setattr(reader, "_LOOK_S", 1e5)
+    spool = Spool([2 * PIECE], [0], str(tmp_path))
+    spool.plant(1)
+    spool.alive, end = os.pipe()
+    if os.fork() == 0:
+        with ending():
+            for piece in range(1 if given_up else 2):
+                time.sleep(0.2)
+                spool.write(0, memoryview(bytes([piece]) * PIECE), piece * PIECE)
+                spool.wrote(0, piece)
+            time.sleep(0.2)
+            spool.give_up("no route", "")
+    blob, used = Reader(spool, 0, lambda at: (_ for _ in ()).throw(EOFError(at))), time.process_time()
+    assert blob.read(2 * PIECE) == bytes(PIECE)
+    if given_up:
+        with pytest.raises(RegistryError, match="no route"):
+            blob.read(1)
+    else:
+        assert blob.read(PIECE) == b"\1" * PIECE and blob.read(1) == b""
+    assert time.process_time() < used + 0.1
+    os.wait()
+    os.close(end)
 
 
 def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: list[str]) -> None:
@@ -61,3 +96,51 @@ def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: lis
     os.close(life)
     os.wait()
     assert printed == ["INFO waiting for the tracker 127.0.0.1, which asks the registry for the image"]
+
+
+@pytest.fixture
+def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_node_without_the_library_says_so_once(tmp_path: Path, printed: list[str]) -> None:
+    invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
+    SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
+    needs = "swarm needs the Python library cryptography, which is not installed"
+    assert printed == [f"INFO {needs}: this node does without a swarm", "HINT make dev"]
+
+
+@pytest.mark.usefixtures("without_cryptography", "printed")
+def test_file_of_srun_needs_the_library() -> None:
+    invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
+    with pytest.raises(ImageError, match="swarm needs the Python library cryptography") as caught:
+        FileSource(invitation, "sha256:" + "0" * 64, "bcast:x.sqsh", "/x").size()
+    assert caught.value.hint == "make dev"
+
+
+def submitted(image: str) -> Job:
+    return Job([("verb", "check"), ("context", "srun"), ("cwd", "/"), ("option", f"container-image={image}")])
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_srun_without_the_library_offers_nothing(printed: list[str]) -> None:
+    assert not getattr(submission.check(submitted("debian"))[1], "shares", None)
+    assert not printed
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_srun_without_the_library_sends_no_file() -> None:
+    with pytest.raises(ConfigError, match=r"x\.sqsh: swarm needs the Python library cryptography") as caught:
+        submission.check(submitted("bcast:x.sqsh"))
+    assert caught.value.hint == "make dev"
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_check_reports_the_missing_library() -> None:
+    [finding] = reach.libraries(settings.load(()))
+    assert finding.verdict == "warn" and finding.fix == "make dev"
+    assert "cryptography, which is not installed: each node asks the registry" in finding.what
+    assert not list(reach.libraries(settings.load(("swarm=no",))))

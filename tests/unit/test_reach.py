@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyxis_py.admin.reach import Told, Ways, judge
+from enroot_py.features.swarm.reach import Told, Ways, judge
 
 NAMES = ("n1", "n2", "n3")
 

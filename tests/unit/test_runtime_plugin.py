@@ -24,5 +24,5 @@ def test_it_answers_all_that_the_files_of_the_spank_plugin_ask() -> None:
     items = set(re.findall(r"get_item\(step, (S_\w+)", text))
     functions = set(re.findall(r"\b(spank_\w+)\((?:step->spank|\))", text)) - OF_SUBMIT
     assert {"S_JOB_ENV", "S_TASK_ID"} <= items and {"spank_setenv", "spank_context"} <= functions
-    assert items == set(re.findall(r"case (S_\w+):", PLUGIN))
+    assert items == set(re.findall(r"(?:case |ITEM\()(S_\w+)", PLUGIN))
     assert functions | {"spank_get_item"} == set(re.findall(r"^\w+ (spank_\w+)\(", PLUGIN, re.MULTILINE))

@@ -16,16 +16,16 @@ import pytest
 
 from enroot_py.base.errors import PenrootError, UsageError
 from enroot_py.config import settings
-from enroot_py.store import inventory, layout, received, squashfs, verify
+from enroot_py.features.swarm import received, sent, spool, step
+from enroot_py.features.swarm.sent import SentFile
+from enroot_py.store import inventory, layout, squashfs, verify
 from enroot_py.store.prune import Bounds, prune
 from enroot_py.store.store import Store
-from enroot_py.swarm import spool
 from pyxis_py.request import options
 from pyxis_py.request import settings as plugin_settings
 from pyxis_py.request.channel import Channel
 from pyxis_py.request.job import REFUSED, Job
-from pyxis_py.submit import sent, submission, swarm
-from pyxis_py.submit.sent import SentFile
+from pyxis_py.submit import submission
 from tests.waiting import until
 
 FORK = multiprocessing.get_context("fork")
@@ -181,7 +181,7 @@ class Srun:
     @staticmethod
     def _serve(file: SentFile, ours: socket.socket, theirs: socket.socket) -> None:
         ours.close()
-        sent.serve(file, Channel(theirs))
+        file.serve(Channel(theirs))
 
     @property
     def answer(self) -> dict[str, str]:
@@ -230,7 +230,7 @@ class Node:
         srun.socket.close()  # else its end is not seen
         self._told.close()
         try:
-            invitation = swarm.invitation(self._job, plugin_settings.load(()))
+            invitation = step.invitation(self._job, plugin_settings.load(()))
             assert invitation
             name, _, digest = self._job.environ["SLURM_PYXIS_RESOLVED"].rpartition(" ")
             told.send(received.receive(name, digest, invitation, settings_of(self.store)).file)
@@ -365,7 +365,7 @@ def test_what_comes_with_another_digest_is_not_kept(tmp_path: Path, monkeypatch:
 
 def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch)
-    monkeypatch.setattr("enroot_py.swarm.file.FileSource.PATIENCE", (0.1,))
+    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         node = Node(process, 0, tmp_path / "n0")
         until_some_has_come([node])
@@ -373,7 +373,7 @@ def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_srun_s_host_that_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enroot_py.swarm.file.FileSource.PATIENCE", (0.1,))
+    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         process.end()
         error = failed(Node(process, 0, tmp_path / "n0"))

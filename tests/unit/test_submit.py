@@ -27,12 +27,6 @@ def resolves(job: Job) -> str:
     return str(wish.image) if wish and wish.resolve else ""
 
 
-def shares(job: Job) -> bool:
-    """Whether srun offers to track who has what of the image."""
-    wish = submission.check(job)[1]
-    return bool(wish and wish.swarm)
-
-
 @pytest.mark.parametrize(
     ("image", "tag"),
     [
@@ -52,21 +46,6 @@ def shares(job: Job) -> bool:
 )
 def test_tags_of_registries_are_resolved(image: str, tag: str) -> None:
     assert resolves(job(image)) == tag
-
-
-@pytest.mark.parametrize(
-    ("image", "arguments", "shared"),
-    [
-        ("debian", (), True),
-        (f"debian@{DIGEST}", (), True),
-        ("debian", ("swarm=no",), False),
-        ("debian", ("importer=/bin/true",), False),
-        ("./x.sqsh", (), False),
-        ("oci:layout", (), False),
-    ],
-)
-def test_images_of_registries_are_shared(image: str, arguments: tuple[str, ...], shared: bool) -> None:
-    assert shares(job(image, *(("arg", argument) for argument in arguments))) == shared
 
 
 def test_file_of_that_name_is_no_tag(tmp_path: Path) -> None:

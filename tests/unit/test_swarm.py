@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from enroot_py.swarm import trees, wire
-from enroot_py.swarm.fetchers import SILENT
-from enroot_py.swarm.messages import (
+from enroot_py.features.swarm import trees, wire
+from enroot_py.features.swarm.fetchers import SILENT
+from enroot_py.features.swarm.messages import (
     SEED,
     Complaint,
     Failed,
@@ -23,9 +23,9 @@ from enroot_py.swarm.messages import (
     Report,
     Routes,
 )
-from enroot_py.swarm.tracker import DRAIN, GATHER, LINGER, Tracker
-from enroot_py.swarm.trees import SOURCES, Forest
-from enroot_py.swarm.wire import WireError
+from enroot_py.features.swarm.tracker import DRAIN, GATHER, LINGER, Tracker
+from enroot_py.features.swarm.trees import SOURCES, Forest
+from enroot_py.features.swarm.wire import WireError
 from tests.unit.test_fuzz import retyped
 
 SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)

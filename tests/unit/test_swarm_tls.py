@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import selectors
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.swarm import tls
-from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.tls import Identity
+from tests.swarm_tls import CONTEXT, KEY, End
 
-KEY, CONTEXT = b"k" * 32, "7.0"
 WORDS = b"what nobody else may read " * 40_000
 
 
@@ -53,9 +56,9 @@ class Wire:
 class Ends:
     """Two connected ends: ``here`` has connected, ``there`` sends it the file as soon as it may."""
 
-    def __init__(self, file: int, here: bool, there: bool) -> None:
-        self.loop = Loop(Swarm(KEY, CONTEXT, 2, tls=there), 0)
-        self._other = Loop(Swarm(KEY, CONTEXT, 2, tls=here), 1)
+    def __init__(self, file: int, node: int = 1) -> None:
+        self.loop = Loop(Swarm(KEY, CONTEXT, 2), 0)
+        self._other = Loop(Swarm(KEY, CONTEXT, 2), node)
         self._file = file
         self._sock = listener()
         self.wire = Wire(self._sock.getsockname()[1])
@@ -103,50 +106,62 @@ def file(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_pythons_that_have_it() -> None:
-    assert tls.is_here() == (sys.version_info >= (3, 13))
-
-
-@pytest.mark.parity("swarm_tls")
-@pytest.mark.parametrize(("here", "there"), [(True, True), (True, False), (False, True), (False, False)])
-def test_blobs_cannot_be_read_where_both_ends_have_it(file: int, here: bool, there: bool) -> None:
-    ends = Ends(file, here, there)
+def test_blobs_and_messages_cannot_be_read(file: int) -> None:
+    ends = Ends(file)
     ends.run()
     assert ends.came == b"head" + WORDS
-    hidden = here and there and tls.is_here()
-    assert (b"nobody else" in ends.wire.seen) == (not hidden)
-    assert (b"Wish" in ends.wire.seen) == (not hidden)
+    assert b"nobody else" not in ends.wire.seen and b"Wish" not in ends.wire.seen
 
 
 def test_who_changes_what_is_on_its_way_ends_the_connection(file: int) -> None:
-    ends = Ends(file, here=True, there=True)
+    ends = Ends(file)
 
     def flip(data: bytes) -> bytes:
         return data if len(ends.wire.seen) < 300_000 else bytes([data[0] ^ 1]) + data[1:]
 
     ends.wire.change = flip
     ends.run()
-    if tls.is_here():
-        assert ends.lost
-        assert (b"head" + WORDS).startswith(ends.came)
-    else:
-        assert ends.came != b"head" + WORDS  # the digest of the blob tells it then
+    assert ends.lost
+    assert (b"head" + WORDS).startswith(ends.came)
 
 
-@pytest.mark.skipif(not tls.is_here(), reason="Python 3.13 has TLS with keys")
-def test_a_certificate_is_no_proof_in_place_of_the_key(tmp_path: Path) -> None:
-    import ssl
+def test_certificate_is_the_same_everywhere() -> None:
+    """Nodes may have other libraries: all must make these bytes of this key."""
+    made = Identity(KEY, CONTEXT).certificate
+    assert hashlib.sha256(made).hexdigest() == "2ff69281acd80c024e107312c6aae3b9f8788d254006d701e7a00f11f1092229"
+    assert made != Identity(KEY, "7.1").certificate != Identity(b"x" * 32, CONTEXT).certificate
 
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=stranger -keyout key -out own"
+
+def test_openssl_that_refuses_the_algorithms_is_named(tmp_path: Path) -> None:
+    """As in FIPS mode: here no provider has an algorithm with that property."""
+    (tmp_path / "conf").write_text("openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n")
+    words = "from enroot_py.features.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
+    command = [sys.executable, "-c", words]
+    environ = {**os.environ, "OPENSSL_CONF": str(tmp_path / "conf")}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert "ConfigError: OpenSSL refuses HKDF or Ed25519, which a swarm needs" in done.stderr
+
+
+@pytest.mark.security("N1")
+def test_a_false_server_hears_nothing(tmp_path: Path) -> None:
+    """It lets anybody in, and has a certificate of its own."""
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=penroot -keyout key -out own"
     subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "own", tmp_path / "key")
     came, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     stranger = context.wrap_bio(came, out, server_side=True)
-    member = tls.Tls(KEY, connects=True)
-    came.write(bytes(member.out))
+    member = End("p", 1)
+    came.write(member.said())
     with pytest.raises(ssl.SSLWantReadError):
         stranger.do_handshake()
     with pytest.raises(ssl.SSLCertVerificationError):
-        member.feed(out.read())
-    assert not member.is_ready
+        member.hear(out.read())
+
+
+@pytest.mark.security("N1")
+def test_a_member_led_back_to_itself_says_nothing(file: int) -> None:
+    """Both ends have one certificate, so TLS alone does not notice."""
+    ends = Ends(file, node=0)
+    ends.run()
+    assert ends.lost and not ends.came

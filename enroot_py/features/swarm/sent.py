@@ -11,21 +11,22 @@ import time
 from contextlib import suppress
 
 from enroot_py.base import digests
-from enroot_py.base.errors import ImageError, PenrootError, UsageError
+from enroot_py.base.errors import ConfigError, ImageError, PenrootError, UsageError
 from enroot_py.base.fds import Fd
+from enroot_py.features.swarm.invitation import missing
+from enroot_py.features.swarm.offer import RATE, Note, Offer
 from enroot_py.store import squashfs
 from pyxis_py.request.job import REFUSED, Job
-from pyxis_py.submit import swarm
-from pyxis_py.submit.swarm import RATE, Note, Offer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
+    from enroot_py.features.swarm.arguments import SwarmArguments
+    from enroot_py.features.swarm.invitation import Invitation
+    from enroot_py.features.swarm.tracking import Documents
     from enroot_py.store.store import Image
-    from enroot_py.swarm.tracking import Documents
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.options import Request
-    from pyxis_py.request.settings import PluginSettings
 
 _CHUNK = 1 << 20
 _SETTLED = 10.0  # seconds after which a file that is written again has another time for sure
@@ -102,14 +103,31 @@ class SentFile:
         status = os.fstat(self.fd)
         return status.st_size, status.st_mtime_ns
 
+    def serve(self, channel: Channel) -> None:
+        """Be the tracker of the file when srun has its nodes, as long as it is there."""
+        with suppress(PenrootError):  # it is raised again
+            self.digest()  # while srun waits for them
+        allocation = Job(channel.receive())
+        try:
+            offer = _FileOffer(self, allocation)
+        except (PenrootError, OSError) as e:
+            hint = e.hint if isinstance(e, PenrootError) else "are all of SrunPortRange (slurm.conf) in use?"
+            why = str(e) if isinstance(e, PenrootError) else f"{self.origin}: srun cannot listen: {e.strerror}"
+            for line in filter(None, (why, hint)):
+                channel.log("ERROR", line)
+            channel.send((("ok", ""), ("resolved", f"{self.uri} {REFUSED}")))
+            return
+        channel.send((("ok", ""), ("resolved", f"{self.uri} {offer.digest}"), ("swarm", offer.invitation)))
+        offer.serve(channel)
 
-def check(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bool) -> SentFile:
-    """The file, if it can be sent. Raises UsageError, ImageError.
+
+def check(job: Job, request: Request, arguments: SwarmArguments, *, learns_later: bool) -> SentFile:
+    """The file, if it can be sent. Raises UsageError, ConfigError, ImageError.
 
     ``learns_later``: the step gets what srun knows once it has its nodes.
     """
     said = f"{request.origins['image']}={request.image}"
-    if not plugin.swarm:
+    if not arguments.swarm:
         raise UsageError(f"{said}: srun sends no files on this cluster: swarm=no in plugstack.conf", hint=_WAY_OUT)
     if job.context == "sbatch":
         raise UsageError(
@@ -120,33 +138,19 @@ def check(job: Job, request: Request, plugin: PluginSettings, *, learns_later: b
         raise UsageError(
             f"{said}: an srun of several components, or with --het-group or --async, sends no file", hint=_WAY_OUT
         )
-    return SentFile(job, request, plugin.swarm_network)
+    if job.context == "srun" and (error := missing()):
+        raise ConfigError(f"{said}: {error}", hint=error.hint)
+    return SentFile(job, request, arguments.swarm_network)
 
 
-def serve(file: SentFile, channel: Channel) -> None:
-    """Be the tracker of the file when srun has its nodes, as long as it is there."""
-    with suppress(PenrootError):  # it is raised again
-        file.digest()  # while srun waits for them
-    allocation = Job(channel.receive())
-    try:
-        offer = _FileOffer(file, allocation)
-    except (PenrootError, OSError) as e:
-        hint = e.hint if isinstance(e, PenrootError) else "are all of SrunPortRange (slurm.conf) in use?"
-        why = str(e) if isinstance(e, PenrootError) else f"{file.origin}: srun cannot listen: {e.strerror}"
-        for line in filter(None, (why, hint)):
-            channel.log("ERROR", line)
-        channel.send((("ok", ""), ("resolved", f"{file.uri} {REFUSED}")))
-        return
-    channel.send((("ok", ""), ("resolved", f"{file.uri} {offer.digest}"), ("swarm", offer.invitation)))
-    offer.serve(channel)
-
-
-def received(job: Job, request: Request, plugin: PluginSettings, loaded: Settings) -> Image:
-    """On a node: the file that srun sends, when the store has it. Raises ImageError."""
-    from enroot_py.store import received
+def received(job: Job, request: Request, invitation: Invitation | None, loaded: Settings) -> Image:
+    """On a node: the file that srun sends, when the store has it. Raises ConfigError, ImageError."""
+    from enroot_py.features.swarm import received
 
     image = request.image or ""
-    digest, invitation = job.resolved(image), swarm.invitation(job, plugin)
+    if error := missing():
+        raise ConfigError(f"{request.origins['image']}={image}: {error}", hint=error.hint)
+    digest = job.resolved(image)
     if digest == REFUSED:
         raise ImageError("")  # srun has said why
     if not digest or invitation is None:
@@ -172,11 +176,11 @@ class _FileOffer(Offer):
         self.kept = (file.fd,)
 
     def documents(self) -> Documents:
-        from enroot_py.swarm import file
+        from enroot_py.features.swarm import file
 
         return file.documents(self.digest, self._size)
 
     def seed(self) -> None:
-        from enroot_py.swarm.file import FileSource
+        from enroot_py.features.swarm.file import FileSource
 
         FileSource(self.own, self.digest, self._file.uri, self._file.path).seed(self._file.fd, self._file.changed, RATE)

@@ -6,19 +6,19 @@ A node writes it where it is to stay. What comes is compared with the digest by 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from enroot_py.base import filesystems
 from enroot_py.base.errors import ImageError
+from enroot_py.features.swarm import wire
+from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.invitation import Invitation
+from enroot_py.features.swarm.messages import Answer, Failed, File
+from enroot_py.features.swarm.reader import Reader
+from enroot_py.features.swarm.spool import Spool
+from enroot_py.features.swarm.tracking import Documents
 from enroot_py.registry.sources import Blob
-from enroot_py.swarm import wire
-from enroot_py.swarm.guest import Guest, Incoming, Invitation
-from enroot_py.swarm.messages import Failed
-from enroot_py.swarm.spool import Spool
-from enroot_py.swarm.tracking import Documents
-
-_MOST = 1 << 50  # bytes: more is a mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class FileDocuments(Documents):
 
     is_of_seed: bool = True
 
-    def message(self) -> dict[str, object]:
-        return {"is": "File", "named": self.named, "size": self.sizes[0]}
+    def message(self) -> Answer:
+        return File(self.named, self.sizes[0])
 
 
 def documents(digest: str, size: int) -> Documents:
@@ -51,6 +51,8 @@ class FileSource(Guest):
     def size(self) -> int:
         """Bytes of the file, which the tracker knows. Raises ImageError where that cannot be reached."""
         self.meet()
+        if self._hint:
+            raise ImageError(f"{self._name}: {os.uname().nodename}: {self._why}", hint=self._hint)
         if self._tracker is None:
             where = f"srun's host, {self._invitation.host} port {self._invitation.port}"
             raise ImageError(
@@ -65,11 +67,18 @@ class FileSource(Guest):
         self._fd = fd
         self.start((0,))
         assert self._spool
-        return Incoming(self._spool, 0, self._instead)
+        return Reader(self._spool, 0, self._instead)
 
     def new_spool(self, lacking: Sequence[int]) -> Spool:
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC) if self._fd is None else self._fd
-        return _Arriving(self._name, self._size, self._path, fd) if lacking else Spool((self._size,), (), "", {0: fd})
+        if not lacking:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC) if self._fd is None else self._fd
+            return Spool((self._size,), (), "", {0: fd})
+        assert self._fd is not None
+        return Spool((self._size,), lacking, "", files={0: self._fd}, full=self._cannot_write)
+
+    def _cannot_write(self, error: OSError) -> tuple[str, str]:
+        hint = filesystems.way_out(error, self._path, "ENROOT_CACHE_PATH")
+        return f"{self._name}: cannot write {self._path}: {error.strerror}", hint
 
     def seed(self, fd: int, changed: Callable[[], str], rate: float) -> None:
         """Give the file, which is open as ``fd``, to others; ``changed`` says what has become of it, or "".
@@ -98,13 +107,10 @@ class FileSource(Guest):
 
         loop.tick = look
 
-    def know(self, message: Mapping[str, object]) -> None:
-        size = message.get("size")
-        if message.get("is") != "File" or message.get("named") != self._digest:
+    def know(self, said: Answer) -> None:
+        if not isinstance(said, File) or said.named != self._digest:
             raise ValueError("the tracker has another file")
-        if type(size) is not int or not 0 < size < _MOST:
-            raise ValueError("no size of a file")
-        self._size = size
+        self._size = said.size
 
     def fetch(self, blob: int, start: int) -> Iterable[bytes]:
         """Only the seed has it. Raises ImageError."""
@@ -122,27 +128,3 @@ class FileSource(Guest):
             f"{self._name}: {host} has stopped sending at byte {at} of {self._size}",
             hint="srun has ended, or its host cannot be reached any more: start the step again",
         )
-
-
-class _Arriving(Spool):
-    """A file that must find room at ``path``: to go on without is of no use."""
-
-    def __init__(self, name: str, size: int, path: str, fd: int) -> None:
-        super().__init__((size,), (), "")
-        self.lacking = (0,)
-        self._name, self._path, self._file = name, path, fd
-
-    def fd(self, blob: int) -> int:
-        return self._file
-
-    @property
-    def fds(self) -> tuple[int]:
-        return (self._file,)
-
-    def write(self, blob: int, data: memoryview, offset: int) -> None:
-        try:
-            super().write(blob, data, offset)
-        except OSError as e:
-            hint = filesystems.way_out(e, self._path, "ENROOT_CACHE_PATH")
-            self.give_up(f"{self._name}: cannot write {self._path}: {e.strerror}", hint)
-            raise

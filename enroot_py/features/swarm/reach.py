@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 
 from enroot_py import LIBRARY
 from enroot_py.base import versions, workers
-from enroot_py.base.errors import PenrootError
+from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
-from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
-from enroot_py.swarm.tracking import TRACKER
+from enroot_py.features.swarm.arguments import SwarmArguments
+from enroot_py.features.swarm.invitation import Swarm, missing
+from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.tracking import TRACKER
 from pyxis_py.request.settings import PluginSettings
 
 _MARK = "pyxis-py check: "  # before each line of ours: a TaskProlog may print others
@@ -36,7 +38,7 @@ _OTHERS = 64  # nodes that one connects to: of more it is those that come after 
 _LIBRARY = versions.link(LIBRARY)
 _START = (
     "import os, sys; sys.path.insert(0, os.path.realpath(sys.argv[1]))\n"
-    "from pyxis_py.admin.reach import answer; answer()"
+    "from enroot_py.features.swarm.reach import answer; answer()"
 )
 _LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # see swarm.py
 
@@ -47,16 +49,24 @@ _LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # see swarm.py
 
 def findings(nodes: str, plugin: PluginSettings, slurm: Mapping[str, str]) -> Iterator[Finding]:
     """Which of some nodes, as Slurm writes lists of them, do not reach each other. Raises PenrootError."""
-    if not plugin.swarm:
+    arguments = SwarmArguments(plugin)
+    if not arguments.swarm:
         yield Finding("ok", "swarm=no in plugstack.conf: nodes give nothing to each other")
         return
+    yield from libraries(plugin)
     names = Program([find("scontrol", package="slurm-client"), "show", "hostnames", nodes], timeout=_ENDS).run().split()
     span = slurm.get("SrunPortRange", "0-0")
     first, _, last = span.partition("-")
     at = range(int(first), int(last) + 1) if first.isdecimal() and last.isdecimal() else range(1)
-    inquiry = _Inquiry(names, Swarm(os.urandom(32), _STEP, len(names), plugin.swarm_network), at)
+    inquiry = _Inquiry(names, Swarm(os.urandom(32), _STEP, len(names), arguments.swarm_network), at)
     inquiry.run(nodes)
-    yield from judge(inquiry.told, names, Ways(plugin.swarm_network, span if at.start else ""))
+    yield from judge(inquiry.told, names, Ways(arguments.swarm_network, span if at.start else ""))
+
+
+def libraries(plugin: PluginSettings) -> Iterator[Finding]:
+    """Report a library of the swarm that this host lacks."""
+    if SwarmArguments(plugin).swarm and (error := missing()):
+        yield Finding("warn", f"{error}: each node asks the registry, and bcast: files cannot be sent", error.hint)
 
 
 @dataclass(slots=True)
@@ -267,7 +277,12 @@ def answer() -> None:
         if not data:
             return
         waiting = lines.feed(data)
-    _Answer(json.loads(waiting[0]), lines, waiting[1:]).run()
+    try:
+        _Answer(json.loads(waiting[0]), lines, waiting[1:]).run()
+    except ConfigError as e:  # before it has said anything
+        node = {"node": int(os.environ["SLURM_NODEID"])}
+        _say({**node, "name": _own_name(), "apart": f"{e}: {e.hint}", "host": "", "port": 1})
+        _say(node)
 
 
 class _Answer:
@@ -323,10 +338,9 @@ class _Answer:
             return
         if node == TRACKER:
             where = {"host": _route(self._launcher)[0], "port": self._sock.getsockname()[1]}
-            name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-            self._say({"node": self._node, "name": name, "apart": why, **where})
+            _say({"node": self._node, "name": _own_name(), "apart": why, **where})
         elif why:
-            self._say({"node": self._node, "lost": node, "why": why})
+            _say({"node": self._node, "lost": node, "why": why})
 
     def _tick(self, now: float) -> None:
         for connection, deadline in list(self._trying.values()):
@@ -334,12 +348,16 @@ class _Answer:
                 connection.fail(f"no answer within {_TRIES:.0f} s")
         if self._others_known and not self._trying:
             self._others_known = False
-            self._say({"node": self._node})
+            _say({"node": self._node})
 
-    @staticmethod
-    def _say(message: Mapping[str, object]) -> None:
-        """In one line of less than the 1024 bytes that Slurm leaves together."""
-        os.write(1, f"{_MARK}{json.dumps(message)}\n".encode())
+
+def _say(message: Mapping[str, object]) -> None:
+    """In one line of less than the 1024 bytes that Slurm leaves together."""
+    os.write(1, f"{_MARK}{json.dumps(message)}\n".encode())
+
+
+def _own_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def _plain(why: str) -> str:

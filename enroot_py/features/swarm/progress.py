@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from enroot_py.base import log
 
 if TYPE_CHECKING:
-    from enroot_py.swarm.messages import Standing
+    from enroot_py.features.swarm.messages import Standing
 
 _OFTEN = 0.2  # seconds between two states of a line on a terminal
 _NOW_AND_THEN = 10.0  # seconds between two lines elsewhere

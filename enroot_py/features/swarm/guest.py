@@ -8,51 +8,29 @@ from __future__ import annotations
 import math
 import os
 import random
-import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from enroot_py.base import log
-from enroot_py.base.errors import ImageError, RegistryError
+from enroot_py.base.errors import ConfigError, ImageError, RegistryError
+from enroot_py.features.swarm import wire
+from enroot_py.features.swarm.apart import apart
+from enroot_py.features.swarm.invitation import Invitation
+from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
+from enroot_py.features.swarm.messages import Answer, Come, Documents, File, Refused
+from enroot_py.features.swarm.peering import Peering, close_others
+from enroot_py.features.swarm.spool import Spool
+from enroot_py.features.swarm.wire import LONG
 from enroot_py.registry import authorization
-from enroot_py.swarm.apart import apart
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
-from enroot_py.swarm.peering import Peering, close_others
-from enroot_py.swarm.spool import Spool
-from enroot_py.swarm.wire import LONG
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from enroot_py.registry.sources import Blob
 
 _PATIENCE = 3.0  # seconds to reach the tracker, and then it is done without
 _LONGER = 20.0  # seconds until it has asked the registry
-_STUCK = 180.0  # seconds without a byte
 _NOTICE_AFTER_S = 4.0
-_LOOK = 0.01  # seconds between two looks at what has come
 
 
 class _Alone(Exception):
     """There is no tracker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """Where the tracker is, and who this node is among those of the step.
-
-    It keeps some bytes for later ones, and listens at one of these ports.
-    """
-
-    host: str
-    port: int
-    node: int
-    swarm: Swarm
-    keep: int = 0
-    ports: range = range(1)
 
 
 class Guest(ABC):
@@ -64,11 +42,11 @@ class Guest(ABC):
         self._invitation = invitation
         self._loop: Loop | None = None
         self._tracker: Connection | None = None
-        self._why = ""  # there is no tracker
+        self._why = self._hint = ""  # there is no tracker, and the way out if it is here
         self._spool: Spool | None = None
 
     @abstractmethod
-    def know(self, message: Mapping[str, object]) -> None:
+    def know(self, said: Answer) -> None:
         """Take in what the tracker has for all. Raises ValueError where that is nothing for this node."""
 
     @abstractmethod
@@ -90,6 +68,11 @@ class Guest(ABC):
             except _Alone as e:
                 self._why = str(e)
                 log.debug(f"swarm: {there}: {e}: alone")
+            except ConfigError as e:
+                self._why, self._hint = str(e), e.hint
+                log.info(f"{e}: this node does without a swarm")
+                log.hint(e.hint)
+                return
             except (TypeError, ValueError, RecursionError, ImageError) as e:
                 self._why = str(e)
                 log.debug(f"swarm: {there}: {type(e).__name__}: {e}: alone")
@@ -99,18 +82,18 @@ class Guest(ABC):
             time.sleep(random.uniform(0, wait))
 
     def _ask(self, lacks: bool) -> None:
-        """Raises _Alone where there is no tracker, RegistryError, ImageError, and whatever a wrong answer makes."""
+        """Raises _Alone where there is no tracker, PenrootError, and whatever a wrong answer makes."""
         loop = Loop(self._invitation.swarm, self._invitation.node, self._invitation.ports)
         tracker = loop.connect(TO_TRACKER, (self._invitation.host, self._invitation.port))
         tracker.most = LONG
         why = "it does not answer"
         notice = time.monotonic() + _NOTICE_AFTER_S
         until = time.monotonic() + _PATIENCE
-        answer: dict[str, object] = {}
+        answer: Answer | None = None
 
         def heard(message: Mapping[str, object]) -> None:
-            if not answer:
-                answer.update(message)
+            nonlocal answer
+            answer = answer or wire.decode(message, Documents, File, Refused)
             loop.running = False
 
         def gone(reason: str) -> None:
@@ -120,7 +103,7 @@ class Guest(ABC):
         def ready() -> None:  # it answers as soon as the registry has answered it
             nonlocal until
             until = time.monotonic() + _LONGER if lacks else math.inf  # until somebody else needs to know
-            tracker.say({"is": "Come", "lacks": lacks})
+            tracker.say(wire.encode(Come(lacks)))
 
         def tick(now: float) -> None:
             nonlocal notice
@@ -132,13 +115,13 @@ class Guest(ABC):
         tracker.heard, tracker.gone, tracker.ready, loop.tick = heard, gone, ready, tick
         loop.run()
         try:
-            if not answer:
+            if answer is None:
                 raise _Alone(why)
-            if answer.get("is") == "Refused" and answer.get("final") is True:
-                raise RegistryError(str(answer.get("reason")), hint=str(answer.get("hint")))
+            if isinstance(answer, Refused) and answer.final:
+                raise RegistryError(answer.reason, hint=answer.hint)
             self.know(answer)
-            if tokens := tracker.session.reveal(str(answer.get("tokens"))):
-                authorization.know(tokens)
+            if isinstance(answer, Documents) and answer.tokens:
+                authorization.know(answer.tokens)
             self._loop, self._tracker = loop, tracker
         finally:
             if self._tracker is None:
@@ -178,63 +161,3 @@ class Guest(ABC):
         assert self._spool and self._loop and self._tracker
         self._loop.running = True
         return Peering(self._loop, self._tracker, self._spool, self.fetch, rate)
-
-
-class Incoming:
-    """A blob while it comes; from the byte at which that ends, ``instead`` has it."""
-
-    def __init__(self, spool: Spool, number: int, instead: Callable[[int], Blob]) -> None:
-        self._spool, self._number = spool, number
-        self._at = 0
-        self._seen, self._since = -1, 0.0  # bytes of all blobs, and since when there are no more
-        self._noticed = False
-        self._other = instead
-        self._instead: Blob | None = None
-        self._end = select.poll()  # of the process that is the peer
-        self._end.register(spool.alive, select.POLLIN)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._instead is not None:
-            self._instead.__exit__(*error)
-
-    @property
-    def file(self) -> int | None:
-        """A new file that has all of it, if all has been read, and nothing from elsewhere."""
-        is_whole = self._instead is None and self._at == self._spool.sizes[self._number]
-        return self._spool.fd(self._number) if is_whole and self._number not in self._spool.kept else None
-
-    def read(self, size: int, /) -> bytes:
-        if self._instead is not None:
-            return self._instead.read(size)
-        spool, number = self._spool, self._number
-        while (left := min(size, spool.there(number) - self._at)) <= 0:
-            if self._at >= spool.sizes[number]:
-                return b""
-            ended = self._end.poll(_LOOK * 1000)
-            if given_up := spool.given_up:
-                raise RegistryError(given_up[0], hint=given_up[1])
-            if (ended or self._is_stuck()) and spool.there(number) <= self._at:
-                log.debug(f"swarm: blob {number}: from byte {self._at} on from elsewhere")
-                self._instead = self._other(self._at)
-                return self._instead.read(size)
-        data = spool.read(number, left, self._at)
-        self._at += len(data)
-        return data
-
-    def _is_stuck(self) -> bool:
-        """Whether nothing has come for very long: something is wrong with the swarm, and this node goes on alone."""
-        seen, now = self._spool.all_there(), time.monotonic()
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        if now > self._since + _NOTICE_AFTER_S and not self._noticed and self._is_first():
-            self._noticed = True
-            log.info(f"waiting for other nodes: no byte of the image for {_NOTICE_AFTER_S:.0f} s")
-        return now > self._since + _STUCK
-
-    def _is_first(self) -> bool:
-        """Whether this is the first blob that lacks bytes: each has a process, and one of them reports."""
-        spool = self._spool
-        return self._number == min(n for n in (self._number, *spool.lacking) if spool.there(n) < spool.sizes[n])

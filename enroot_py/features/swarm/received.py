@@ -12,14 +12,14 @@ from enroot_py.base import digests, filesystems, log
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
+from enroot_py.features.swarm.apart import apart
 from enroot_py.store import layout
 from enroot_py.store.store import Build, Image, Store, cannot_write
-from enroot_py.swarm.apart import apart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.swarm.file import FileSource
-    from enroot_py.swarm.guest import Invitation
+    from enroot_py.features.swarm.file import FileSource
+    from enroot_py.features.swarm.invitation import Invitation
 
 _CHUNK = 1 << 20
 
@@ -98,7 +98,7 @@ class _Arrival:
 
     def _source(self, path: str) -> FileSource:
         """The nodes of the step, for a file that is at ``path`` here, or will be."""
-        from enroot_py.swarm.file import FileSource
+        from enroot_py.features.swarm.file import FileSource
 
         return FileSource(self._invitation, self._digest, self._name, path)
 

@@ -8,19 +8,20 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
+from ssl import SSLContext, SSLSocket, SSLWantReadError, SSLWantWriteError
 from typing import TypeVar
 
 from enroot_py.base import log
-from enroot_py.swarm import ports, tls
-from enroot_py.swarm.messages import REPORT, SEED, Address, report_every
-from enroot_py.swarm.tls import Tls
-from enroot_py.swarm.wire import SHORT, End, Handshake, Session, WireError
+from enroot_py.features.swarm import ports, wire
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.messages import REPORT, SEED, Address, Hello, report_every
+from enroot_py.features.swarm.tls import Identity
+from enroot_py.features.swarm.wire import SHORT, WireError
 
 PATIENCE = 2.0  # seconds for a handshake
 LONGER = 10.0  # seconds for one that begins here: the other end may have many to answer
-STRANGERS = 256  # connections without a proof of the key
+STRANGERS = 256  # connections whose first message proves nothing yet
 UNFINISHED = 2  # connections of one node in the middle of a handshake
 TURN = 64  # connections to accept before other sockets are served
 # Of TCP, tcp(7): seconds without a word until the other end is asked whether it is there, from one question to the
@@ -28,8 +29,9 @@ TURN = 64  # connections to accept before other sockets are served
 # the questions of ten thousand connections come all at once, and so many of them are dropped that many seem to be gone.
 _IDLE, _AGAIN, _GONE = 3, 2, 9
 TO_TRACKER, TO_PEER = "t", "p"  # what a connection is for
-_CHUNK = 256 << 10
-_SMALL = 4096  # bytes to read at once of who has not proved who he is
+_RECORD_BYTES = 16 << 10  # what OpenSSL decrypts at once, RFC 8446
+_FILE_BYTES = 64 << 10  # to encrypt at once
+_READS = 16  # records to read until it is the next connection's turn
 _TURN = 4  # pieces to send until it is the next one's turn
 _UNHEARD = 64 << 20  # bytes that one may be behind with
 
@@ -39,35 +41,23 @@ def listener(at: range = range(1)) -> socket.socket:
     return socket.socket(fileno=ports.listener(at).detach())
 
 
-@dataclass(frozen=True, slots=True)
-class Swarm:
-    """What all members know: a key, what it is for, how many nodes there are, and the networks that they may be in.
-
-    Networks have commas between them; all are good, where there is none. ``tls``: whether to use it where it is there.
-    """
-
-    key: bytes
-    context: str
-    nodes: int
-    networks: str = ""
-    tls: bool = True
-
-
 class Loop:
     """All sockets of a process, until ``running`` is set to False. ``tick`` is called TICKS times in a second."""
 
     TICKS = 10
 
     def __init__(self, swarm: Swarm, node: int, at: range = range(1)) -> None:
-        """``at``: the ports at which it may listen itself."""
+        """``at``: the ports at which it may listen itself. Raises ConfigError, see tls.Identity."""
         self.swarm, self.node, self.ports = swarm, node, at
         self._networks = [ip_network(network) for network in swarm.networks.split(",") if network]
-        self._has_tls = swarm.tls and tls.is_here()
+        self._identity = Identity(swarm.key, swarm.context)
         self.running = True
         self.tick: Callable[[float], None] = lambda now: None
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[str, dict[Connection, None]] = {}  # by neighbourhood
-        self._unfinished: dict[int, dict[Connection, None]] = {}  # by node, after the first proof of the key
+        self._unfinished: dict[
+            int, dict[Connection, None]
+        ] = {}  # by node, after a first message that only members can derive
         self._members: dict[int, dict[Connection, None]] = {}  # by node, after the handshake
         self._hosts: dict[int, str] = {}  # by node: the host of its first handshake
         self._deadlines: dict[Connection, float] = {}  # of handshakes, those of strangers among them
@@ -113,11 +103,12 @@ class Loop:
     def listen(self, role: str, listener: socket.socket, accept: Callable[[Connection], None], most: int = 1) -> None:
         """Let others connect, each node ``most`` times. ``accept`` is told of each that has proved who it is."""
         listener.setblocking(False)
+        context = self._identity.listening(role)
 
         def serve(events: int) -> None:
             try:
                 for _ in range(TURN):
-                    self._admit(role, *listener.accept(), accept, most)
+                    self._admit(role, context, *listener.accept(), accept, most)
             except OSError as e:
                 if e.errno not in (errno.EAGAIN, errno.ECONNABORTED):
                     log.debug(f"swarm: {e}")
@@ -129,6 +120,7 @@ class Loop:
     def _admit(
         self,
         role: str,
+        context: SSLContext,
         sock: socket.socket,
         address: tuple[str, int],
         accept: Callable[[Connection], None],
@@ -141,7 +133,12 @@ class Loop:
             log.debug(f"swarm: {host}: of no network of the swarm")
             sock.close()
             return
-        connection = Connection(self, sock, host, self._handshake(role, connects=False), self._patience(role))
+        try:
+            end = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError as e:
+            log.debug(f"swarm: {host}: {e}")
+            return  # the socket is closed
+        connection = Connection(self, end, host, self._identity, self._patience(role))
 
         def ready() -> None:
             self._let_in(connection, most)
@@ -159,7 +156,9 @@ class Loop:
             next(iter(crowd)).fail("too many that do not say who they are")
 
     def _claimed(self, connection: Connection, role: str, node: int) -> None:
-        """Promote a stranger whose first message proves the key and claims to be ``node``. Raises WireError."""
+        """Promote a stranger whose first message only a member can derive, as ``node``. Raises WireError."""
+        if node == self.node:
+            raise WireError("it is this node itself")
         is_seed = node == SEED and role == TO_TRACKER and ip_address(connection.host).is_loopback
         if not (node < self.swarm.nodes or is_seed):
             raise WireError(f"there is no node {node}")
@@ -192,13 +191,9 @@ class Loop:
         sock.setblocking(False)
         if self.admits(address[0]):  # else it fails at once, as what is not connected does
             sock.connect_ex(address)
-        connection = Connection(self, sock, address[0], self._handshake(role, connects=True), self._patience(role))
+        connection = Connection(self, sock, address[0], self._identity, self._patience(role), role)
         self._deadlines[connection] = self._served + LONGER
         return connection
-
-    def _handshake(self, role: str, *, connects: bool) -> Handshake:
-        end = End(self.node, role, self._has_tls)
-        return Handshake(self.swarm.key, self.swarm.context, end, connects=connects)
 
     def _patience(self, role: str) -> float:
         return report_every(self.swarm.nodes) / REPORT if role == TO_TRACKER else 1.0
@@ -249,14 +244,19 @@ def _no_more() -> bool:
 class Connection:
     """One socket. Whoever uses it sets ``ready``, ``heard`` (a message), ``gone``, and the two for pieces."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, host: str, handshake: Handshake, patience: float = 1.0) -> None:
-        """``patience``: how many times longer than usually nothing may come from the other end."""
+    def __init__(
+        self, loop: Loop, sock: socket.socket, host: str, identity: Identity, patience: float = 1.0, role: str = ""
+    ) -> None:
+        """``patience``: how many times longer than usually nothing may come from the other end.
+
+        With a ``role`` this end connects, and TLS begins when the socket is connected.
+        """
         self.host = host
         self.most = SHORT
         self.ready: Callable[[], None] = _nothing
         self.heard: Callable[[Mapping[str, object]], None] = _nothing
         self.gone: Callable[[str], None] = _nothing
-        self.claims: Callable[[int], None] = _nothing  # called with the node number after the first proof
+        self.claims: Callable[[int], None] = _nothing  # called with the node number after its first message
         self.claimed = -1  # that node
         self.neighbourhood = ""  # of a stranger
         self.more: Callable[[], bool] = _no_more  # something else to be sent now, if there is
@@ -264,16 +264,15 @@ class Connection:
         self.node = -1  # at the other end, as it has proved
         self._loop = loop
         self._socket = sock
-        self._handshake: Handshake | None = handshake
-        self._session: Session | None = None
-        self._tls: Tls | None = None
+        self._identity, self._role, self._from = identity, role, loop.node
+        self._is_secure = False  # the handshake is complete
+        self._is_blocked = bool(role)  # until the socket can be written to
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, after what is in _out
         self._closed = False
         self._patience = patience
-        if handshake.connects:
+        if role:
             self._set_options()
-        self._out += handshake.out
         self._watch()
 
     def _set_options(self) -> None:
@@ -295,16 +294,11 @@ class Connection:
         """Take what has come already."""
         self._serve(selectors.EVENT_READ)
 
-    @property
-    def session(self) -> Session:
-        assert self._session
-        return self._session
-
     def say(self, message: Mapping[str, object]) -> None:
         """Say something, unless the connection has ended."""
         if self._closed:
             return
-        self._out += self.session.seal(message)
+        self._out += wire.frame(message)
         if len(self._out) > _UNHEARD:
             self.fail("it does not listen")
             return
@@ -338,7 +332,7 @@ class Connection:
             # They refer to this one.
             self.ready = self.heard = self.gone = self.claims = _nothing
             self.more, self.took = _no_more, None
-            self._in, self._out, self._file, self._handshake = bytearray(), bytearray(), None, None
+            self._in, self._out, self._file = bytearray(), bytearray(), None
 
     def abandon(self) -> None:
         """Do without it in this process, after a fork(2) whose child goes on with it."""
@@ -349,117 +343,122 @@ class Connection:
     def _watch(self, *, writes: bool = False) -> None:
         if self._closed:
             return
-        if self._tls and not self._tls.is_ready:
-            writes = bool(self._tls.out)
-        elif self._out or self._file or (self._tls and self._tls.out):
-            writes = True
+        writes = self._is_blocked or self._is_secure and bool(writes or self._out or self._file)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
         self._loop.watch(self._socket.fileno(), events, self._serve)
 
     def _serve(self, events: int) -> None:
         try:
-            if events & selectors.EVENT_READ:
+            if not self._is_secure:
+                self._shake()
+            if events & selectors.EVENT_READ and self._is_secure:
                 self._read()
-            if events & selectors.EVENT_WRITE and not self._closed:
+            if events & selectors.EVENT_WRITE and self._is_secure and not self._closed:
                 self._write()
-        except BlockingIOError:
-            return  # until the next event
+        except (BlockingIOError, SSLWantReadError):
+            self._block(until_writable=False)
+        except SSLWantWriteError:
+            self._block(until_writable=True)
         except (OSError, WireError) as e:
             self.fail(str(e))
         except Exception as e:  # noqa: BLE001 - what it says makes no sense here: the others go on
             self.fail(f"{type(e).__name__}: {e}")
 
-    def _read(self) -> None:
-        data = self._socket.recv(_CHUNK if self._session else _SMALL)
-        if not data:
-            self.fail("it has closed the connection")
-            return
-        if self._session is None:
-            assert self._handshake
-            data = self._handshake.feed(data)
-            if self._handshake.claimed is not None and self.claimed < 0:
-                self._set_options()
-                self.claimed = self._handshake.claimed
-                self.claims(self.claimed)
-            self._out += self._handshake.out
-            self._handshake.out = b""
-            if self._handshake.session is None:
-                self._watch()
-                return
-            self._session, self.node = self._handshake.session, self._handshake.other
-            if self._handshake.secret:
-                self._tls = Tls(self._handshake.secret, connects=self._handshake.connects)
-                self._tls.out[:0], self._out = self._out, bytearray()  # the proof is not sent yet
-            self._loop.is_known(self)
+    def _block(self, *, until_writable: bool) -> None:
+        """Wait for the next event."""
+        if until_writable != self._is_blocked:
+            self._is_blocked = until_writable
             self._watch()
-            self.ready()
-        if self._tls:
-            waits = not self._tls.is_ready
-            data = self._tls.feed(data)
-            if len(self._tls.out) > _UNHEARD:  # answers of TLS itself, as to each change of a key
-                self.fail("it does not listen")
+
+    def _shake(self) -> None:
+        """Go on with the handshake. Raises WireError, OSError, SSLWantReadError and SSLWantWriteError."""
+        if self._role and not isinstance(self._socket, SSLSocket):
+            if error := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, os.strerror(error))
+            self._socket = self._identity.connect(self._socket, self._role, self._from)  # the same descriptor
+        assert isinstance(self._socket, SSLSocket)
+        try:
+            self._identity.shake(self._socket)
+        except (SSLWantReadError, SSLWantWriteError):
+            self._claim()
+            raise
+        self._claim()
+        self._is_secure, self._is_blocked = True, False
+        if not self._role:
+            self.say(wire.encode(Hello(self._loop.node)))
+            self._meet(self.claimed)
+        self._watch()
+        self._read()  # what has come with the end of the handshake
+
+    def _claim(self) -> None:
+        """Take notice of the node that the other end says it is. Raises WireError."""
+        node = getattr(self._socket, "claimed", None)
+        if self.claimed < 0 and node is not None:
+            self._set_options()
+            self.claimed = node
+            self.claims(node)
+
+    def _read(self) -> None:
+        for _ in range(_READS):
+            if self._closed:
                 return
-            if waits or self._tls.out:
-                self._watch(writes=True)
-        self._in += data
-        self._use()
+            try:
+                data = self._socket.recv(_RECORD_BYTES)
+            except SSLWantReadError:
+                return
+            if not data:
+                self.fail("it has closed the connection")
+                return
+            self._in += data
+            self._use()
+
+    def _meet(self, node: int) -> None:
+        """The other end is a member, ``node``."""
+        self.node = node
+        self._loop.is_known(self)
+        self.ready()
 
     def _use(self) -> None:
-        assert self._session
         while self._in and not self._closed:
-            if self.took is not None:
+            if self.took is not None and self.node >= 0:
                 used = self.took(self._in)
                 if not used:
                     return
                 del self._in[:used]
+                continue
+            message = wire.unframe(self._in, self.most)
+            if message is None:
+                return
+            if self.node < 0:
+                self._meet(wire.decode(message, Hello).node)
             else:
-                message = self._session.open(self._in, self.most)
-                if message is None:
-                    return
                 self.heard(message)
 
     def _write(self) -> None:
+        self._is_blocked = False
         for _ in range(_TURN):
-            if not (self._write_tls() if self._tls else self._write_plainly()):
+            if not self._send():
                 return
-            if self._session is None or not self.more():
+            if not self.more():
                 self._watch()
                 return
 
-    def _write_plainly(self) -> bool:
-        """Send what there is to be sent; whether that was all."""
-        if self._out:
-            del self._out[: self._socket.send(self._out)]
-            if self._out:
-                return False
-        if self._file:
-            self._sent(os.sendfile(self._socket.fileno(), *self._file))
-        return self._file is None
-
-    def _write_tls(self) -> bool:
-        """The same by TLS, once both ends have begun with it."""
-        assert self._tls
+    def _send(self) -> bool:
+        """Send what there is to be sent; whether that was all, and more may follow. Raises SSLWantWriteError."""
         while True:
-            if self._tls.out:
-                del self._tls.out[: self._socket.send(self._tls.out)]
-            if self._tls.out or not self._tls.is_ready:
-                self._watch()
-                return False
             if self._out:
-                self._tls.write(bytes(self._out[:_CHUNK]))
-                del self._out[:_CHUNK]
+                del self._out[: self._socket.send(bytes(self._out[:_RECORD_BYTES]))]
             elif self._file:
                 fd, offset, count = self._file
-                data = os.pread(fd, min(count, _CHUNK), offset)
-                self._sent(len(data))
-                self._tls.write(data)
+                data = os.pread(fd, min(count, _FILE_BYTES), offset)
+                if not data:
+                    raise WireError("a blob on its way is short")
+                self._sent(self._socket.send(data))
             else:
                 return True
 
     def _sent(self, count: int) -> None:
         """So much of the part of a file is on its way."""
         assert self._file
-        if not count:
-            raise WireError("a blob on its way is short")
         fd, offset, left = self._file
         self._file = (fd, offset + count, left - count) if count < left else None

@@ -3,13 +3,37 @@
 A node is known by its number within the step, a blob by its position in the manifest, which all have. A blob is cut
 into pieces, and the pieces of all blobs go down the trees in turn: number P of any blob goes by tree P modulo the
 number of trees.
+
+The types of fields have the bounds of what may come from elsewhere; wire.py decodes by them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-Address = tuple[str, int]  # a host that is "" is the tracker's
+from enroot_py.features.swarm.trees import MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A bound of a number, or of the length of anything else."""
+
+    low: int
+    high: int
+
+
+class IpAddress:
+    """A bound of a text that is not empty."""
+
+
+Number = Annotated[int, Within(0, (1 << 63) - 1)]
+Word = Annotated[int, Within(0, (1 << 32) - 1)]
+Trees = Annotated[int, Within(1, MOST)]
+Address = tuple[Annotated[str, IpAddress], Annotated[int, Within(1, 65535)]]  # a host that is "" is the tracker's
+HostName = Annotated[str, Within(0, 64)]  # HOST_NAME_MAX, sysconf(3)
+Blobs = tuple[Number, ...]
+Bytes = tuple[Number, ...]  # by tree
 SEED = 0xFFFFFFFE  # no node's number: a peer on the tracker's host, which lacks nothing and fetches where nobody can
 REPORT = 1.0  # seconds from one report to the next, of who fetches
 
@@ -24,9 +48,9 @@ class Joined:
     """A peer, whose host has this name, listens at ``address``, lacks these blobs, and has some to give."""
 
     address: Address
-    lacks: tuple[int, ...]
-    has: tuple[int, ...] = ()
-    name: str = ""
+    lacks: Blobs
+    has: Blobs = ()
+    name: HostName = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +60,27 @@ class Report:
     ``unfetched`` are bytes that it has still to get from the registry, as it was told to.
     """
 
-    got: tuple[int, ...]
-    fetched: int = 0
+    got: Bytes
+    fetched: Number = 0
     done: bool = False
-    unfetched: int = 0
+    unfetched: Number = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
     """A peer cannot reach its parent in a tree, or nothing comes from there while it comes by other trees."""
 
-    tree: int
-    parent: int
+    tree: Number
+    parent: Number
     reached: bool
-    got: tuple[int, ...]
+    got: Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A peer cannot get these blobs from the registry, for this reason; ``refused``: nor could another one."""
 
-    blobs: tuple[int, ...]
+    blobs: Blobs
     refused: bool
     reason: str
     hint: str = ""
@@ -80,10 +104,10 @@ class Standing:
 class Link:
     """Where a peer takes the pieces of a tree from: these blobs' pieces, or those of all."""
 
-    tree: int
-    parent: int
+    tree: Number
+    parent: Number
     address: Address
-    blobs: tuple[int, ...] = ()
+    blobs: Blobs = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +117,8 @@ class Routes:
     A peer that relays takes all blobs, for others; one that does not takes those that it lacks.
     """
 
-    trees: int
-    blobs: tuple[int, ...]
+    trees: Trees
+    blobs: Blobs
     relays: bool
     links: tuple[Link, ...]
 
@@ -103,7 +127,7 @@ class Routes:
 class FetchBlobs:
     """Get these blobs and no other from the registry, and be their source."""
 
-    blobs: tuple[int, ...]
+    blobs: Blobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +148,67 @@ class Hopeless:
 
 
 FromTracker = Routes | FetchBlobs | Released | Hopeless
+
+
+# -- before that
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first word of who has accepted a connection."""
+
+    node: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Come:
+    """The first word of a peer to the tracker: whether it lacks something of the image."""
+
+    lacks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The tracker's answer: what all need to know of an image."""
+
+    named: str
+    architecture: str
+    manifest: bytes
+    config: bytes
+    evidence: bytes
+    tokens: str
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """The same of a file that srun's host sends."""
+
+    named: str
+    size: Annotated[int, Within(1, 1 << 50)]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Or why nobody gets it: see Hopeless."""
+
+    reason: str
+    hint: str
+    final: bool
+
+
+Answer = Documents | File | Refused
+
+
+# -- between peers
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A child takes pieces of a tree from here on: of each blob how many it has. None: no more of them."""
+
+    tree: Word
+    trees: Trees
+    wanted: tuple[tuple[Word, Word], ...]
+
+
+Message = FromPeer | FromTracker | Hello | Come | Documents | File | Refused | Take

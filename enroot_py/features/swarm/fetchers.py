@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from enroot_py.swarm.messages import SEED, Address, Failed, Joined
+from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
 
 TRIES = 3  # nodes that cannot get a blob from the registry, until nobody is asked to any more
 STRIKES = 3  # children that complain of a node until nobody takes from it any more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import selectors
 import signal
@@ -15,12 +14,13 @@ from typing import NoReturn, Protocol
 
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
-from enroot_py.swarm import wire
-from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
-from enroot_py.swarm.messages import SEED, FromTracker, Standing
-from enroot_py.swarm.peering import close_others
-from enroot_py.swarm.tracker import Tracker
-from enroot_py.swarm.wire import WireError
+from enroot_py.features.swarm import messages, wire
+from enroot_py.features.swarm.invitation import Swarm
+from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
+from enroot_py.features.swarm.messages import SEED, Answer, Come, FromTracker, Refused, Standing
+from enroot_py.features.swarm.peering import close_others
+from enroot_py.features.swarm.tracker import Tracker
+from enroot_py.features.swarm.wire import WireError
 
 TRACKER = 0xFFFFFFFF  # its number: no node's
 
@@ -38,10 +38,9 @@ class Documents:
     is_of_seed: bool = False  # nobody has its blobs but the tracker's host, and nodes that keep them
     evidence: bytes = b""  # signatures, if the policy of a node asks for them: store/policies.py
 
-    def message(self) -> dict[str, object]:
-        names = ("manifest", "config", "evidence")
-        documents = {name: base64.b64encode(getattr(self, name)).decode() for name in names}
-        return {"is": "Documents", "named": self.named, "architecture": self.architecture, **documents}
+    def message(self) -> Answer:
+        known = (self.manifest, self.config, self.evidence, self.tokens)
+        return messages.Documents(self.named, self.architecture, *known)
 
 
 _MOST = 1 << 20  # bytes of a manifest, a config and signatures, which go to each node
@@ -74,7 +73,7 @@ class Tracking:
         self._nodes = swarm.nodes
         self._seeded = False
         self._tracker: Tracker | None = None
-        self._image: dict[str, object] = {}
+        self._image: Answer | None = None
         self._documents: Documents | None = None
         self._is_learning = False
         self._curious: list[Connection] = []  # who waits for it
@@ -133,16 +132,15 @@ class Tracking:
 
     def _greeted(self, peer: Connection, message: Mapping[str, object]) -> None:
         """A peer says whether it lacks something of the image; what that is it knows when it knows the image."""
-        if message.get("is") != "Come" or not isinstance(message.get("lacks"), bool):
-            raise WireError("it does not say what it wants")
+        lacks = wire.decode(message, Come).lacks
         peer.heard = lambda message: self._heard(peer, message)
-        if not message["lacks"] and peer.node != SEED:
+        if not lacks and peer.node != SEED:
             self._owners.add(peer.node)
         if self._image:
             self._introduce(peer)
             return
         self._curious.append(peer)
-        if message["lacks"] and not self._is_learning:
+        if lacks and not self._is_learning:
             self._is_learning = True
             learned, told = os.pipe2(os.O_CLOEXEC)
             answer: list[Documents | PenrootError] = []
@@ -167,7 +165,7 @@ class Tracking:
         known = answer[0] if answer else ImageError("")
         if isinstance(known, PenrootError):
             final = isinstance(known, RefusedError)
-            self._image = {"is": "Refused", "reason": str(known), "hint": known.hint, "final": final}
+            self._image = Refused(str(known), known.hint, final)
         else:
             self._documents, self._image = known, known.message()
             self._tracker = Tracker(known.sizes, self._nodes, self._owners, known.is_of_seed)
@@ -177,14 +175,15 @@ class Tracking:
 
     def _introduce(self, peer: Connection) -> None:
         """Say to a peer what there is to know; why nobody gets the image, to the first that lacks it, which says it."""
-        image, tokens = self._image, self._documents.tokens if self._documents else ""
-        if self._tracker is None:
-            unsaid = {**image, "reason": "", "hint": ""}
+        image = self._image
+        assert image
+        if isinstance(image, Refused):
+            unsaid = Refused("", "", image.final)
             if peer.node in self._owners or peer.node == SEED:
                 image = unsaid
             else:
                 self._image = unsaid
-        peer.say({**image, "tokens": peer.session.hide(tokens)})
+        peer.say(wire.encode(image))
 
     def _heard(self, peer: Connection, message: Mapping[str, object]) -> None:
         if self._tracker is None:

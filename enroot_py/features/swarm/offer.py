@@ -1,4 +1,4 @@
-"""The swarm of a step (enroot_py/swarm): srun's tracker, and what a node needs to know to take part."""
+"""The tracker of a swarm in the process that srun has for a step."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ import time
 
 from enroot_py.base import log, signals
 from enroot_py.base.errors import PenrootError
-from enroot_py.swarm.ports import listener
+from enroot_py.features.swarm.arguments import SwarmArguments
+from enroot_py.features.swarm.ports import listener
 from pyxis_py.request import settings as plugin_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from enroot_py.features.swarm.invitation import Invitation
+    from enroot_py.features.swarm.messages import Standing
+    from enroot_py.features.swarm.progress import Display
+    from enroot_py.features.swarm.tracking import Documents
     from enroot_py.registry.reference import Reference
-    from enroot_py.swarm.guest import Invitation
-    from enroot_py.swarm.messages import Standing
-    from enroot_py.swarm.tracking import Documents
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.job import Job
-    from pyxis_py.request.settings import PluginSettings
-    from pyxis_py.submit.progress import Display
 
 _STDERR = 4  # that of srun: execute() of coprocess.c
 _INFO = 3  # of srun's levels, slurm/src/common/log.h: less is --quiet
 RATE = 250e6  # bytes a second that srun's host, where others work, gives to nodes without a registry
 _REMEMBERED = 3600  # seconds for which nodes are believed to keep an image
-_LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # where srun is, as slurmstepd saw it: srun(1), OUTPUT ENVIRONMENT VARIABLES
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
@@ -42,7 +41,7 @@ def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | N
         return ImageOffer(job, image, digest, allocation, hint)
     except OSError as e:
         log.debug(f"swarm: {e.strerror}: each node asks the registry")
-        return None
+    return None
 
 
 class Offer:
@@ -70,8 +69,8 @@ class Offer:
         gc.enable()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each node
-        from enroot_py.swarm.loop import Swarm  # not before: srun waits
-        from enroot_py.swarm.tracking import Tracking
+        from enroot_py.features.swarm.invitation import Swarm  # not before: srun waits
+        from enroot_py.features.swarm.tracking import Tracking
 
         nodes = self._allocation.numbers["nodes"]
         self._swarm = Swarm(self._key, self._allocation.step, nodes, self._networks)
@@ -86,7 +85,7 @@ class Offer:
         """Called at the end, where they do."""
 
     def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
-        from pyxis_py.submit.progress import Display
+        from enroot_py.features.swarm.progress import Display
 
         if self._display is None and self._loud:
             self._display = Display(_STDERR, self._name, sum(image.sizes), self._swarm.nodes, counts=self.counts)
@@ -104,8 +103,8 @@ class Offer:
     @property
     def own(self) -> Invitation:
         """That of the seed."""
-        from enroot_py.swarm.guest import Invitation
-        from enroot_py.swarm.messages import SEED
+        from enroot_py.features.swarm.invitation import Invitation
+        from enroot_py.features.swarm.messages import SEED
 
         return Invitation("127.0.0.1", self._port, SEED, self._swarm, ports=self._ports)
 
@@ -114,9 +113,9 @@ class ImageOffer(Offer):
     """The tracker of an image of a registry."""
 
     def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, hint: Hint) -> None:
-        plugin = plugin_settings.load(job.arguments)
-        super().__init__(str(image), plugin.swarm_network, allocation)
-        self._job, self._keep = job, plugin.swarm_keep
+        arguments = SwarmArguments(plugin_settings.load(job.arguments))
+        super().__init__(str(image), arguments.swarm_network, allocation)
+        self._job, self._keep = job, arguments.swarm_keep
         self._named = image
         self._image = image.at(digest)
         self._hint = hint
@@ -127,10 +126,10 @@ class ImageOffer(Offer):
     def documents(self) -> Documents:
         """The manifest and the config, when the first node wants them. Raises PenrootError."""
         from enroot_py.config import settings
+        from enroot_py.features.swarm.tracking import Documents
         from enroot_py.registry import authorization
         from enroot_py.registry.platforms import architecture
         from enroot_py.registry.sources import open_source
-        from enroot_py.swarm.tracking import Documents
 
         loaded = settings.load(self._job.host(), in_job=False)
         source = open_source(self._image, loaded)
@@ -148,11 +147,11 @@ class ImageOffer(Offer):
     def seed(self) -> None:
         """Be one. Raises PenrootError, OSError."""
         from enroot_py.config import settings
+        from enroot_py.features.swarm.kept import Kept
+        from enroot_py.features.swarm.source import SwarmSource
         from enroot_py.registry.sources import open_registry
         from enroot_py.store import layout
         from enroot_py.store.store import Store
-        from enroot_py.swarm.kept import Kept
-        from enroot_py.swarm.source import SwarmSource
 
         loaded = settings.load(self._job.host(), in_job=False)
         place = Store(loaded.cache_path, create=True).root
@@ -221,18 +220,3 @@ class Note:
 
 def _is_fresh(file: int | str) -> bool:
     return 0 <= time.time() - os.stat(file).st_mtime < _REMEMBERED
-
-
-def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """What srun's tracker wants to be asked with, if there is one."""
-    port, _, key = job.swarm.partition(" ")
-    node = job.environ.get("SLURM_NODEID", "")
-    host = job.environ.get(_LAUNCHER, "")
-    nodes = job.environ.get("SLURM_STEP_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
-    if not (port.isdecimal() and node.isdecimal() and nodes.isdecimal() and host):
-        return None
-    from enroot_py.swarm.guest import Invitation
-    from enroot_py.swarm.loop import Swarm
-
-    own = Swarm(bytes.fromhex(key), job.step, int(nodes), plugin.swarm_network, plugin.swarm_tls)
-    return Invitation(host, int(port), int(node), own, plugin.swarm_keep)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import struct
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 PIECE = 256 << 10
 _COUNTER = struct.Struct("=Q")  # bytes that are there without a gap
@@ -21,16 +23,28 @@ _WORDS = 4096  # bytes of a reason
 class Spool:
     """The blobs of an image, by position in its manifest, in files of ``directory``. Raises OSError.
 
-    Those that are ``lacking`` are wanted here, the others may go through this node, and ``kept`` are whole already, in
-    these files. What is there is known to all processes that have this object since before a fork(2).
+    Blobs that are ``lacking`` are wanted here, the others may go through this node, and ``kept`` are whole already, in
+    these files. ``files`` are to be filled instead of files of ``directory``; ``full`` makes a reason and a hint of an
+    error in doing so, for nobody can go on without them. All processes that have this object since before a fork(2)
+    see the bytes that come.
     """
 
     def __init__(
-        self, sizes: Sequence[int], lacking: Sequence[int], directory: str, kept: Mapping[int, int] | None = None
+        self,
+        sizes: Sequence[int],
+        lacking: Sequence[int],
+        directory: str,
+        kept: Mapping[int, int] | None = None,
+        *,
+        files: Mapping[int, int] | None = None,
+        full: Callable[[OSError], tuple[str, str]] | None = None,
     ) -> None:
-        self.sizes, self.lacking, self.kept = sizes, lacking, kept or {}
-        self._directory = directory
-        self._fds = {**self.kept, **{blob: _nameless(directory) for blob in lacking if blob not in self.kept}}
+        self.sizes, self.kept, self.lacking = sizes, kept or {}, lacking
+        # A reader sleeps at the event of its blob until there is more of the blob.
+        self.events = {blob: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for blob in lacking}
+        self._directory, self._full = directory, full
+        self._fds = {**self.kept, **(files or {})}
+        self._fds |= {blob: _nameless(directory) for blob in lacking if blob not in self._fds}
         # Of each blob what is there, which the peer says, and up to where the process is that fetches it.
         self._shared = mmap.mmap(-1, 2 * max(len(sizes), 1) * _COUNTER.size)
         self._end = mmap.mmap(-1, 8 + _WORDS)
@@ -64,7 +78,7 @@ class Spool:
 
     @property
     def fds(self) -> Collection[int]:
-        return self._fds.values()
+        return [*self._fds.values(), *self.events.values()]
 
     def fd(self, blob: int) -> int:
         """The file of a blob. Raises OSError."""
@@ -74,9 +88,14 @@ class Spool:
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
         """Raises OSError."""
-        while data:
-            written = os.pwrite(self.fd(blob), data, offset)
-            data, offset = data[written:], offset + written
+        try:
+            while data:
+                written = os.pwrite(self.fd(blob), data, offset)
+                data, offset = data[written:], offset + written
+        except OSError as e:
+            if self._full is not None:
+                self.give_up(*self._full(e))
+            raise
 
     def wrote(self, blob: int, piece: int) -> None:
         """A piece is in the file; whether it counts, it may have come from elsewhere meanwhile."""
@@ -118,6 +137,21 @@ class Spool:
     def _is_there(self, blob: int, there: int) -> None:
         if there > self.there(blob):
             self._put(2 * blob, there)
+            self._wake(blob)
+
+    def _wake(self, blob: int) -> None:
+        if blob in self.events:
+            os.eventfd_write(self.events[blob], 1)
+
+    def wait(self, blob: int, seconds: float) -> bool:
+        """Sleep until there may be more of a blob; whether the peer has ended."""
+        poll = select.poll()
+        poll.register(self.events[blob], select.POLLIN)
+        poll.register(self.alive, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(seconds * 1000)}
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.events[blob])
+        return self.alive in ready
 
     def _get(self, number: int) -> int:
         return int(_COUNTER.unpack_from(self._shared, number * _COUNTER.size)[0])
@@ -139,6 +173,8 @@ class Spool:
         words = f"{reason}\0{hint}".encode("utf-8", "backslashreplace")[:_WORDS]
         self._end[8 : 8 + len(words)] = words
         self._end[:8] = (len(words) + 1).to_bytes(8, "little")
+        for blob in self.events:
+            self._wake(blob)
 
     @property
     def given_up(self) -> tuple[str, str] | None:

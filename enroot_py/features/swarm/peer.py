@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from enroot_py.swarm.messages import (
+from enroot_py.features.swarm.messages import (
     REPORT,
     Complaint,
     Failed,

@@ -5,19 +5,21 @@ As other sources (registry/sources.py): it has the manifest and the config of th
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
+from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.invitation import Invitation
+from enroot_py.features.swarm.kept import Kept
+from enroot_py.features.swarm.messages import Answer, Documents
+from enroot_py.features.swarm.reader import Reader
+from enroot_py.features.swarm.spool import Spool
 from enroot_py.registry import manifests
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.platforms import architecture
-from enroot_py.swarm.guest import Guest, Incoming, Invitation
-from enroot_py.swarm.kept import Kept
-from enroot_py.swarm.spool import Spool
 
 if TYPE_CHECKING:
     from enroot_py.registry.repository import Repository
@@ -82,7 +84,13 @@ class SwarmSource(Guest):
         position = self._lacks.get(descriptor.digest)
         if self._spool is None or position is None:
             return self._inner.blob(descriptor)
-        return _Blob(self._spool, position, lambda at: self._inner.blob(descriptor, at), self._kept, descriptor.digest)
+        kept, inner = self._kept, self._inner
+        return Reader(
+            self._spool,
+            position,
+            instead=lambda at: inner.blob(descriptor, at),
+            keep=lambda fd: kept.add(descriptor.digest, fd),
+        )
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
         """The blob from the registry, if what came from other nodes is not what its digest says."""
@@ -101,16 +109,14 @@ class SwarmSource(Guest):
             self._spool = self.new_spool(())
             self.peering(rate).run()
 
-    def know(self, message: Mapping[str, object]) -> None:
+    def know(self, said: Answer) -> None:
         """The manifest and the config."""
-        if message.get("is") != "Documents" or message.get("architecture") != architecture(None):
+        if not isinstance(said, Documents) or said.architecture != architecture(None):
             raise ValueError("no image for this node")
-        data = base64.b64decode(str(message.get("manifest")))
-        if (named := str(message.get("named"))) != self._digest:
-            raise ValueError(f"the tracker has {named}, not {self._digest}")
-        self._config = base64.b64decode(str(message.get("config")))
-        self.evidence = base64.b64decode(str(message.get("evidence", "")))
-        self._manifest = manifests.manifest(data, manifests.parse(data, "the tracker"), named, "the tracker")
+        if said.named != self._digest:
+            raise ValueError(f"the tracker has {said.named}, not {self._digest}")
+        self._config, self.evidence, data = said.config, said.evidence, said.manifest
+        self._manifest = manifests.manifest(data, manifests.parse(data, "the tracker"), said.named, "the tracker")
 
     def fetch(self, blob: int, start: int) -> Iterator[bytes]:
         """What comes of a blob from the registry, from a byte on."""
@@ -118,16 +124,3 @@ class SwarmSource(Guest):
         with self._inner.blob(self._manifest.layers[blob], start) as stream:
             while data := stream.read(_CHUNK):
                 yield data
-
-
-class _Blob(Incoming):
-    """If whoever reads it, in a ``with``, finds that it is what it should be, it is kept."""
-
-    def __init__(self, spool: Spool, number: int, instead: Callable[[int], Blob], kept: Kept, digest: str) -> None:
-        super().__init__(spool, number, instead)
-        self._kept, self._digest = kept, digest
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        if error[0] is None and (fd := self.file) is not None:
-            self._kept.add(self._digest, fd)

@@ -16,12 +16,12 @@ from typing import NoReturn
 from enroot_py.base import linux
 from enroot_py.base.errors import PenrootError, RefusedError
 from enroot_py.base.fds import Fd
-from enroot_py.swarm import peer, wire
-from enroot_py.swarm.loop import TO_PEER, Connection, Loop, listener
-from enroot_py.swarm.messages import Joined, Link, Routes
-from enroot_py.swarm.spool import PIECE, Spool
-from enroot_py.swarm.trees import MOST
-from enroot_py.swarm.wire import LONG, WireError
+from enroot_py.features.swarm import peer, wire
+from enroot_py.features.swarm.loop import TO_PEER, Connection, Loop, listener
+from enroot_py.features.swarm.messages import Joined, Link, Routes, Take
+from enroot_py.features.swarm.spool import PIECE, Spool
+from enroot_py.features.swarm.trees import MOST
+from enroot_py.features.swarm.wire import LONG, WireError
 
 _HEAD = struct.Struct(">HHII")  # blob, tree, piece, length: before its bytes
 
@@ -261,7 +261,7 @@ class _Parent:
 
     def drop(self, link: Link) -> None:
         if self.links.pop(link, None) is not None and self._ready:
-            self._connection.say({"is": "Take", "tree": link.tree, "from": []})
+            self._connection.say(wire.encode(Take(link.tree, self._spool.trees, ())))
         if not self.links:
             self._connection.close()
             self._peering._parents.pop(self.node, None)
@@ -276,8 +276,8 @@ class _Parent:
 
     def _ask(self, link: Link) -> None:
         self._peering.reached(link)
-        wanted = [[blob, self._spool.count(blob, link.tree)] for blob in sorted(self.links[link])]
-        self._connection.say({"is": "Take", "tree": link.tree, "trees": self._spool.trees, "from": wanted})
+        wanted = tuple((blob, self._spool.count(blob, link.tree)) for blob in sorted(self.links[link]))
+        self._connection.say(wire.encode(Take(link.tree, self._spool.trees, wanted)))
 
     def _take_in(self, data: bytearray) -> int:
         """Bytes of ``data`` that were used."""
@@ -330,8 +330,8 @@ class _Child:
         self._wants: dict[int, dict[int, int]] = {}  # by tree and blob: pieces of it that it has
         self._order: list[tuple[int, int]] = []  # trees and blobs of ``_wants``
         self._turn = 0
-        self._early: list[Mapping[str, object]] = []  # what it has said before there was a plan
-        connection.heard = self._heard
+        self._early: list[Take] = []  # what it has said before there was a plan
+        connection.heard = lambda message: self._asked(wire.decode(message, Take))
         connection.more = self._more
         connection.gone = lambda why: children.remove(self)
 
@@ -339,36 +339,20 @@ class _Child:
         """There is a plan: what it has asked for before is known now."""
         early, self._early = self._early, []
         try:
-            for message in early:
-                self._heard(message)
+            for take in early:
+                self._asked(take)
         except WireError as e:  # the tracker, whose plan it is, has nothing to do with it
             self._connection.fail(str(e))
 
-    def _heard(self, message: Mapping[str, object]) -> None:
+    def _asked(self, take: Take) -> None:
         if not self._spool.trees and len(self._early) < MOST:
-            self._early.append(message)
+            self._early.append(take)
             return
-        tree, wanted = message.get("tree"), message.get("from")
-        if (
-            message.get("is") != "Take"
-            or not isinstance(wanted, list)
-            or type(tree) is not int
-            or not 0 <= tree < max(self._spool.trees, 1)
-        ):
-            raise WireError("it asks for nothing that is known")
-        if wanted and message.get("trees") != self._spool.trees:
+        if take.tree >= max(self._spool.trees, 1):
+            raise WireError("it asks for a tree that is not there")
+        if take.wanted and take.trees != self._spool.trees:
             raise WireError("it knows another plan")
-        wants: dict[int, int] = {}
-        for each in wanted:
-            if (
-                not isinstance(each, list)
-                or len(each) != 2
-                or not all(type(n) is int and 0 <= n < 1 << 32 for n in each)
-            ):
-                raise WireError("it asks for no piece")
-            if each[0] < len(self._spool.sizes):
-                wants[each[0]] = each[1]
-        self._wants[tree] = wants
+        self._wants[take.tree] = {blob: count for blob, count in take.wanted if blob < len(self._spool.sizes)}
         self._order = [(number, blob) for number, blobs in self._wants.items() for blob in blobs]
         self._turn = 0
         self._connection.wake()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from enroot_py.swarm import trees
-from enroot_py.swarm.fetchers import SLOW, STRIKES, Fetchers, Member
-from enroot_py.swarm.messages import (
+from enroot_py.features.swarm import trees
+from enroot_py.features.swarm.fetchers import SLOW, STRIKES, Fetchers, Member
+from enroot_py.features.swarm.messages import (
     REPORT,
     SEED,
     Complaint,
@@ -27,7 +27,7 @@ from enroot_py.swarm.messages import (
     Standing,
     report_every,
 )
-from enroot_py.swarm.trees import SOURCES, BlobTree, Forest
+from enroot_py.features.swarm.trees import SOURCES, BlobTree, Forest
 
 GATHER = 0.5  # seconds from the first peer to the plan, if not all are there before
 GROWN = 8  # a new plan is made where one node for each so many of the old one has come later,

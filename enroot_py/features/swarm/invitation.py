@@ -1,0 +1,41 @@
+"""What a node knows of a swarm before it takes part. A step whose image is stored loads no more than this."""
+
+from __future__ import annotations
+
+from enroot_py.base import build
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.base.errors import ConfigError
+
+_LIBRARY = "cryptography"
+
+
+class Swarm:
+    """What all members know: a key, what it is for, the number of nodes, and the networks that they may be in.
+
+    ``networks`` has commas between them; "" allows every network.
+    """
+
+    __slots__ = ("context", "key", "networks", "nodes")
+
+    def __init__(self, key: bytes, context: str, nodes: int, networks: str = "") -> None:
+        self.key, self.context, self.nodes, self.networks = key, context, nodes, networks
+
+
+class Invitation:
+    """The tracker's address, and the number of this node among those of the step.
+
+    The node keeps ``keep`` bytes of blobs for later steps, and listens at one of ``ports``.
+    """
+
+    __slots__ = ("host", "keep", "node", "port", "ports", "swarm")
+
+    def __init__(self, host: str, port: int, node: int, swarm: Swarm, keep: int = 0, ports: range = range(1)) -> None:
+        self.host, self.port, self.node, self.swarm = host, port, node, swarm
+        self.keep, self.ports = keep, ports
+
+
+def missing() -> ConfigError | None:
+    """Return the error for a host without the library of the swarm, which is not imported here."""
+    return None if build.has(_LIBRARY) else build.missing("swarm", ModuleNotFoundError(name=_LIBRARY))

@@ -1,0 +1,86 @@
+"""Bytes of a blob that other processes write: a reader that sleeps until its bytes are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from enroot_py.base import log
+from enroot_py.base.errors import RegistryError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from enroot_py.features.swarm.spool import Spool
+    from enroot_py.registry.sources import Blob
+
+_STUCK_S = 180.0  # without a byte
+_NOTICE_AFTER_S = 4.0
+_LOOK_S = 1.0  # between two checks whether any byte came
+
+
+class Reader:
+    """The bytes of blob ``number`` of ``spool``, in order.
+
+    If no more come, ``instead`` opens the blob at the byte where they end. ``keep`` gets the file of a blob that was
+    read to its end without an error of the caller, and came from the spool alone.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        number: int,
+        instead: Callable[[int], Blob],
+        keep: Callable[[int], None] = lambda descriptor: None,
+    ) -> None:
+        self._spool, self._number, self._keep = spool, number, keep
+        self._open_instead = instead
+        self._instead: Blob | None = None
+        self._at = 0
+        self._seen, self._since = -1, 0.0  # bytes of all blobs, and the time of their last increase
+        self._noticed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        spool, number = self._spool, self._number
+        if self._instead is not None:
+            self._instead.__exit__(*error)
+        elif not any(error) and self._at == spool.sizes[number] and number not in spool.kept:
+            self._keep(spool.fd(number))
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes, b"" at the end. Raises RegistryError if the peer has given up."""
+        if self._instead is not None:
+            return self._instead.read(size)
+        spool, number = self._spool, self._number
+        while (count := min(size, spool.there(number) - self._at)) <= 0:
+            if self._at >= spool.sizes[number]:
+                return b""
+            ended = spool.wait(number, _LOOK_S)
+            if given_up := spool.given_up:
+                raise RegistryError(given_up[0], hint=given_up[1])
+            if (ended or self._is_stuck()) and spool.there(number) <= self._at:
+                log.debug(f"swarm: blob {number}: from byte {self._at} on from elsewhere")
+                self._instead = self._open_instead(self._at)
+                return self._instead.read(size)
+        data = spool.read(number, count, self._at)
+        self._at += len(data)
+        return data
+
+    def _is_stuck(self) -> bool:
+        """Return whether no byte of any blob has come for very long. After a short while without bytes, report it."""
+        seen, now = self._spool.all_there(), time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        if now > self._since + _NOTICE_AFTER_S and not self._noticed and self._is_first():
+            self._noticed = True
+            log.info(f"waiting for other nodes: no byte of the image for {_NOTICE_AFTER_S:.0f} s")
+        return now > self._since + _STUCK_S
+
+    def _is_first(self) -> bool:
+        """Return whether this is the first blob that lacks bytes: each has a process, and one of them reports."""
+        spool = self._spool
+        return self._number == min(n for n in (self._number, *spool.lacking) if spool.there(n) < spool.sizes[n])

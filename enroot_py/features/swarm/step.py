@@ -1,0 +1,92 @@
+"""The nodes of a step share one pull of an image, and srun sends them a file of its host."""
+
+from __future__ import annotations
+
+from enroot_py.base import log
+from enroot_py.features.swarm.arguments import SwarmArguments
+from enroot_py.features.swarm.invitation import Invitation, Swarm, missing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.config.settings import Settings
+    from enroot_py.features.swarm.offer import Offer
+    from enroot_py.features.swarm.sent import SentFile
+    from enroot_py.features.swarm.source import SwarmSource
+    from enroot_py.registry.reference import Reference
+    from enroot_py.store.store import Image
+    from pyxis_py.request.job import Job
+    from pyxis_py.request.options import Request
+    from pyxis_py.request.settings import PluginSettings
+
+_LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # where srun is, as slurmstepd saw it: srun(1), OUTPUT ENVIRONMENT VARIABLES
+
+
+def shares(plugin: PluginSettings) -> bool:
+    """Return whether srun may track which node has what of an image."""
+    return SwarmArguments(plugin).swarm and missing() is None
+
+
+def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
+    """Return a tracker for an image with that digest, unless all nodes have the image or no port is free."""
+    from enroot_py.features.swarm import offer
+
+    return offer.offer(job, image, digest, allocation)
+
+
+def send(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bool) -> SentFile:
+    """Return the file that srun sends to its nodes. Raises UsageError, ConfigError, ImageError."""
+    from enroot_py.features.swarm import sent
+
+    return sent.check(job, request, SwarmArguments(plugin), learns_later=learns_later)
+
+
+def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settings) -> Image:
+    """Return the file that srun sends, once it is in the store of this node. Raises ConfigError, ImageError."""
+    from enroot_py.features.swarm import sent
+
+    return sent.received(job, request, invitation(job, plugin), settings)
+
+
+class Peers:
+    """The other nodes of a step, as the core knows them: registry/sources.py."""
+
+    def __init__(self, invitation: Invitation) -> None:
+        self._invitation = invitation
+
+    def source(self, image: Reference, settings: Settings, root: str) -> SwarmSource:
+        """Return the image as the nodes give it to each other. ``root`` is that of this node's store."""
+        from enroot_py.features.swarm.kept import Kept
+        from enroot_py.features.swarm.source import SwarmSource
+        from enroot_py.registry.sources import open_registry
+        from enroot_py.store import layout
+
+        kept = Kept(layout.blobs(root), self._invitation.keep)
+        return SwarmSource(self._invitation, image.digest, open_registry(image, settings), kept)
+
+    def lend(self, image: Reference, settings: Settings, root: str) -> None:
+        """Give an image that is stored here to nodes that lack it, by another process, which loads what it needs."""
+        from enroot_py.features.swarm.apart import apart
+
+        apart(lambda: self.source(image, settings, root).lend())
+
+
+def peers(job: Job, plugin: PluginSettings) -> Peers | None:
+    """Return the other nodes of the step, if srun has a tracker for them."""
+    told = invitation(job, plugin)
+    return Peers(told) if told else None
+
+
+def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
+    """Return how to reach srun's tracker, if there is one. slurmd's log has a line about a missing library."""
+    arguments = SwarmArguments(plugin)
+    if arguments.swarm and (error := missing()):
+        log.info(f"{error}: this node asks the registry itself ({error.hint})")
+        return None
+    port, _, key = job.swarm.partition(" ")
+    node = job.environ.get("SLURM_NODEID", "")
+    host = job.environ.get(_LAUNCHER, "")
+    nodes = job.environ.get("SLURM_STEP_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
+    if not (port.isdecimal() and node.isdecimal() and nodes.isdecimal() and host):
+        return None
+    swarm = Swarm(bytes.fromhex(key), job.step, int(nodes), arguments.swarm_network)
+    return Invitation(host, int(port), int(node), swarm, arguments.swarm_keep)

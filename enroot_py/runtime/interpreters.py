@@ -1,0 +1,226 @@
+"""Why execve(2) fails for a file: the file or the interpreter that its #! line or its ELF header names cannot run.
+
+Files of other formats and architectures give no message, as the kernel may know another way to run them. This runs in
+a container, so it imports nothing later. Sources: execve(2), elf(5), the kernel's binfmt_script.c and binfmt_elf.c.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+# By the class of an ELF file, of 32 or 64 bits: e_machine on each machine, the offset and the size of e_phoff and of
+# e_phnum, the size of a program header, and there p_offset and p_filesz.
+_LAYOUTS = {
+    1: ({"x86_64": 3, "aarch64": 40}, (28, 4), (44, 2), 32, (4, 4), (16, 4)),
+    2: ({"x86_64": 62, "aarch64": 183}, (32, 8), (56, 2), 56, (8, 8), (32, 8)),
+}
+_PT_INTERP = 3
+_LINE_BYTES, _MAX_HEADERS, _MAX_LINKS, _MAX_SCRIPTS = 256, 64, 40, 5
+_UNQUOTED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+
+
+def explain(path: str) -> str:
+    """Return why the kernel cannot execute ``path``, if the path or an interpreter is at fault; else ""."""
+    try:
+        why = _explain(path)
+    except (OSError, ValueError, IndexError):
+        return ""  # the file has changed meanwhile, or what is on /proc is not the kernel's
+    return why.replace("\n", "\\n")  # of an image: it forges no line of its own
+
+
+def _explain(path: str) -> str:
+    if why := _closed(f"{os.strerror(errno.EACCES)}: it", path):
+        return why
+    if error := _error(path):
+        return _missing(f"{os.strerror(error)}: it", path, named=True)
+    for _ in range(_MAX_SCRIPTS):  # an interpreter may be a script
+        name = _interpreter(path)
+        if not name:
+            break
+        if why := _broken(path, name):
+            return why
+        path = name
+    return ""
+
+
+def explain_in(workdir: str, name: str, search: str) -> str:
+    """Enter ``workdir``, and return why slurmstepd cannot run ``name``, which it looks for in the PATH ``search``.
+
+    Returns "" if the program can run or nobody knows.
+    """
+    try:
+        os.chdir(workdir)
+    except OSError:
+        return ""  # the task fails with that
+    path = _find(name, search)
+    why = explain(path) if path else ""
+    return f"cannot run {path}: {why}" if why else ""
+
+
+def _find(name: str, search: str) -> str:
+    """Where slurmstepd finds a program: build_path() of its env.c. If nowhere, the first link that leads nowhere."""
+    if "/" in name:
+        return name
+    dangling = ""
+    for path in (f"{directory}/{name}" for directory in search.split(":")):
+        try:
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                return path
+        except OSError:
+            if not dangling and os.path.lexists(path):
+                dangling = path
+    return dangling
+
+
+def _error(path: str) -> int:
+    try:
+        os.stat(path)
+    except OSError as e:
+        return e.errno or 0
+    return 0
+
+
+def _broken(script: str, name: str) -> str:
+    """What is wrong with the interpreter of a script or program; "" if it can run."""
+    if name.endswith("\r") and _error(name) in _MISSING:
+        return (
+            f"its first line ends in CR LF, so that its interpreter is '{name[:-1]}\\r': convert it: "
+            f"sed -i 's/\\r$//' {_quoted(script)}"
+        )
+    what = f"its interpreter {name}"
+    return _closed(what, name) or _missing(what, name)
+
+
+def _closed(what: str, name: str) -> str:
+    """What keeps a file that exists from being executed."""
+    try:
+        mode = os.stat(name).st_mode
+    except OSError:
+        return ""
+    if not stat.S_ISREG(mode):
+        return f"{what} is not a regular file"
+    if os.access(name, os.X_OK):
+        return ""
+    if not mode & 0o111:
+        return f"{what} is not executable"
+    if not os.statvfs(name).f_flag & os.ST_NOEXEC:
+        return f"{what} cannot be executed by this user"
+    return f"{what} is on a file system that is mounted noexec{_mount_of(os.path.realpath(name))}"
+
+
+def _missing(what: str, name: str, *, named: bool = False) -> str:
+    """Why a path leads to no file; "" if nobody knows.
+
+    If the user has ``named`` the path, it is no news that it does not exist, but where a link leads and what a mount
+    covers is.
+    """
+    error = _error(name)
+    if error == errno.EACCES and not named:
+        return f"{what} cannot be reached: {os.strerror(error)}"
+    if error == errno.ELOOP:
+        return f"{what} is a link that leads back to itself"
+    if error not in _MISSING:
+        return ""
+    target, parent, links = _follow(name)
+    mount = _mount_of(parent)
+    if links and (not named or mount or os.path.islink(name)):
+        return f"{what} leads to {target}, which does not exist in the container{mount}"
+    return "" if named else f"{what} does not exist in the container{mount}"
+
+
+def _follow(path: str) -> tuple[str, str, int]:
+    """Follow the links of a path that leads to no file.
+
+    Returns the path without links, the part of it that exists, and the number of links.
+    """
+    if not path.startswith("/"):
+        return path, "", 0
+    there, links = "", 0
+    parts = path.split("/")[::-1]
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            there = there.rpartition("/")[0]
+        elif part not in ("", "."):
+            link, error = "", 0
+            try:
+                link = os.readlink(f"{there}/{part}")
+            except OSError as e:
+                error = e.errno or 0
+            links += link != ""
+            if error not in (0, errno.EINVAL) or links > _MAX_LINKS:
+                return "/".join((there, part, *reversed(parts))), there, links
+            if link:
+                there = "" if link.startswith("/") else there
+                parts += link.split("/")[::-1]
+            else:
+                there += f"/{part}"
+    return path, there, links
+
+
+def _mount_of(path: str) -> str:
+    """Return which mount shows the directory ``path``, as the end of a message; "" if that is the root."""
+    target, shown = "/", ""
+    try:
+        with open("/proc/self/mountinfo", "rb") as f:
+            lines = os.fsdecode(f.read()).split("\n")[:-1]
+    except OSError:
+        return ""
+    for line in lines:
+        root, place = line.split(" ")[3:5]
+        if place != "/" and len(place) >= len(target) and f"{path}/".startswith(f"{place}/"):
+            target, shown = place, f"{line.partition(' - ')[2].split(' ')[1]}[{root}]"
+    return f"; {target} is mounted from {shown}" if shown else ""
+
+
+def _interpreter(path: str) -> str:
+    """Return the interpreter that a program of this machine or a script names, or ""."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return ""
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        head = os.pread(fd, _LINE_BYTES, 0)
+        if head.startswith(b"#!"):
+            return os.fsdecode(_of_script(head[2:].lstrip(b" \t")))
+        return os.fsdecode(_of_elf(fd, head)) if head.startswith(b"\x7fELF") else ""
+    except (OSError, OverflowError):
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _of_script(line: bytes) -> bytes:
+    end = next((i for i, byte in enumerate(line) if byte in b" \t\n\0"), 0)
+    return line[:end]
+
+
+def _of_elf(fd: int, head: bytes) -> bytes:
+    """The loader that the first PT_INTERP header names."""
+    if len(head) < 64 or head[4] not in _LAYOUTS:
+        return b""
+    machine, phoff, phnum, size, offset, filesz = _LAYOUTS[head[4]]
+    if _number(head, (18, 2)) != machine.get(os.uname().machine):
+        return b""
+    for i in range(min(_number(head, phnum), _MAX_HEADERS)):
+        part = os.pread(fd, size, _number(head, phoff) + i * size)
+        if len(part) == size and _number(part, (0, 4)) == _PT_INTERP:
+            length = _number(part, filesz)
+            name = os.pread(fd, length, _number(part, offset)) if 1 < length <= 4096 else b""
+            return name.partition(b"\0")[0] if name.endswith(b"\0") and len(name) == length else b""
+    return b""
+
+
+def _number(data: bytes, field: tuple[int, int]) -> int:
+    at, size = field
+    return int.from_bytes(data[at : at + size], "little")  # as these machines have it
+
+
+def _quoted(path: str) -> str:
+    """Quote a path for sh(1) if it needs that."""
+    return path if all(c in _UNQUOTED for c in path) else "'" + path.replace("'", "'\\''") + "'"

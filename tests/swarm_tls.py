@@ -1,0 +1,41 @@
+"""An end of a swarm's connection by hand: what it says is bytes, which a test sends, repeats or leaves out."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+
+from enroot_py.features.swarm.tls import Identity
+
+KEY, CONTEXT = b"k" * 32, "7.0"
+
+
+class End:
+    """The end of a member that connects as ``node``."""
+
+    def __init__(self, role: str, node: int, swarm: tuple[bytes, str] = (KEY, CONTEXT)) -> None:
+        identity = Identity(*swarm)
+        self._came, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        name = identity._name(f"{role}{node}")
+        self._end = identity.connecting.wrap_bio(self._came, self._out, server_hostname=name)
+        self._is_ready = False
+        self.hear(b"")
+
+    def said(self) -> bytes:
+        """What is to be sent now."""
+        return self._out.read()
+
+    def hear(self, data: bytes) -> bytes:
+        """Take what has come; return what that says."""
+        self._came.write(data)
+        messages = []
+        with suppress(ssl.SSLWantReadError):
+            if not self._is_ready:
+                self._end.do_handshake()
+                self._is_ready = True
+            while message := self._end.read(1 << 18):
+                messages.append(message)
+        return b"".join(messages)
+
+    def say(self, data: bytes) -> None:
+        self._end.write(data)

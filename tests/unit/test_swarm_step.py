@@ -1,0 +1,30 @@
+"""What srun offers to its nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyxis_py.request.job import Job
+from pyxis_py.submit import submission
+from tests.unit.test_submit import DIGEST, job
+
+
+def shares(job: Job) -> bool:
+    """Whether srun offers to track who has what of the image."""
+    wish = submission.check(job)[1]
+    return bool(wish and wish.shares)
+
+
+@pytest.mark.parametrize(
+    ("image", "arguments", "shared"),
+    [
+        ("debian", (), True),
+        (f"debian@{DIGEST}", (), True),
+        ("debian", ("swarm=no",), False),
+        ("debian", ("importer=/bin/true",), False),
+        ("./x.sqsh", (), False),
+        ("oci:layout", (), False),
+    ],
+)
+def test_images_of_registries_are_shared(image: str, arguments: tuple[str, ...], shared: bool) -> None:
+    assert shares(job(image, *(("arg", argument) for argument in arguments))) == shared
