@@ -18,7 +18,7 @@ OURS = ("enroot_py", "pyxis_py")
 # Python imports these before it can read the archive: enroot_py/base/pack.py.
 ENTRANCE = {"enroot_py/__init__.py", "enroot_py/base/__init__.py", "enroot_py/base/pack.py", "pyxis_py/__init__.py"}
 # Files that people read and copy, and that the plugin is built of.
-OPEN = ("enroot_py/standard_hooks/*", "enroot_py/features/*/hooks/*", "pyxis_py/c_shims/*")
+OPEN = ("enroot_py/standard_hooks/*", "pyxis_py/c_shims/*")
 ARCHIVE = "modules.zip"
 
 
@@ -31,10 +31,19 @@ def reduce(library: Path) -> None:
             path.unlink()
     for path in library.rglob("*.so"):
         subprocess.run(["strip", "--strip-unneeded", path], check=True)
+    gather_hooks(library)
     archive_modules(library)
     remove_empty(library)
     # Without the columns of each line, which a start would load: a quarter of the code.
     subprocess.run([sys.executable, "-X", "no_debug_ranges", "-m", "compileall", "-q", library], check=True)
+
+
+def gather_hooks(library: Path) -> None:
+    """Put the hooks of features beside those of the core: a node has one directory of them, with one extra/."""
+    standard = library / "enroot_py/standard_hooks"
+    for hooks in (library / "enroot_py/features").glob("*/hooks"):
+        for path in list(hooks.rglob("*.py")):
+            path.rename(standard / path.relative_to(hooks))
 
 
 def archive_modules(library: Path) -> None:

@@ -89,7 +89,7 @@ def plugged(socket: str) -> Iterator[ModuleType]:
             try:
                 __import__(name)
             except ModuleNotFoundError as e:
-                if e.name != package:
+                if e.name != package and getattr(sys.modules.get(package), "__file__", None):
                     raise
-                continue  # the folder was removed
+                continue  # the folder was removed, or its modules
             yield sys.modules[name]

@@ -66,8 +66,10 @@ class Settings(Table):
         return Settings(values, self._passed_on, self.policies)
 
     def with_devices(self, more: Iterable[str], origin: str) -> Settings:
-        """A copy with devices added."""
+        """A copy with devices added. Raises ConfigError without the feature that gives devices."""
         devices = tuple(more)
+        if devices and "ENROOT_DEVICES" not in all_settings():
+            raise ConfigError(f"{origin}: this penroot gives no devices", hint="it was installed without that feature")
         known, _ = self._values.get("devices", ("", ""))
         return self.replace(origin, devices=",".join(filter(None, (known, *devices)))) if devices else self
 

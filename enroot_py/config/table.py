@@ -26,6 +26,7 @@ class Setting:
     """
 
     kind = "str"
+    separator = " "  # between the words of a list in penroot.yaml
 
     def __init__(self, default: str, doc: str, *, annotated: bool = False) -> None:
         self.default = default
@@ -47,6 +48,12 @@ class Setting:
 class Text(Setting):
     def __get__(self, instance: Rows, owner: type) -> str:
         return instance.text(self)
+
+
+class List(Text):
+    """Words of any kind, separated by commas."""
+
+    separator = ","
 
 
 class Path(Text):
@@ -98,6 +105,7 @@ class Paths(Setting):
     """Absolute paths, separated by colons."""
 
     kind = "paths"
+    separator = ":"
 
     def parse(self, text: str) -> tuple[str, ...]:
         said = tuple(filter(None, text.split(":")))

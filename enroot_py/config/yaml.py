@@ -26,7 +26,6 @@ from enroot_py.config.words import nearest
 
 _SETTINGS = all_settings()
 _NAMES = {setting.name: variable for variable, setting in _SETTINGS.items()}
-_SEPARATORS = {"devices": ","}
 
 
 def parse(path: str, data: bytes) -> list[tuple[str, int, str]]:
@@ -57,7 +56,7 @@ def _settings(path: str, root: yaml.Node) -> Iterator[tuple[str, int, str]]:
         elif name in _NAMES:
             if isinstance(value, yaml.SequenceNode):
                 words = [_scalar(path, word) for word in value.value]
-                yield _NAMES[name], line, _SEPARATORS.get(name, " ").join(words)
+                yield _NAMES[name], line, _SETTINGS[_NAMES[name]].separator.join(words)
             else:
                 yield _NAMES[name], line, _scalar(path, value)
         else:

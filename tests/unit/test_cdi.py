@@ -12,6 +12,7 @@ import yaml
 from enroot_py.base import linux
 from enroot_py.base.errors import HookError
 from enroot_py.config import parsed
+from enroot_py.config import yaml as settings_file
 from enroot_py.features.devices import cdi
 from enroot_py.runtime.edits import Edits, Host
 from tests import fakehost
@@ -503,3 +504,8 @@ def test_any_vendor(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
         with pytest.raises(HookError) as caught:
             nodes_for(wrong)
         assert said in caught.value.hint
+
+
+def test_devices_in_penroot_yaml_are_a_list() -> None:
+    text = b"devices: [nvidia.com/gpu=all, /dev/kfd]\n"
+    assert settings_file.parse("x", text) == [("ENROOT_DEVICES", 1, "nvidia.com/gpu=all,/dev/kfd")]

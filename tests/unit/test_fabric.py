@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from enroot_py.base.errors import HookError
+from enroot_py.config import yaml
 from enroot_py.config.settings import load
 from enroot_py.features.fabric import fabric, fitting
 from enroot_py.runtime.edits import Edits
@@ -311,3 +312,7 @@ def test_what_an_image_has_instead_of_a_library(cray: FakeHost, tmp_path: pathli
     (tmp_path / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1" + b"\xff" * 100)
     [fit], edits = fits(cray, tmp_path, caller(CXI))
     assert not fit.reasons and f"{LIB}/libfabric.so.1" in edits.files
+
+
+def test_directories_in_penroot_yaml_are_a_list() -> None:
+    assert yaml.parse("x", b"fabric_path: [/a, /b]\n") == [("ENROOT_FABRIC_PATH", 1, "/a:/b")]

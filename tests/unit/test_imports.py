@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from enroot_py.base.features import FEATURES, PARTS, SOCKETS
+from enroot_py.runtime.hooks import OURS
 from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -116,6 +117,8 @@ def test_features_plug_in_and_the_core_imports_none() -> None:
                 f"step.{name}" for name in PARTS if re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE)
             }
         assert set(sockets.split()) == defined
+    hooks = [path.name for place in OURS for path in pathlib.Path(place).glob("*.py")]
+    assert len({*hooks}) == len(hooks), "two hooks have one name"
     for module, path in modules().items():
         within = ".".join(module.split(".")[:3])
         for feature in FEATURES:

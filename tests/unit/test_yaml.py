@@ -13,7 +13,6 @@ def test_settings_by_name_with_their_lines() -> None:
 data_path: /local/${USER}/containers
 remap_root: yes
 max_connections: 3
-devices: [nvidia.com/gpu=all, /dev/kfd]
 squash_options: [-comp, lz4]
 environment:
   MELLANOX_VISIBLE_DEVICES: all
@@ -23,10 +22,9 @@ environment:
         ("ENROOT_DATA_PATH", 2, "/local/${USER}/containers"),
         ("ENROOT_REMAP_ROOT", 3, "yes"),
         ("ENROOT_MAX_CONNECTIONS", 4, "3"),
-        ("ENROOT_DEVICES", 5, "nvidia.com/gpu=all,/dev/kfd"),
-        ("ENROOT_SQUASH_OPTIONS", 6, "-comp lz4"),
-        ("MELLANOX_VISIBLE_DEVICES", 8, "all"),
-        ("https_proxy", 9, "http://proxy:3128"),
+        ("ENROOT_SQUASH_OPTIONS", 5, "-comp lz4"),
+        ("MELLANOX_VISIBLE_DEVICES", 7, "all"),
+        ("https_proxy", 8, "http://proxy:3128"),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enroot_py.config.table import FeatureTable, Text, rows
+from enroot_py.config.table import FeatureTable, List, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class DeviceSettings(FeatureTable):
-    devices = Text("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
+    devices = List("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
 
 
 SETTINGS = rows(DeviceSettings)
 
 
 def named(settings: Settings) -> list[str]:
-    """The devices that the caller names, as he writes them."""
+    """The devices that the caller names, as they are written."""
     return [word for word in (word.strip() for word in DeviceSettings(settings).devices.split(",")) if word]

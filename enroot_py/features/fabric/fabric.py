@@ -85,14 +85,14 @@ def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
     variant = said.get(_VARIANT, "").strip()
     if plugin and (variant.startswith(".") or not (variant + "0").replace("-", "").replace(".", "").isalnum()):
         raise HookError(f"{_VARIANT}={shown(variant)} is no name of a variant", hint='for example "cuda12"')
-    own, wants = FabricSettings(settings), []
+    fabric, wants = FabricSettings(settings), []
     for part, (asked, origin) in by_annotation.items():
         if asked:
             wants.append(Want(part, origin, True, f'{origin} = "false"', variant if part == "nccl" else ""))
-        elif asked is None and part in own.fabric:
+        elif asked is None and part in fabric.fabric:
             where = f"ENROOT_FABRIC, {settings.origin(SETTINGS['ENROOT_FABRIC'])}"
             without = "ENROOT_FABRIC without it, or ENROOT_FABRIC_UNFIT=warn"
-            wants.append(Want(part, where, own.fabric_unfit == "error", without))
+            wants.append(Want(part, where, fabric.fabric_unfit == "error", without))
     return wants
 
 

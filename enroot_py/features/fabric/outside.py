@@ -1,4 +1,4 @@
-"""Whose the files of the host's libraries are can be seen outside of a user namespace only."""
+"""The owners of the host's libraries can only be seen outside of a user namespace."""
 
 from __future__ import annotations
 
