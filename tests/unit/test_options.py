@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from enroot_py.base.errors import ConfigError, UsageError
@@ -265,34 +261,6 @@ def test_c_header_has_every_option_at_its_index() -> None:
     for index, (line, option) in enumerate(zip(lines, all_options(), strict=True)):
         assert line.startswith(f'\t{{"{option.name}", ')
         assert line.endswith(f", {int(bool(option.parse))}, {index}, option_given}},")
-
-
-def test_importing_costs_no_heavy_module() -> None:
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (
-        f"import os, sys; sys.path.insert(0, {root!r}); before = set(sys.modules)\n"
-        "import pyxis_py.request.options, pyxis_py.request.settings\n"
-        "print(*sorted(set(sys.modules) - before))"
-    )
-    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == {
-        "__future__",
-        "enroot_py",
-        "enroot_py.base",
-        "enroot_py.base.pack",
-        "enroot_py.base.errors",
-        "enroot_py.base.frozen",
-        "enroot_py.base.log",
-        "enroot_py.config",
-        "enroot_py.config.table",
-        "enroot_py.config.words",
-        "enroot_py.runtime",
-        "enroot_py.runtime.mountentries",
-        "pyxis_py",
-        "pyxis_py.request",
-        "pyxis_py.request.options",
-        "pyxis_py.request.settings",
-    }
 
 
 ENVIRON = {"NCCL_DEBUG": "INFO", "NCCL_IB": "0", "MY_NCCL": "1", "LANG": "C", "DATA": "/data", "ODD": "a:b,c\\"}
