@@ -192,12 +192,12 @@ LIGHT = (
 ).split()
 
 
-def loaded_by(code: str, *arguments: str) -> set[str]:
+def loaded_by(code: str, *arguments: str, environ: dict[str, str] | None = None) -> set[str]:
     """The modules of a new interpreter without site-packages after ``code`` beyond those that it starts with."""
     code = f"import sys; before = set(sys.modules); sys.path[:0] = [{str(ROOT)!r}]; {code}"
     code += "\nprint(*(set(sys.modules) - before))"
     command = [sys.executable, "-IS", "-c", code, *arguments]
-    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.split())
 
 
 @pytest.mark.parametrize("module", [*LIGHT, *helper._LATER])
