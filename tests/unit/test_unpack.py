@@ -513,7 +513,7 @@ GROWING = [symlink(f"l{i}", "/".join([f"l{i + 1}"] * 30)) for i in range(20)]
         ([symlink("a", "b"), symlink("b", "a"), entry("a/x")], "symlinks"),
         ([entry("a", b"1"), entry("a/b")], "Not a directory"),
         ([entry("d/" * 5000 + "x")], "directories"),
-        ([*GROWING, entry("l0/x")], "symlinks|directories"),
+        ([*GROWING, entry("l0/x")], "directories"),
     ],
     ids=["a loop", "a file among parents", "depth", "growing symlinks"],
 )
