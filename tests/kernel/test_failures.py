@@ -55,7 +55,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "container": {
         "no container": ("$P start nothing true", "no such container"),
-        "no image file": ("$P start ./nothing.sqsh true", ""),
+        "no image file": ("$P start ./nothing.sqsh true", "no such image: ./nothing.sqsh"),
         "name exists": ("$P create -n box box.sqsh", "already exists"),
         "record is damaged": ("$P start broken true", "was not made with it"),
         "image is gone": ("$P start gone true", "gone"),
@@ -66,7 +66,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "exec by name": ("$P exec nothing true", ""),
     },
     "image": {
-        "no squashfs": ("$P start ./file true", ""),
+        "no squashfs": ("$P start ./file true", "/file"),
         "truncated": ("$P start ./short.sqsh true", "truncated"),
         "superblock is garbage": ("$P start ./garbage.sqsh true", ""),
         "inodes are garbage": ("$P start ./hollow.sqsh true", "hollow.sqsh"),
@@ -78,7 +78,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "other architecture": ("$P start oci:layout true", ""),
     },
     "mount": {
-        "no source": ("$P start -m /nothing:/mnt box true", "/nothing"),
+        "no source": ("$P start -m /nothing:/mnt box true", "cannot mount /nothing on /mnt: No such file"),
         "no target": ("$P start -m ./file:/no/such:none:bind box true", ""),
         "directory on file": ("$P start -m /usr:/bin/sh box true", "/bin/sh"),
         "unknown type": ("$P start -m none:/mnt:nothing box true", "nothing"),

@@ -153,24 +153,6 @@ def test_configuration_runs_in_one_shell(user: User, rootfs: pathlib.Path) -> No
     assert out == "sh 2 by-export\n/mnt/doc\n"
 
 
-@pytest.mark.parity("environ()")
-@pytest.mark.parametrize(
-    ("text", "status", "said"),
-    [
-        ("hooks() { false; }\n", 1, "hooks() of {} failed with status 1"),
-        ("environ() { return 3; }\n", 3, "environ() of {} failed with status 3"),
-        ("exit 7\n", 7, "{} failed with status 7"),
-        ("kill -9 $$\n", 137, "{} failed with status -9"),
-    ],
-)
-def test_what_fails_in_a_configuration_ends_the_start(
-    user: User, rootfs: pathlib.Path, text: str, status: int, said: str
-) -> None:
-    conf = user.home / "box.conf"
-    conf.write_text(text)
-    assert said.format(conf) in user.penroot("start", "-c", str(conf), "box", "true", status=status).stderr
-
-
 def known_original(user: User, site: pathlib.Path, name: str, text: str) -> pathlib.Path:
     """A copy of our source tree that believes this text to be the hook ``name`` as enroot shipped it."""
     bashhooks.write(site, {name: text})
