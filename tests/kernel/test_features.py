@@ -35,11 +35,6 @@ def test_core_without_the_folder_of(feature: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
-    listed = subprocess.run(
-        [sys.executable, "-c", "import enroot_py.cli.verbs as v; print(v.__file__, v.help_text())"],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", "import enroot_py.cli.verbs as v; print(v.__file__, v.help_text())"]
+    listed = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert listed.stdout.startswith(str(tmp_path)) and " start " in listed.stdout, listed.stderr
