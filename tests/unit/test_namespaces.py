@@ -57,25 +57,24 @@ def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined"
 
 
 @pytest.mark.parity("seccomp and AppArmor are named by what the process is confined by")
-@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
-def test_a_filter_is_named(tmp_path: pathlib.Path, error: int) -> None:
-    said = advice(confined(tmp_path, seccomp="2"), OSError(error, os.strerror(error)))
-    assert said.startswith(
-        f"a seccomp filter refuses it on {os.uname().nodename}: seccompProfile: {{type: Unconfined}}"
-    )
-
-
-@pytest.mark.parity("seccomp and AppArmor are named by what the process is confined by")
-@pytest.mark.parametrize("profile", ["docker-default (enforce)", "cri-containerd.apparmor.d (enforce)"])
-def test_a_profile_is_named(tmp_path: pathlib.Path, profile: str) -> None:
-    said = advice(confined(tmp_path, profile=profile), PermissionError(errno.EACCES, ""))
-    assert said.startswith(f"AppArmor's profile {profile.split()[0]} refuses it on")
-    assert "appArmorProfile: {type: Unconfined}" in said
-
-
-def test_a_profile_that_refuses_nothing_is_not_named(tmp_path: pathlib.Path) -> None:
-    said = advice(confined(tmp_path, profile="docker-default (complain)"), PermissionError(errno.EACCES, ""))
-    assert said.startswith("a security module, as AppArmor or SELinux, refuses it on")
+@pytest.mark.parametrize(
+    ("confinement", "number", "words"),
+    [
+        *(({"seccomp": "2"}, number, "a seccomp filter refuses it on NODE") for number in (errno.EPERM, errno.ENOSYS)),
+        *(
+            ({"profile": f"{name} (enforce)"}, errno.EACCES, f"AppArmor's profile {name} refuses it on NODE")
+            for name in ("docker-default", "cri-containerd.apparmor.d")
+        ),
+        ({"profile": "docker-default (complain)"}, errno.EACCES, "a security module, as AppArmor or SELinux, refuses"),
+    ],
+)
+def test_what_confines_a_process_is_named(
+    tmp_path: pathlib.Path, confinement: dict[str, str], number: int, words: str
+) -> None:
+    said = advice(confined(tmp_path, **confinement), OSError(number, os.strerror(number)))
+    assert said.startswith(words.replace("NODE", os.uname().nodename))
+    kind = "seccomp" if "seccomp" in confinement else "appArmor"
+    assert f"{kind}Profile: {{type: Unconfined}}" in said
 
 
 @pytest.mark.parametrize(

@@ -286,12 +286,6 @@ def test_nobody_is_told_to_open_what_is_named_by_mistake(tmp_path: pathlib.Path,
         assert f"{named} " in str(said.value) and said.value.hint.startswith("it is to be a file")
 
 
-def test_a_policy_that_is_no_text() -> None:
-    with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as said:
-        policy.Policy("P", b"{\n\xff")
-    assert said.value.hint
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_policy_or_key_of_another_user_is_not_believed(tmp_path: pathlib.Path) -> None:
     path, key = tmp_path / "policy.json", tmp_path / "key.pub"
@@ -319,5 +313,8 @@ def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
 
 def test_a_key_within_the_policy() -> None:
     data = base64.b64encode(b"PEM").decode()
-    its = rule({"default": [{"type": "sigstoreSigned", "keyDatas": [data, data]}]}, "docker://x")
+    its = rule(requiring(keyDatas=[data, data]), "docker://x")
     assert [key.content() for key in its.requirements[0].keys] == [b"PEM", b"PEM"]
+    with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as said:
+        policy.Policy("P", b"{\n\xff")
+    assert said.value.hint
