@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -66,23 +67,38 @@ class User:
         self,
         *command: str,
         env: Mapping[str, str] | None = None,
-        status: int = 0,
+        status: int | None = 0,
         cwd: pathlib.Path | None = None,
         prefix: Sequence[str] = (),
+        stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as this user; its exit status must be ``status``."""
+        """Run a command as this user; its exit status must be ``status``, unless that is None."""
+        words = [*prefix, *self.command(*command)]
+        environ, place = {**self.environ, **(env or {})}, cwd or self.home
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         done = subprocess.run(
-            [*prefix, *self.command(*command)],
-            env={**self.environ, **(env or {})},
-            cwd=cwd or self.home,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+            words, env=environ, cwd=place, capture_output=True, text=True, timeout=300, check=False, **given
         )
-        assert done.returncode == status, f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
+        said = f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert status in (None, done.returncode), said
         return done
+
+    def begin(
+        self, *command: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (), **streams: Any
+    ) -> subprocess.Popen[str]:
+        """Begin a command as this user; ``streams`` and the like are those of Popen. Without, its stdin is empty."""
+        words, environ = [*prefix, *self.command(*command)], {**self.environ, **(env or {})}
+        streams.setdefault("stdin", subprocess.DEVNULL)
+        return subprocess.Popen(words, env=environ, cwd=self.home, text=True, **streams)
+
+    @contextlib.contextmanager
+    def running(self, *command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+        """A command of this user that is killed where the ``with`` ends."""
+        with self.begin(*command, **options) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def penroot(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
         return self.run(f"{PREFIX}/bin/penroot", *arguments, **options)  # type: ignore[arg-type]
@@ -90,6 +106,15 @@ class User:
     def start(self, *arguments: str, **options: object) -> str:
         """The stdout of ``penroot start``."""
         return self.penroot("start", *arguments, **options).stdout
+
+    def write(self, name: str, text: str, mode: int = 0o644) -> pathlib.Path:
+        """Make a file of this user below his home, with the directories that lead to it."""
+        path = self.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+        self.own(self.home / name.partition("/")[0])
+        return path
 
     def own(self, path: pathlib.Path) -> None:
         """Give a tree that the test made to this user."""
@@ -198,6 +223,19 @@ def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Pat
     shutil.copy(packed, path)
     user.own(path)
     return path
+
+
+def servers(place: pathlib.Path | str) -> dict[int, str]:
+    """The FUSE servers of what lies at or below a path, each with its name."""
+    found = {}
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just gone
+            name = (process / "comm").read_text().strip()
+            if name.startswith(("squashfuse", "fuse-overlayfs")):
+                opened = [os.readlink(fd) for fd in (process / "fd").iterdir()]
+                if str(place) in " ".join([(process / "cmdline").read_text(), *opened]):
+                    found[int(process.name)] = name.removesuffix("_ll")
+    return found
 
 
 def mounts_under(path: pathlib.Path) -> list[str]:

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import random
-import shlex
 import shutil
 import signal
 import subprocess
@@ -97,11 +96,8 @@ def run(
 
 def leftovers(user: User) -> list[str]:
     """What lies in the temporary directory, once what watches over it has had its time."""
-    found = []
-    for _ in range(1200):
-        found = sorted(os.listdir(user.home / "tmp"))
-        if not found:
-            break
+    end = time.monotonic() + 60
+    while (found := sorted(os.listdir(user.home / "tmp"))) and time.monotonic() < end:
         time.sleep(0.05)
     return found
 
@@ -128,24 +124,12 @@ def test_the_user_is_known_inside_as_with_start(user: User, bundle: pathlib.Path
 
 @pytest.mark.parity("NAME.run --env", "NAME.run --pid")
 def test_options(user: User, bundle: pathlib.Path, path: str) -> None:
-    (user.home / "data").mkdir(exist_ok=True)
-    (user.home / "data/f").write_text("mounted\n")
-    user.own(user.home)
+    user.write("data/f", "mounted\n")
     script = 'id -u; echo "$A|$HOST"; cat /mnt/f; echo $$; touch /here; ls -l /sys/class/net | wc -l'
-    options = (
-        "-rw",
-        "-r",
-        "--rw",
-        "--env",
-        "A=b\n'c'  d",
-        "--env=HOST",
-        f"--mount={user.home}/data:/mnt",
-        "--pid",
-        "--net",
-    )
-    done = run(user, bundle, *options[1:], "sh", "-c", script, path=path, env={"HOST": "yes"})
+    options = ("-r", "--rw", "--env", "A=b\n'c'  d", "--env=HOST", f"--mount={user.home}/data:/mnt", "--pid", "--net")
+    done = run(user, bundle, *options, "sh", "-c", script, path=path, env={"HOST": "yes"})
     assert done.stdout == "0\nb\n'c'  d|yes\nmounted\n1\n2\n"
-    done = run(user, bundle, *options, "true")
+    done = run(user, bundle, "-rw", *options, "true")
     assert "unknown option: -rw" in done.stderr
     assert done.stdout.startswith("Usage: ")
     assert os.listdir(user.home / "tmp") == []
@@ -184,13 +168,10 @@ def test_arguments_behind_the_command_are_its_own(user: User, bundle: pathlib.Pa
 
 @pytest.mark.parity("NAME.run --pid")
 def test_uts_and_ipc_namespaces(user: User, bundle: pathlib.Path) -> None:
-    out = user.run(
-        str(bundle), "--ipc", "--uts", "sh", "-c", "readlink /proc/self/ns/uts /proc/self/ns/ipc; ls /dev"
-    ).stdout
-    ours = {os.readlink("/proc/self/ns/uts"), os.readlink("/proc/self/ns/ipc")}
-    assert not ours & set(out.splitlines())
-    assert {"null", "shm", "fd"} <= set(out.splitlines())
-    assert "fuse" not in out.splitlines()
+    script = "readlink /proc/self/ns/uts /proc/self/ns/ipc; ls /dev"
+    seen = set(user.run(str(bundle), "--ipc", "--uts", "sh", "-c", script).stdout.splitlines())
+    assert not seen & {os.readlink("/proc/self/ns/uts"), os.readlink("/proc/self/ns/ipc"), "fuse"}
+    assert {"null", "shm", "fd"} <= seen
 
 
 @pytest.mark.parity(
@@ -198,16 +179,15 @@ def test_uts_and_ipc_namespaces(user: User, bundle: pathlib.Path) -> None:
 )
 def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
     info = dict(line.split(": ", 1) for line in run(user, bundle, "--info").stdout.splitlines())
-    assert info["Description"] == 'It\'s a "test"'
-    assert info["Compression"] == "gzip"
-    assert info["Target directory"] == "box"
     assert len(info["Checksum"]) == 64
+    expected = {"Description": 'It\'s a "test"', "Compression": "gzip", "Target directory": "box"}
+    assert {key: info[key] for key in expected} == expected
     assert "Checksum" in run(user, bundle, "--verify").stdout
     data = bytearray(bundle.read_bytes())
     data[-5000] ^= 1
     bundle.write_bytes(data)
-    assert "Checksum validation failed" in run(user, bundle, "--verify", status=1).stderr
-    assert "Checksum validation failed" in run(user, bundle, "true", status=1).stderr
+    for word in ("--verify", "true"):
+        assert "Checksum validation failed" in run(user, bundle, word, status=1).stderr
     assert os.listdir(user.home / "tmp") == []
 
 
@@ -309,20 +289,10 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
 @contextlib.contextmanager
 def running(user: User, bundle: pathlib.Path, path: str) -> Iterator[subprocess.Popen[str]]:
     """A bundle whose command runs until it is killed."""
-    command = [
-        *host(path),
-        *user.command("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600"),
-    ]
-    process = subprocess.Popen(command, env=user.environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        assert process.stdout.readline() == "up\n"
+    command = ("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600")
+    with user.running(*command, prefix=host(path), stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == "up\n"
         yield process
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
 
 
 def every_pid() -> list[int]:
@@ -361,17 +331,14 @@ def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Pa
 
 @pytest.mark.parity("bundle --all", "the configuration goes along")
 def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
-    for directory, word in ((user.home / "etc", "SYSTEM"), (user.home / "config", "USER")):
+    for directory, word in (("etc", "SYSTEM"), ("config", "USER")):
         for kind, name, text in (
             ("environ.d", "50.env", f'{word}="${{HOME}}/x"\n'),
             ("mounts.d", "50.fstab", f"tmpfs /{word} tmpfs x-create=dir\n"),
             ("hooks.d", "50.sh", f'#!/bin/sh\necho "{word}_HOOK=$ENROOT_PID" >>"$ENROOT_ENVIRON"\n'
              f'echo "tmpfs /{word}_hook tmpfs x-create=dir" >>"$ENROOT_MOUNTS"\n'),
         ):  # fmt: skip
-            (directory / kind).mkdir(parents=True, exist_ok=True)
-            (directory / kind / name).write_text(text)
-            (directory / kind / name).chmod(0o755)
-    user.own(user.home)
+            user.write(f"{directory}/{kind}/{name}", text, 0o755)
     user.environ["ENROOT_CONFIG_PATH"] = str(user.home / "config")
     user.penroot("bundle", "-o", "system.run", str(image))
     user.penroot("bundle", "-a", "-o", "all.run", str(image), env={"ENROOT_REMAP_ROOT": "y"})
@@ -414,16 +381,14 @@ def test_settings_of_features_hold_and_go_along(user: User, bundle: pathlib.Path
 
 @pytest.mark.parity("NAME.run --conf", "NAME.run --rc")
 def test_configuration_scripts(user: User, bundle: pathlib.Path) -> None:
-    conf = user.home / "conf"
-    conf.write_text(
-        """\
+    conf = """\
 #ENROOT_REMAP_ROOT=y
 environ() { echo "FROM_CONF=$HOME"; }
 mounts() { echo "tmpfs /conf tmpfs x-create=dir"; }
 hooks() { echo "FROM_HOOK=yes" >>"$ENROOT_ENVIRON"; }
 rc() { echo "rc: $*"; id -u; echo "$FROM_CONF $FROM_HOOK"; ls -d /conf; }
 """
-    )
+    user.write("conf", conf)
     assert run(user, bundle, "-c", "conf", "a", "b c").stdout == f"rc: a b c\n0\n{user.home} yes\n/conf\n"
     (user.home / "script").write_text('echo "script: $*"\n')
     assert run(user, bundle, "--rc", "script", "x").stdout == "script: x\n"
@@ -459,30 +424,20 @@ def test_unknown_compressions_are_converted(user: User, rootfs: pathlib.Path) ->
 
 @pytest.mark.parity("free space is checked")
 def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> None:
-    require(os.geteuid() == 0, "mounting a small file system needs root")
-    path = few_tools(user)
-    script = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {user.home}/tmp; exec "
-    script += shlex.join(user.command("env", f"PATH={path}", f"TMPDIR={user.home}/tmp", str(bundle), "true"))
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
+    mount = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {user.home}/tmp"
+    command = ["env", f"PATH={few_tools(user)}", f"TMPDIR={user.home}/tmp", str(bundle), "true"]
+    done = in_own_mounts(user, mount, command)
     assert done.returncode == 1
-    assert "not enough space" in done.stderr
-    assert "ENROOT_TEMP_PATH" in done.stderr
+    assert "not enough space" in done.stderr and "ENROOT_TEMP_PATH" in done.stderr
 
 
 def in_own_mounts(user: User, mounts: str, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command as the user in a mount namespace of its own, after what ``mounts`` does in it as root."""
     require(os.geteuid() == 0, "mounting file systems needs root")
-    environ = {key: value for key, value in user.environ.items() if key not in ("TMPDIR", "XDG_RUNTIME_DIR")}
-    script = f"{mounts}\nexec {shlex.join(user.command(*command))}"
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", script],
-        env={**environ, **env},
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
+        user.environ.pop(name, None)
+    prefix = ("unshare", "--mount", "sh", "-ec", f'{mounts}\nexec "$@"', "sh")
+    return user.run(*command, env=env, cwd=pathlib.Path("/"), prefix=prefix, status=None)
 
 
 @pytest.mark.parity("free space is checked")
@@ -548,7 +503,7 @@ def test_bundle_keeps_descriptors_of_the_caller(user: User, bundle: pathlib.Path
 def test_killed_at_any_moment_a_later_run_cleans(user: User, bundle: pathlib.Path, rng: random.Random) -> None:
     tmp = user.home / "tmp"
     for _ in range(8):
-        process = subprocess.Popen(user.command(str(bundle), "true"), env=user.environ, start_new_session=True)
+        process = user.begin(str(bundle), "true", start_new_session=True)
         time.sleep(rng.uniform(0, 0.4))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -559,19 +514,15 @@ def test_killed_at_any_moment_a_later_run_cleans(user: User, bundle: pathlib.Pat
 
 def test_failed_start_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
     """Before, and after the mounts of the container."""
-    for options in (("--mount", "/nowhere:/mnt"), ("--conf", "/nowhere"), ("--rc", "/nowhere")):
-        run(user, bundle, *options, "true", status=1)
+    options = (("--mount", "/nowhere:/mnt"), ("--conf", "/nowhere"), ("--rc", "/nowhere"))
+    for words, status in (*(((*each, "true"), 1) for each in options), (("/nowhere",), 127)):
+        run(user, bundle, *words, status=status)
         assert os.listdir(user.home / "tmp") == []
-    run(user, bundle, "/nowhere", status=127)
-    assert os.listdir(user.home / "tmp") == []
 
 
 def test_python_hooks_of_the_site_go_along(user: User, image: pathlib.Path) -> None:
-    hook = user.home / "etc/hooks.d/50-site.py"
-    hook.parent.mkdir(parents=True)
-    hook.write_text(
-        "import colorsys\n\ndef run(context):\n    context.environ['SITE'] = str(colorsys.rgb_to_hsv(0, 0, 1)[2])\n"
-    )
+    hook = "import colorsys\n\ndef run(context):\n    context.environ['SITE'] = str(colorsys.rgb_to_hsv(0, 0, 1)[2])\n"
+    user.write("etc/hooks.d/50-site.py", hook)
     user.penroot("bundle", str(image))
     assert user.run("./box.run", "sh", "-c", "echo $SITE").stdout == "1\n"
 
@@ -607,34 +558,25 @@ def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> Non
     (host / "etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\ntester:x:{UID}:{UID}::/home:/bin/sh\n")
     (host / "etc/group").write_text(f"root:x:0:\ntester:x:{UID}:\n")
     (host / "tmp").chmod(0o1777)
-    script = f"""
-        mount --bind {host} {host}
-        for d in proc dev sys; do mount --rbind /$d {host}/$d; done
+
+    def within(script: str) -> str:
+        around = f"mount --bind {host} {host}; for d in proc dev sys; do mount --rbind /$d {host}/$d; done; {script}"
+        command, path = ["unshare", "--mount", "sh", "-ec", around], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        done = subprocess.run(command, env=path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    chrooted = f"""
         exec chroot --userspec={UID}:{UID} --groups= {host} /bin/sh -c \\
             '/home/box.run --verify; /home/box.run sh -c "id -u; ls /; exit 5"; echo $?; ls /tmp'
     """
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", script],
-        env={"PATH": "/usr/sbin:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "squashfuse" in done.stdout
+    assert "squashfuse" in within(chrooted)
     # The kernel refuses user namespaces to a chrooted process, user_namespaces(7): so a real root, below.
     real = f"""
-        mount --bind {host} {host}
-        for d in proc dev sys; do mount --rbind /$d {host}/$d; done
         mkdir -p {host}/old; cd {host}; pivot_root . old
         exec /bin/busybox su tester -c '/home/box.run sh -c "id -u; cat /etc/hosts; exit 5"; echo $?; busybox ls /tmp'
     """
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", real],
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.stdout, done.returncode) == (f"{UID}\n127.0.0.1 localhost\n5\n", 0), done.stderr
+    assert within(real) == f"{UID}\n127.0.0.1 localhost\n5\n"
 
 
 @pytest.mark.parity("NAME.run --quiet")
@@ -659,14 +601,12 @@ def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
 
 @pytest.mark.parity("the configuration goes along")
 def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.Path) -> None:
-    hook = user.home / "etc/hooks.d/50-site.sh"
-    hook.parent.mkdir(parents=True)
-    hook.write_text(
+    hook = (
         '#!/bin/bash\nset -eu\nsource "${ENROOT_LIBRARY_PATH}/common.sh"\ncommon::checkcmd cat enroot-mount\n'
         'common::log INFO "from the hook"\nIFS=: read -r name _ < <(common::getpwent)\n'
         'echo "NAME=${name}" >> "${ENROOT_ENVIRON}"\n'
     )
-    hook.chmod(0o755)
+    user.write("etc/hooks.d/50-site.sh", hook, 0o755)
     user.penroot("bundle", str(image))
     done = user.run("./box.run", "sh", "-c", "echo $NAME")
     assert done.stdout == f"user{UID}\n"
@@ -750,10 +690,7 @@ def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
     in_bundle = run(user, bundle, "sh", "-c", script, env=own).stdout
     assert "nvidia1\n" in in_bundle and "uverbs0\n" in in_bundle and "nvidia0\n" not in in_bundle
     assert in_bundle == user.start(str(image), "sh", "-c", script, env=own)
-    tool = user.home / "bin/nvidia-container-cli"
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\necho "$*" > "$(eval echo \\$$#)/gpus"\n')
-    tool.chmod(0o755)
+    tool = user.write("bin/nvidia-container-cli", '#!/bin/sh\necho "$*" > "$(eval echo \\$$#)/gpus"\n', 0o755)
     by_tool = {**own, "PENROOT_NVIDIA_MODE": "nvidia-container-cli"}
     said = run(user, bundle, "cat", "/gpus", path=f"{tool.parent}:/usr/bin:/bin", env=by_tool).stdout.split()
     assert said[:3] == ["--user", f"--root={host.root}", "configure"]

@@ -16,7 +16,7 @@ import pytest
 
 from tests import images
 from tests.images import Image, entry
-from tests.kernel.conftest import PREFIX, UID, User, ordinary_user, require
+from tests.kernel.conftest import UID, User, ordinary_user, require
 from tests.kernel.registry import Server, serve
 
 
@@ -53,13 +53,11 @@ def last_used(user: User, registry: Server, number: int, hours: int) -> None:
 @contextlib.contextmanager
 def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A container that waits until its stdin is closed."""
-    words = ("start", *arguments, "sh", "-c", "echo up; cat; cat /number")
-    command = user.command("penroot", *words)
-    with subprocess.Popen(
-        command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with user.running("penroot", "start", *arguments, "sh", "-c", "echo up; cat; cat /number", **pipes) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         yield process
+        process.communicate("")
 
 
 def left(user: User) -> list[Path]:
@@ -108,9 +106,7 @@ def test_containers_in_another_data_path_count(user: User, registry: Server) -> 
 
 
 def test_container_in_a_store_whose_path_is_long(user: User, registry: Server) -> None:
-    deep = "/".join([str(user.home), *(["d" * 60] * 4)])
-    longer = {"ENROOT_CACHE_PATH": deep}
-    user.environ.update(longer)
+    user.environ["ENROOT_CACHE_PATH"] = "/".join([str(user.home), *(["d" * 60] * 4)])
     user.start(uri(registry, 1), "true")
     with running(user, uri(registry, 0)):
         said = user.penroot("cache", "prune").stderr
@@ -160,15 +156,9 @@ def test_dry_run_and_age_remove_nothing_new(user: User, registry: Server) -> Non
 def test_starts_while_pruning_never_see_an_empty_image(user: User, registry: Server) -> None:
     """Each start either finds its image or fetches it again; none reads from a removed layer, nor finds verify any."""
     user.start(uri(registry, 0), "true")
-    environ = {**user.environ, "N": uri(registry, 0)}
-    script = (
-        f'for i in 1 2 3 4 5 6 7 8; do {PREFIX}/bin/penroot start "$N" cat /number || exit 1; echo; done 2> /dev/null'
-    )
-    verify = f"for i in 1 2 3 4 5 6 7 8; do {PREFIX}/bin/penroot cache verify 2> /dev/null || exit 1; echo 0; done"
-    starts = [
-        subprocess.Popen(command, env=environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
-        for command in (user.command("sh", "-c", each) for each in (script, script, verify))
-    ]
+    start, verify = f'penroot start "{uri(registry, 0)}" cat /number || exit 1; echo', "penroot cache verify && echo 0"
+    scripts = [f"for i in 1 2 3 4 5 6 7 8; do {each} || exit 1; done 2> /dev/null" for each in (start, start, verify)]
+    starts = [user.begin("sh", "-c", script, stdout=subprocess.PIPE) for script in scripts]
     while any(process.poll() is None for process in starts):
         user.penroot("cache", "prune")
     for process in starts:
@@ -181,13 +171,7 @@ def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, 
     for _ in range(4):
         for number in (0, 1, 2):
             user.start(uri(registry, number), "true")
-        process = subprocess.Popen(
-            user.command("penroot", "cache", "prune"),
-            env=user.environ,
-            cwd=user.home,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = user.begin("penroot", "cache", "prune", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0.05, 0.25))
         process.send_signal(signal.SIGKILL)
         process.wait()

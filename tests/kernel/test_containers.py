@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import socket
 import stat
@@ -16,11 +15,16 @@ import pytest
 from enroot_py import ENROOT_VERSION, __version__
 from enroot_py.registry.platforms import architecture
 from tests import images
-from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
+from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require, small_filesystem
 
 
 def names(user: User) -> list[str]:
     return user.penroot("list").stdout.split()
+
+
+VERBS = "batch bundle create digest exec export help import info list load remove start version".split()
+MISTAKES = "nonsense|list -x|create|create /no/such.sqsh|remove|batch|cache|cache prune --older -1|completion|"
+MISTAKES += "exec --root box true|help nonsense|rm box"
 
 
 @pytest.mark.parity("create IMAGE", "ENROOT_DATA_PATH")
@@ -90,40 +94,31 @@ def test_unreadable_root_is_locked_while_it_is_deleted(user: User, rootfs: pathl
 
 @pytest.mark.parity("remove NAME...")
 def test_remove_asks(user: User, rootfs: pathlib.Path) -> None:
-    user.run("sh", "-c", f"echo n | {PREFIX}/bin/penroot remove box")
+    user.penroot("remove", "box", stdin="n\n")
     assert names(user) == ["box"]
-    user.run("sh", "-c", f"echo y | {PREFIX}/bin/penroot remove box")
-    assert names(user) == []
-
-
-def test_remove_that_nobody_answers(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("remove", "box", status=1)
     assert done.stderr.splitlines()[-2:] == ["[ERROR] nobody answers on stdin", "[HINT] --force does not ask"]
     assert names(user) == ["box"]
+    user.penroot("remove", "box", stdin="y\n")
+    assert names(user) == []
 
 
 @pytest.mark.parity("remove of a running container")
 def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
     user.penroot("create", "-n", "idle", str(image))
-    command = user.command("penroot", "start", "--rw", "box", "sh", "-c", "echo up; read line; cat /etc/environment")
-    running = subprocess.Popen(
-        command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    words = ("penroot", "start", "--rw", "box", "sh", "-c", "echo up; read line; cat /etc/environment")
+    with user.running(*words, **dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)) as running:
         assert running.stdout is not None and running.stdout.readline() == "up\n"
-        done = user.penroot("remove", "-f", "box", "idle", status=1)
-        assert f"process {running.pid} (sh) runs in the container box" in done.stderr
-        assert f"kill {running.pid}" in done.stderr
-        done = user.penroot("create", "-f", "-n", "box", str(image), status=1)
-        assert f"process {running.pid} (sh) runs in the container box" in done.stderr
-        for verb in ("create", "load"):  # before the pull
-            done = user.penroot(verb, "-f", "-n", "box", "docker://127.0.0.1:1/x", status=1)
-            assert f"process {running.pid} (sh) runs in the container box" in done.stderr
+        refused = f"process {running.pid} (sh) runs in the container box"
+        said = user.penroot("remove", "-f", "box", "idle", status=1).stderr
+        assert refused in said and f"kill {running.pid}" in said
+        for verb, image_name in (
+            ("create", str(image)),
+            *((verb, "docker://127.0.0.1:1/x") for verb in ("create", "load")),  # before the pull
+        ):
+            assert refused in user.penroot(verb, "-f", "-n", "box", image_name, status=1).stderr
         out, _ = running.communicate("\n", timeout=60)
         assert "FROM_IMAGE=yes" in out
-    finally:
-        running.kill()
-        running.communicate()
     assert user.penroot("list").stdout == "box\n"
     user.penroot("remove", "-f", "box")
 
@@ -135,27 +130,21 @@ def test_remove_of_what_is_not_there(user: User, rootfs: pathlib.Path) -> None:
     assert names(user) == []
 
 
-def test_a_missing_image_is_no_missing_container(user: User) -> None:
-    assert "no such image: nope.sqsh" in user.penroot("start", "nope.sqsh", status=1).stderr
-
-
 def test_import_looks_at_its_directory_before_it_fetches(user: User) -> None:
     done = user.penroot("import", "-o", "/proc/x.sqsh", "oci:/no/such/layout", status=1)
     assert "cannot write /proc/x.sqsh" in done.stderr
-
-
-def test_an_error_of_mksquashfs_is_its_own_words(user: User, rootfs: pathlib.Path) -> None:
-    done = user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-b nope"}, status=1)
-    assert "mksquashfs failed: -b invalid block size" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [("-comp nope", "no compression nope"), ("-comp gzpi", "use one of lz4, zstd, gzip"), ("-b", "-b needs a value")],
 )
-def test_squash_options_are_checked_before_the_work(user: User, options: str, said: str) -> None:
+def test_squash_options_are_checked_before_the_work(user: User, rootfs: pathlib.Path, options: str, said: str) -> None:
+    """What only mksquashfs knows is said in its own words."""
     done = user.penroot("import", "docker://127.0.0.1:1/x", env={"ENROOT_SQUASH_OPTIONS": options}, status=1)
     assert "ENROOT_SQUASH_OPTIONS" in done.stderr and said in done.stderr
+    done = user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-b nope"}, status=1)
+    assert "mksquashfs failed: -b invalid block size" in done.stderr
 
 
 def test_unknown_compression_of_an_image_is_named(user: User, image: pathlib.Path) -> None:
@@ -179,9 +168,7 @@ def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathli
 
 @pytest.mark.parity("--output x and --output=x", "export --output", "export --force")
 def test_export_does_not_overwrite(user: User, rootfs: pathlib.Path) -> None:
-    path = user.home / "mine.sqsh"
-    path.write_text("mine")
-    user.own(path)
+    path = user.write("mine.sqsh", "mine")
     user.penroot("export", "-o", str(path), "box", status=1)
     assert path.read_text() == "mine"
     user.penroot("export", "--force", f"--output={path}", "box")
@@ -274,19 +261,11 @@ def test_save_does_not_follow_the_link_of_another_user(user: User, rootfs: pathl
 
 
 def test_nothing_is_half_made_when_the_disk_is_full(user: User, image: pathlib.Path) -> None:
-    create = shlex.join(user.command("penroot", "create", str(image)))
-    script = (
-        f"mount -t tmpfs -o size=1m,mode=700,uid={UID} tmpfs {user.home}/small && {create}; "
-        f"echo status $?; ls -A {user.home}/small"
-    )
-    (user.home / "small").mkdir()
-    environ = {**user.environ, "ENROOT_DATA_PATH": str(user.home / "small")}
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], env=environ, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "status 1\n"
-    assert f"cannot create {user.home}/small/box: No space left on device" in done.stderr
-    assert "set ENROOT_DATA_PATH" in done.stderr
+    with small_filesystem(user.home / "small", f"size=1m,mode=700,uid={UID}") as small:
+        done = user.penroot("create", str(image), env={"ENROOT_DATA_PATH": str(small)}, status=1)
+        assert list(small.iterdir()) == []
+        assert f"cannot create {small}/box: No space left on device" in done.stderr
+        assert "set ENROOT_DATA_PATH" in done.stderr
     assert mounts_under(user.home) == []
 
 
@@ -300,32 +279,12 @@ def test_a_truncated_image_makes_no_container(user: User, image: pathlib.Path) -
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        ((), 1),
-        (("help",), 0),
-        (("--help",), 0),
-        (("nonsense",), 1),
-        (("version",), 0),
-        (("info",), 0),
-        (("list", "-x"), 1),
-        (("create",), 1),
-        (("create", "/no/such.sqsh"), 1),
-        (("import", "-o", "", "docker://x"), 1),
-        (("remove",), 1),
-        (("batch",), 1),
-        (("cache",), 1),
-        (("cache", "prune", "--older", "-1"), 1),
-        (("completion",), 1),
-        (("--version",), 0),
-        (("exec", "--root", "box", "true"), 1),
-        (("help", "create"), 0),
-        (("help", "start"), 0),
-        (("help", "nonsense"), 1),
-        (("rm", "box"), 1),
-        *(
-            ((verb, "-h"), 0)
-            for verb in "batch bundle create exec export import info list remove start version".split()
-        ),
-        *(((verb, "--help"), 0) for verb in "start create import".split()),
+        *(((), 1), (("import", "-o", "", "docker://x"), 1)),
+        *((tuple(line.split()), 1) for line in MISTAKES.split("|")),
+        *(((word,), 0) for word in ("help", "--help", "version", "--version", "info")),
+        *((("help", verb), 0) for verb in ("create", "start")),
+        *(((verb, "-h"), 0) for verb in VERBS if verb not in ("digest", "help", "load")),
+        *(((verb, "--help"), 0) for verb in ("start", "create", "import")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -362,18 +321,19 @@ def test_as_enroot(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("info: version")
 def test_info_says_where_each_value_comes_from(user: User) -> None:
-    (user.home / "etc").mkdir()
-    (user.home / "etc/enroot.conf").write_text("ENROOT_MAX_CONNECTIONS 7\nENROOT_SITE_THING $(id -u)\n")
-    (user.home / "etc/penroot.yaml").write_text("# the clean form\nconnect_timeout: 8\n")
-    out = user.penroot("info", env={"ENROOT_REMAP_ROOT": "yes"}).stdout
-    lines = out.splitlines()
+    conf = user.write("etc/enroot.conf", "ENROOT_MAX_CONNECTIONS 7\nENROOT_SITE_THING $(id -u)\n")
+    yaml = user.write("etc/penroot.yaml", "# the clean form\nconnect_timeout: 8\n")
+    lines = user.penroot("info", env={"ENROOT_REMAP_ROOT": "yes"}).stdout.splitlines()
     assert lines[0].startswith("penroot version: ")
-    assert lines[1] == f"Config files: {user.home}/etc/enroot.conf {user.home}/etc/penroot.yaml"
-    assert f"  ENROOT_MAX_CONNECTIONS=7  ({user.home}/etc/enroot.conf:1)" in lines
-    assert f"  ENROOT_SITE_THING={UID}  ({user.home}/etc/enroot.conf:2)" in lines
-    assert f"  ENROOT_CONNECT_TIMEOUT=8  ({user.home}/etc/penroot.yaml:2)" in lines
-    assert "  ENROOT_REMAP_ROOT=yes  (environment)" in lines
-    assert "  ENROOT_MOUNT_HOME=no  (default)" in lines
+    assert lines[1] == f"Config files: {conf} {yaml}"
+    for variable, origin in (
+        ("MAX_CONNECTIONS=7", f"{conf}:1"),
+        (f"SITE_THING={UID}", f"{conf}:2"),
+        ("CONNECT_TIMEOUT=8", f"{yaml}:2"),
+        ("REMAP_ROOT=yes", "environment"),
+        ("MOUNT_HOME=no", "default"),
+    ):
+        assert f"  ENROOT_{variable}  ({origin})" in lines
 
 
 @pytest.mark.parametrize("place", ["cwd", "pythonpath"])
@@ -411,10 +371,7 @@ def test_completion(user: User, image: pathlib.Path, words: str, expected: set[s
 def test_every_verb_completes(user: User) -> None:
     env = {"_PENROOT_COMPLETE": "bash_complete", "COMP_WORDS": "penroot ", "COMP_CWORD": "1"}
     out = user.penroot(env=env).stdout
-    verbs = {line.partition(",")[2] for line in out.splitlines()}
-    assert verbs >= set(
-        "batch bundle create digest exec export help import info list load remove start version".split()
-    )
+    assert {line.partition(",")[2] for line in out.splitlines()} >= set(VERBS)
 
 
 @pytest.mark.parity("an empty value is a mistake")

@@ -7,11 +7,11 @@ import pathlib
 import re
 import shutil
 import subprocess
-import time
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, User, require
+from tests.kernel.conftest import PREFIX, User, require, servers
+from tests.waiting import until
 
 
 def squash(user: User, name: str, **files: str) -> pathlib.Path:
@@ -64,20 +64,14 @@ def inside(user: User, script: str, *options: str, **more: object) -> str:
     return user.start(*options, "box", "sh", "-c", script, **more)
 
 
-@pytest.mark.parity("owners and modes in it keep nothing from who can read the file")
-def test_who_can_read_the_file_reads_all_that_is_in_it(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
-    """Whatever its modes and owners say: nobody else is in the container."""
-    assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"
-    assert inside(user, "cat /data/file", "--root", "--mount", "data.sqsh:/data:sqsh") == "of data\n"
-
-
-@pytest.mark.parity("read-only, nosuid and nodev")
+@pytest.mark.parity("owners and modes in it keep nothing from who can read the file", "read-only, nosuid and nodev")
 def test_it_is_readonly_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
-    script = "grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
-    for options in (), ("--root", "--rw"):
-        flags, refused = inside(user, script, *options, "--mount", f"{data}:/data:sqsh").splitlines()
+    """Its owners and modes keep nothing from who can read the file: nobody else is in the container."""
+    script = "cat /data/file; grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
+    for options, file in ((), data), (("--root",), "data.sqsh"), (("--root", "--rw"), data):
+        content, flags, refused = inside(user, script, *options, "--mount", f"{file}:/data:sqsh").splitlines()
+        assert (content, refused) == ("of data", "refused")
         assert {"ro", "nosuid", "nodev"} <= set(flags.split(","))
-        assert refused == "refused"
 
 
 @pytest.mark.parity("penroot start --mount FILE:DIRECTORY:sqsh")
@@ -103,9 +97,7 @@ def test_beside_fuse_overlayfs(user: User, rootfs: pathlib.Path, data: pathlib.P
 
 
 def fstab(user: User, text: str) -> None:
-    path = user.home / "etc/mounts.d/50-data.fstab"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    user.write("etc/mounts.d/50-data.fstab", text)
 
 
 @pytest.mark.parity("in an fstab of mounts.d")
@@ -172,9 +164,7 @@ def test_a_file_named_by_a_directory_says_both_ways(user: User, rootfs: pathlib.
 
 
 def test_a_configuration_script_comes_too_late(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
-    script = user.home / "conf"
-    script.write_text(f"mounts() {{ echo {data} /data sqsh; }}\n")
-    user.own(script)
+    script = user.write("conf", f"mounts() {{ echo {data} /data sqsh; }}\n")
     said = user.penroot("start", "--conf", str(script), "box", "true", status=1).stderr
     assert f"cannot mount {data} on /data: it is too late to serve it" in said
     assert f"mounts.d, --mount or --container-mounts say it; asked for by mounts() of {script}:1" in said
@@ -186,33 +176,13 @@ def test_an_image_mounts_none(user: User, rootfs: pathlib.Path, data: pathlib.Pa
     assert "an image may mount a tmpfs and its own directories" in said
 
 
-def servers(path: pathlib.Path) -> list[str]:
-    """Processes that have a file open, by the node's /proc."""
-    found = []
-    for process in os.listdir("/proc"):
-        try:
-            opened = [os.readlink(f"/proc/{process}/fd/{fd}") for fd in os.listdir(f"/proc/{process}/fd")]
-        except OSError:
-            continue
-        found += [process] * (str(path) in opened)
-    return found
-
-
 @pytest.mark.parity("its server ends with the container")
 def test_the_server_ends_with_the_container(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
-    running = subprocess.Popen(
-        user.command("penroot", "start", "--mount", f"{data}:/data:sqsh", "box", "sh", "-c", "echo; sleep 600"),
-        env=user.environ, cwd=user.home, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert running.stdout is not None
-    running.stdout.readline()
-    assert len(servers(data)) == 1
-    running.kill()
-    running.wait()
-    end = time.monotonic() + 60
-    while servers(data):
-        assert time.monotonic() < end, "the server is still there"
-        time.sleep(0.05)
+    words = ("penroot", "start", "--mount", f"{data}:/data:sqsh", "box", "sh", "-c", "echo; sleep 600")
+    with user.running(*words, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stdout.readline() == "\n"
+        assert len(servers(data)) == 1
+    until(lambda: not servers(data), "the server ends")
 
 
 def test_the_file_that_was_checked_is_the_one_that_is_mounted(
@@ -220,10 +190,7 @@ def test_the_file_that_was_checked_is_the_one_that_is_mounted(
 ) -> None:
     """It is opened once; a hook that replaces it under its name changes nothing."""
     squash(user, "other.sqsh", file="of another\n")
-    hook = user.home / "etc/hooks.d/50-swap.sh"
-    hook.parent.mkdir(parents=True)
-    hook.write_text(f"#!/bin/sh\nmv {user.home}/other.sqsh {data}\n")
-    hook.chmod(0o755)
+    user.write("etc/hooks.d/50-swap.sh", f"#!/bin/sh\nmv {user.home}/other.sqsh {data}\n", 0o755)
     assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"
 
 

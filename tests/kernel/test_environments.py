@@ -23,8 +23,7 @@ class Files:
         self.directory.mkdir()
 
     def write(self, name: str, text: str) -> None:
-        (self.directory / f"{name}.toml").write_text(text)
-        self.user.own(self.directory)
+        self.user.write(f".edf/{name}.toml", text)
 
     def start(self, text: str, *words: str, env: dict[str, str] | None = None, status: int = 0) -> str:
         """The stdout of a start with a file that says ``text`` and the image."""
@@ -118,15 +117,11 @@ def test_devices_of_a_file_are_added_to_those_of_the_settings(files: Files) -> N
 
 @pytest.mark.parity("annotations: for hooks of a site")
 def test_hooks_see_the_annotations(files: Files) -> None:
-    hooks = files.user.home / ".config/enroot/hooks.d"
-    hooks.mkdir(parents=True)
-    (hooks / "50-say.py").write_text(
-        "def run(context):\n    context.environ['SAID'] = context.value('PENROOT_ANNOTATIONS').replace('\\n', '|')\n"
-    )
-    bash = hooks / "60-say.sh"
-    bash.write_text('#!/bin/bash\necho "BASH_SAID=${PENROOT_ANNOTATIONS%%=*}" >> "$ENROOT_ENVIRON"\n')
-    bash.chmod(0o755)
-    files.user.own(files.user.home / ".config")
+    hooks = ".config/enroot/hooks.d"
+    say = "def run(context):\n    context.environ['SAID'] = context.value('PENROOT_ANNOTATIONS').replace('\\n', '|')\n"
+    files.user.write(f"{hooks}/50-say.py", say)
+    say = '#!/bin/bash\necho "BASH_SAID=${PENROOT_ANNOTATIONS%%=*}" >> "$ENROOT_ENVIRON"\n'
+    files.user.write(f"{hooks}/60-say.sh", say, 0o755)
     text = '[annotations]\ncom.a.b = "${HOME}"\n[annotations.com.c]\nd = "2"\n'
     out = files.start(text, "sh", "-c", "echo $SAID $BASH_SAID")
     assert out == f"com.a.b={files.user.home}|com.c.d=2 com.a.b\n"

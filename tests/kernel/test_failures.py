@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -55,7 +53,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "container": {
         "no container": ("$P start nothing true", "no such container"),
-        "no image file": ("$P start ./nothing.sqsh true", ""),
+        "no image file": ("$P start ./nothing.sqsh true", "no such image: ./nothing.sqsh"),
         "name exists": ("$P create -n box box.sqsh", "already exists"),
         "record is damaged": ("$P start broken true", "was not made with it"),
         "image is gone": ("$P start gone true", "gone"),
@@ -66,7 +64,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "exec by name": ("$P exec nothing true", ""),
     },
     "image": {
-        "no squashfs": ("$P start ./file true", ""),
+        "no squashfs": ("$P start ./file true", "/file"),
         "truncated": ("$P start ./short.sqsh true", "truncated"),
         "superblock is garbage": ("$P start ./garbage.sqsh true", ""),
         "inodes are garbage": ("$P start ./hollow.sqsh true", "hollow.sqsh"),
@@ -78,7 +76,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "other architecture": ("$P start oci:layout true", ""),
     },
     "mount": {
-        "no source": ("$P start -m /nothing:/mnt box true", "/nothing"),
+        "no source": ("$P start -m /nothing:/mnt box true", "cannot mount /nothing on /mnt: No such file"),
         "no target": ("$P start -m ./file:/no/such:none:bind box true", ""),
         "directory on file": ("$P start -m /usr:/bin/sh box true", "/bin/sh"),
         "unknown type": ("$P start -m none:/mnt:nothing box true", "nothing"),
@@ -88,9 +86,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "data is damaged": ("$P start -m hollow.sqsh:/mnt:sqsh box true", "hollow.sqsh"),
         "fstab": ("ENROOT_CONFIG_PATH=$PWD/badfstab $P start box true", "bad.fstab:1"),
     },
-    "namespace": {
-        "fuse is missing": ("NO_FUSE", "/dev/fuse"),
-    },
+    "namespace": {"fuse is missing": ("NO_FUSE", "/dev/fuse")},
     HOOK: {
         "Python hook raises": ("ENROOT_CONFIG_PATH=$PWD/raises $P start box true", "hook"),
         "Python hook opens nothing": ("ENROOT_CONFIG_PATH=$PWD/opens $P start box true", "/nothing: No such file"),
@@ -175,11 +171,7 @@ def prepared() -> Iterator[User]:
         user.run("sh", "-ec", PREPARED)
         for hooks, suffix in ((PYTHON_HOOKS, "py"), (BASH_HOOKS, "sh")):
             for name, text in hooks.items():
-                path = user.home / name / "hooks.d" / f"50-{name}.{suffix}"
-                path.parent.mkdir(parents=True)
-                path.write_text(text)
-                path.chmod(0o755)
-                user.own(user.home / name)
+                user.write(f"{name}/hooks.d/50-{name}.{suffix}", text, 0o755)
         yield user
 
 
@@ -196,21 +188,13 @@ def assert_in_words(err: str, *, kind: str = "") -> None:
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}: {name}" for kind, name in CASES])
 def test_failure_is_one_line_in_words(prepared: User, kind: str, name: str) -> None:
     script, part = FAILURES[kind][name]
+    prefix: tuple[str, ...] = ()
     if script == "NO_FUSE":
         require(os.geteuid() == 0, "only root can cover /dev/fuse")
-        words = prepared.command("penroot", "start", "box.sqsh", "true")
         (prepared.home / "fuse").touch(mode=0)
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", f"mount --bind fuse /dev/fuse; {shlex.join(words)}"],
-            env=prepared.environ, cwd=prepared.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    else:
-        environ = {**prepared.environ, "P": f"{PREFIX}/bin/penroot"}
-        done = subprocess.run(
-            prepared.command("sh", "-c", script),
-            env=environ, cwd=prepared.home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=100, check=False,
-        )  # fmt: skip
+        prefix = ("unshare", "-m", "sh", "-c", 'mount --bind fuse /dev/fuse; exec "$@"', "sh")
+        script = "penroot start box.sqsh true"
+    done = prepared.run("sh", "-c", script, env={"P": f"{PREFIX}/bin/penroot"}, prefix=prefix, status=None)
     assert done.returncode > 0, done
     assert part in done.stderr, done.stderr
     assert_in_words(done.stderr, kind=kind)
@@ -240,12 +224,8 @@ def test_missing_programs_are_named(user: User, rootfs: pathlib.Path, image: pat
         ("mksquashfs", ("export", "-o", "x.sqsh", "box")),
         ("fuse-overlayfs", ("start", "box", "true")),
     ):
-        hide = f"for each in /usr/bin/{program}*; do mount --bind /dev/null $each; done; "
-        command = shlex.join(user.command("penroot", *words))
-        env = {**user.environ, **({"ENROOT_NATIVE_OVERLAYFS": "no"} if program == "fuse-overlayfs" else {})}
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", hide + command],
-            env=env, cwd=user.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 1 and program in done.stderr, done.stderr
+        hide = f'for each in /usr/bin/{program}*; do mount --bind /dev/null $each; done; exec "$@"'
+        env = {"ENROOT_NATIVE_OVERLAYFS": "no"} if program == "fuse-overlayfs" else {}
+        done = user.run("penroot", *words, env=env, prefix=("unshare", "-m", "sh", "-c", hide, "sh"), status=1)
+        assert program in done.stderr
         assert_in_words(done.stderr)

@@ -10,11 +10,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.fakeregistry import Fault, Faulty, Login, faulty
-from tests.kernel.conftest import PREFIX, User, require
+from tests.kernel.conftest import User, require
 from tests.kernel.registry import serve
 
 SECRET = "pass word:%$1"
@@ -27,19 +28,8 @@ def front(tmp_path: pathlib.Path) -> Iterator[Faulty]:
         yield made
 
 
-def log_in(
-    user: User, *words: str, secret: str = SECRET, status: int = 0, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        user.command(f"{PREFIX}/bin/penroot", "login", *words),
-        env={**user.environ, **(env or {})},
-        input=secret,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
+def log_in(user: User, *words: str, secret: str = SECRET, **options: Any) -> subprocess.CompletedProcess[str]:
+    done = user.penroot("login", *words, stdin=secret, **options)
     assert SECRET not in done.stdout + done.stderr
     return done
 
@@ -131,13 +121,8 @@ def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Fa
     primary, terminal = pty.openpty()
     if os.geteuid() == 0:
         os.fchown(terminal, user.uid, user.uid)
-    login = subprocess.Popen(
-        ["setsid", "--ctty", *user.command(f"{PREFIX}/bin/penroot", "login", front.host)],
-        env=user.environ,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    login = user.begin("penroot", "login", front.host, prefix=("setsid", "--ctty"), **ends)
     os.close(terminal)
     shown = b""
     try:
@@ -158,10 +143,7 @@ def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Fa
 
 @pytest.mark.parity("login: another login that goes before is told")
 def test_another_login_that_goes_before_is_told(user: User, front: Faulty) -> None:
-    netrc = user.home / ".config/enroot/.credentials"
-    netrc.parent.mkdir(parents=True)
-    netrc.write_text(f"machine {front.host} login you password other\n")
-    user.own(user.home / ".config")
+    netrc = user.write(".config/enroot/.credentials", f"machine {front.host} login you password other\n")
     assert f"{netrc} has another login for {front.host}, and goes before" in log_in(user, "-u", "me", front.host).stderr
     assert f"{netrc} still has a login for {front.host}" in user.penroot("logout", front.host).stderr
     assert f"there is one in {netrc}" in user.penroot("logout", front.host, status=1).stderr
@@ -187,20 +169,13 @@ def test_skopeo_reads_what_we_write_and_we_forget_what_it_writes(user: User, fro
 @pytest.mark.security("G2")
 def test_no_process_shows_the_password(user: User, front: Faulty) -> None:
     require(shutil.which("strace"), "strace is not installed")
-    helper = user.home / "docker-credential-box"
-    helper.write_text("#!/bin/sh\nexec cat > /dev/null\n")
-    helper.chmod(0o755)
-    (user.home / ".docker").mkdir()
-    (user.home / ".docker/config.json").write_text('{"credsStore": "box"}')
-    user.own(user.home / ".docker")
+    user.write("docker-credential-box", "#!/bin/sh\nexec cat > /dev/null\n", 0o755)
+    user.write(".docker/config.json", '{"credsStore": "box"}')
     trace = user.home / "trace"
-    done = subprocess.run(
-        user.command("strace", "-f", "-v", "-s", "4096", "-e", "trace=execve", "-o", str(trace),
-                     f"{PREFIX}/bin/penroot", "login", "-u", "me", front.host),
-        env={**user.environ, "PATH": f"{user.home}:{user.environ['PATH']}"},
-        input=SECRET, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and "docker-credential-box" in done.stderr, done.stderr
+    strace = ("strace", "-f", "-v", "-s", "4096", "-e", "trace=execve", "-o", str(trace))
+    path = {"PATH": f"{user.home}:{user.environ['PATH']}"}
+    done = user.run(*strace, "penroot", "login", "-u", "me", front.host, env=path, stdin=SECRET)
+    assert "docker-credential-box" in done.stderr
     assert "docker-credential-box" in trace.read_text() and SECRET not in trace.read_text()
     assert kept(user) == {front.host: {}}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shlex
-import subprocess
 
 import pytest
 
@@ -13,9 +11,7 @@ from tests.kernel.conftest import User, require
 
 
 def fstab(user: User, text: str) -> None:
-    path = user.home / "etc/mounts.d/50-test.fstab"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    user.write("etc/mounts.d/50-test.fstab", text)
 
 
 def inside(user: User, script: str) -> str:
@@ -74,17 +70,13 @@ def test_nofail_and_silent(user: User, rootfs: pathlib.Path, options: str, statu
 @pytest.mark.parity("fstab: a passno of -1 is before the hooks")
 def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> None:
     """A passno of -1 is before, none or 0 after."""
-    fstab(
-        user,
-        "tmpfs /before tmpfs x-create=dir 0 -1\ntmpfs /after tmpfs x-create=dir 0 0\ntmpfs /none tmpfs x-create=dir\n",
-    )
-    hook = user.home / "etc/hooks.d/50-look.sh"
-    hook.parent.mkdir(parents=True)
-    hook.write_text(
+    passes = (("before", " 0 -1"), ("after", " 0 0"), ("none", ""))
+    fstab(user, "".join(f"tmpfs /{name} tmpfs x-create=dir{number}\n" for name, number in passes))
+    hook = (
         "#!/bin/sh\nfor n in before after none; do\n"
         '    [ ! -d "$ENROOT_ROOTFS/$n" ] || echo "SEEN=$n" >> "$ENROOT_ENVIRON"\ndone\n'
     )
-    hook.chmod(0o755)
+    user.write("etc/hooks.d/50-look.sh", hook, 0o755)
     assert inside(user, "echo $SEEN; ls -d /before /after /none") == "before\n/after\n/before\n/none\n"
 
 
@@ -95,7 +87,7 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
         ("/etc:/bin/busybox", "a directory mounts on a directory"),
         ("/etc:/x:nope", "no file system of type 'nope' here"),
         ("etc:/x", "SOURCE on the host begins with / or ./"),
-        ("/no/such:/x", "the source must exist on the node"),
+        ("/no/such:/x", f"the source must exist on the node {os.uname().nodename}"),
         ("/a b:/x", "a space in a path is \\040"),
         ("/etc:/no/such:bind,ro", "the container has no /no/such: x-create=auto makes it"),
         ("proc:/x:x-create=dir", "name the type: proc:/x:proc:x-create=dir"),
@@ -142,10 +134,8 @@ def test_source_target_ro_is_a_bind_mount(
     ],
 )
 def test_hint_of_a_failed_mount_works(user: User, rootfs: pathlib.Path, mount: str) -> None:
-    (user.home / "a b").mkdir()
-    for directory in (user.home, user.home / "a b"):
-        (directory / "f").write_text("x\n")
-    user.own(user.home)
+    for name in ("f", "a b/f"):
+        user.write(name, "x\n")
     mount = mount.format(home=user.home)
     hint = user.penroot("start", "-m", mount, "box", "true", status=1).stderr.splitlines()[-1]
     fix = hint.partition("; asked for by")[0]
@@ -181,19 +171,9 @@ def test_file_mount_covers_the_link_not_its_target(user: User, rootfs: pathlib.P
 
 @pytest.mark.parity("fstab: omitted fields", "fstab: \\040 and its like", "mounts of the command line")
 def test_omitted_fields_on_the_command_line(user: User, rootfs: pathlib.Path) -> None:
-    (user.home / "a b").mkdir()
-    (user.home / "a b/f").write_text("spaced\n")
-    user.own(user.home)
-    options = (
-        "-m",
-        "/usr/share",
-        "-m",
-        "/etc/hosts:/h",
-        "-m",
-        "tmpfs:/t",
-        "-m",
-        f"{user.home}/a\\040b:/c\\040d:none:bind,x-create=dir",
-    )
+    user.write("a b/f", "spaced\n")
+    mounts = ("/usr/share", "/etc/hosts:/h", "tmpfs:/t", f"{user.home}/a\\040b:/c\\040d:none:bind,x-create=dir")
+    options = [word for mount in mounts for word in ("-m", mount)]
     script = "ls -d /usr/share/doc; test -s /h && echo h; grep -c ' /t tmpfs' /proc/mounts; cat '/c d/f'"
     assert user.start(*options, "box", "sh", "-c", script) == "/usr/share/doc\nh\n1\nspaced\n"
 
@@ -222,10 +202,7 @@ def test_node_without_dev_shm_starts_containers(user: User, rootfs: pathlib.Path
     nodes = "for n in null zero full random urandom tty; do touch /dev/$n; mount --bind /mnt/$n /dev/$n; done"
     script = f"mount --rbind /dev /mnt && mount -t tmpfs none /dev && mkdir /dev/pts && {nodes}; exec "
     for options in ((), ("--root",), ("--ipc",)):
-        words = shlex.join(user.command("penroot", "start", *options, "box", "echo", "up"))
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", script + words],
-            env=user.environ, cwd=user.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert (done.returncode, done.stdout) == (0, "up\n"), done.stderr
+        prefix = ("unshare", "-m", "sh", "-c", f'{script}"$@"', "sh")
+        done = user.run("penroot", "start", *options, "box", "echo", "up", prefix=prefix)
+        assert done.stdout == "up\n"
         assert done.stderr == "[WARN] cannot mount /dev/shm on /dev/shm: No such file or directory\n"

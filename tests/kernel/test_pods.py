@@ -68,8 +68,7 @@ def layout(user: User) -> pathlib.Path:
 
 def works(user: User, prefix: tuple[str, ...], *arguments: str, ended: bool = False) -> tuple[bool, str]:
     """Whether penroot does something in a pod, and what it says: one error, where it has not just ``ended``."""
-    command = [*prefix, *user.command("penroot", *arguments)]
-    done = subprocess.run(command, env=user.environ, capture_output=True, text=True, timeout=100, check=False)
+    done = user.penroot(*arguments, prefix=prefix, cwd=ROOT, status=None)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("[ERROR]") == (done.returncode != 0 and not ended)
     return done.returncode == 0, done.stdout + done.stderr

@@ -11,8 +11,7 @@ import pytest
 
 from tests.waiting import until
 
-from .conftest import User, require, squashed
-from .test_start import servers
+from .conftest import User, require, servers, squashed
 
 HELLO = pathlib.Path(__file__).parent.parent / "slurm/lab/hello.c"
 USR = ("--mount", "/usr:/usr")
@@ -105,14 +104,8 @@ RANK = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "job"}
 @pytest.mark.parity("ENROOT_MPI", "20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
 def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
     odd = "a\n'b' \"$HOME\" \\ =ü"
-    given = {
-        "OMPI_MCA_odd": odd,
-        "I_MPI_PIN": "1",
-        "PMIX_SERVER_TMPDIR": "/nowhere",
-        "OPAL_PREFIX": "/opt/openmpi",
-        "I_MPI_ROOT": "/opt/intel",
-        "OTHER": "x",
-    }
+    given = {"OMPI_MCA_odd": odd, "I_MPI_PIN": "1", "PMIX_SERVER_TMPDIR": "/nowhere", "OTHER": "x"}
+    given |= {"OPAL_PREFIX": "/opt/openmpi", "I_MPI_ROOT": "/opt/intel"}
     show = ("--env", "I_MPI_PIN=2", "box", "cat", "/proc/self/environ")
 
     def seen(**more: str) -> dict[str, str]:
@@ -190,7 +183,7 @@ print(json.dumps([seen, ends, line(late), end(late)]))
     assert len(seen) == 3
     assert len(set(seen)) == 1
     assert (ends, late, status) == ([0, 0], "late", 0)
-    until(lambda: not servers(pathlib.Path(image)), "the server of the image ends")
+    until(lambda: not servers(image), "the server of the image ends")
 
 
 @pytest.mark.parity("20-mpi (new): they share a container")

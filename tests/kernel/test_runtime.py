@@ -6,15 +6,13 @@ import os
 import pathlib
 import shutil
 import subprocess
-import threading
 
 import pytest
 
 from tests import images
 from tests.images import Image, Layer, directory, entry
-from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
+from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require, servers
 from tests.kernel.registry import serve
-from tests.kernel.test_start_scripts import start
 from tests.waiting import until
 
 CALLS = r"""
@@ -70,37 +68,22 @@ def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("options behind NAME are the command's", "options behind NAME belong to the command")
 def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
-    done = user.penroot("start", "box", "--env", "X=1", "env", status=127)
-    assert "--env" in done.stderr
-    assert "options go before it" in done.stderr
+    said = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
+    assert "--env" in said and "options go before it" in said
 
 
 @pytest.mark.parity("list while processes vanish")
 def test_list_while_processes_vanish(user: User, rootfs: pathlib.Path) -> None:
-    stop = threading.Event()
-
-    def churn() -> None:
-        while not stop.is_set():
-            user.start("box", "true")
-
-    threads = [threading.Thread(target=churn) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    churn = "while :; do penroot start box true; done"
+    with user.running("sh", "-c", churn), user.running("sh", "-c", churn):
         for _ in range(20):
             user.penroot("list", "-f")
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 def test_limits_and_priorities_are_the_callers(user: User, rootfs: pathlib.Path) -> None:
     prefix = ("prlimit", "--nofile=123:456", "--stack=1048576:2097152", "nice", "-n", "5")
-    out = user.start(
-        "box", "sh", "-c", "ulimit -n; ulimit -Hn; ulimit -s; cut -d' ' -f19 /proc/self/stat", prefix=prefix
-    )
-    assert out.split() == ["123", "456", "1024", str(os.nice(0) + 5)]
+    script = "ulimit -n; ulimit -Hn; ulimit -s; cut -d' ' -f19 /proc/self/stat"
+    assert user.start("box", "sh", "-c", script, prefix=prefix).split() == ["123", "456", "1024", str(os.nice(0) + 5)]
 
 
 def test_signals_that_python_ignores_are_not_ignored(user: User, rootfs: pathlib.Path) -> None:
@@ -110,13 +93,9 @@ def test_signals_that_python_ignores_are_not_ignored(user: User, rootfs: pathlib
 
 @pytest.mark.parity("hooks have all capabilities", "no new privileges")
 def test_no_new_privileges_and_no_capabilities(user: User, rootfs: pathlib.Path) -> None:
-    out = user.start("box", "grep", "-E", "^(NoNewPrivs|Cap|Seccomp:)", "/proc/self/status")
-    fields = {line.split(":")[0]: line.split()[1] for line in out.splitlines()}
-    assert fields["NoNewPrivs"] == "1"
-    assert fields["Seccomp"] == "2"
-    assert all(
-        int(value, 16) == 0 for name, value in fields.items() if name in ("CapPrm", "CapEff", "CapInh", "CapAmb")
-    )
+    out = user.start("box", "grep", "-E", "^(NoNewPrivs|CapPrm|CapEff|CapInh|CapAmb|Seccomp:)", "/proc/self/status")
+    fields = {line.split(":")[0]: int(line.split()[1], 16) for line in out.splitlines()}
+    assert fields == {**dict.fromkeys(("CapPrm", "CapEff", "CapInh", "CapAmb"), 0), "NoNewPrivs": 1, "Seccomp": 2}
 
 
 @pytest.mark.parity("descriptors of the caller are inherited")
@@ -264,27 +243,9 @@ def test_fuse_overlayfs_and_the_kernel_understand_each_other(user: User, fuse_ov
 @pytest.mark.parity("ENROOT_NATIVE_OVERLAYFS")
 def test_servers_of_an_overlay_end_with_the_container(user: User, image: pathlib.Path, fuse_overlayfs: str) -> None:
     user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
-    process = start(user, str(image), "sleep", "1000")
-    try:
-        until(lambda: servers(user) == {"fuse-overlayfs", "squashfuse"}, "both serve")
-    finally:
-        process.kill()
-        process.wait()
-    until(lambda: not servers(user), "both end")
-
-
-def servers(user: User) -> set[str]:
-    """The programs that serve this user's files."""
-    found = set()
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_text() + " ".join(map(os.readlink, (process / "fd").iterdir()))
-            name = next(n for n in ("fuse-overlayfs", "squashfuse") if (process / "comm").read_text().startswith(n))
-        except (OSError, StopIteration):
-            continue
-        if str(user.home) in words:
-            found.add(name)
-    return found
+    with user.running("penroot", "start", str(image), "sleep", "1000"):
+        until(lambda: {*servers(user.home).values()} == {"fuse-overlayfs", "squashfuse"}, "both serve")
+    until(lambda: not servers(user.home), "both end")
 
 
 @pytest.mark.parity("ENROOT_NATIVE_OVERLAYFS")

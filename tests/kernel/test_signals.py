@@ -62,13 +62,9 @@ def command(user: User, verb: str, *words: str) -> Iterator[list[str]]:
     if verb == "start":
         yield user.command("penroot", "start", "--pid", "box", *words)
         return
-    start = user.command("penroot", "start", "--pid", "box", "sleep", "600")
-    with subprocess.Popen(start, env=user.environ, stdin=subprocess.DEVNULL) as process:
-        try:
-            until(lambda: "sleep" in user.penroot("list", "--fancy").stdout, "the container runs")
-            yield user.command("penroot", "exec", "box", *words)
-        finally:
-            process.kill()
+    with user.running("penroot", "start", "--pid", "box", "sleep", "600"):
+        until(lambda: "sleep" in user.penroot("list", "--fancy").stdout, "the container runs")
+        yield user.command("penroot", "exec", "box", *words)
 
 
 @contextlib.contextmanager

@@ -38,15 +38,14 @@ def skopeo(user: User, source: str, target: str) -> None:
 
 @pytest.fixture
 def layout(user: User, registry: Server) -> Path:
-    skopeo(user, f"docker://{registry.host}/test/box:1", f"oci:{user.home}/layout:one")
+    forms(user, registry, "oci:")
     return user.home / "layout"
 
 
 @pytest.fixture
 def saved(user: User, registry: Server) -> Path:
-    path = user.home / "saved.tar"
-    skopeo(user, f"docker://{registry.host}/test/box:docker", f"docker-archive:{path}:test/box:docker")
-    return path
+    forms(user, registry, "docker-archive:")
+    return user.home / "saved.tar"
 
 
 def forms(user: User, registry: Server, form: str) -> str:
@@ -164,10 +163,7 @@ esac
 def engines(user: User, registry: Server) -> Path:
     """Stand-ins for docker and podman on the user's PATH; what they are asked is noted."""
     for name in ("docker", "podman"):
-        path = user.home / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(ENGINE.replace("REGISTRY", registry.host))
-        path.chmod(0o755)
+        user.write(f"bin/{name}", ENGINE.replace("REGISTRY", registry.host), 0o755)
     user.environ["PATH"] = f"{user.home}/bin:{user.environ['PATH']}"
     return user.home / "asked"
 
@@ -238,21 +234,10 @@ def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: S
 
 def nodes(user: User, uri: str, count: int = 4) -> list[str]:
     """First use of an image on nodes with stores of their own, all at once: what each says on stderr."""
-    running = [
-        subprocess.Popen(
-            user.command("penroot", "start", uri, "cat", "/number"),
-            env={
-                **user.environ,
-                "ENROOT_CACHE_PATH": f"{user.home}/node{n}",
-                "ENROOT_SHARED_BLOBS": f"{user.home}/all",
-            },
-            cwd=user.home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for n in range(count)
-    ]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    user.environ["ENROOT_SHARED_BLOBS"] = f"{user.home}/all"
+    stores = ({"ENROOT_CACHE_PATH": f"{user.home}/node{n}"} for n in range(count))
+    running = [user.begin("penroot", "start", uri, "cat", "/number", env=store, **pipes) for store in stores]
     said = []
     for process in running:
         out, err = process.communicate(timeout=120)

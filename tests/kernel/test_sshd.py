@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.conftest import UID, User, require
 from tests.kernel.registry import own_address
 from tests.waiting import until
 
@@ -54,16 +54,9 @@ def test_pam_lets_the_user_in(user: User, rootfs: pathlib.Path) -> None:
     mounts = [f"--mount={path}:{path}" for path in PROGRAMS if os.path.exists(path)]
     log = user.home / "log"
     with log.open("w") as output:
-        server = subprocess.Popen(
-            user.command(
-                *(f"{PREFIX}/bin/penroot", "start", *mounts, f"--mount={user.home}:/at"),
-                "--mount=tmpfs:/run:tmpfs:mode=755",
-                *("box", "sh", "-c", "mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f /at/sshd_config"),
-            ),
-            env=user.environ,
-            stdin=subprocess.DEVNULL,
-            stderr=output,
-        )
+        mounts += [f"--mount={user.home}:/at", "--mount=tmpfs:/run:tmpfs:mode=755"]
+        script = "mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f /at/sshd_config"
+        server = user.begin("penroot", "start", *mounts, "box", "sh", "-c", script, stderr=output)
     try:
         until(lambda: "listening" in log.read_text() or server.poll() is not None, "sshd listens")
         known = ("-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={user.home}/known", "-F", "none")

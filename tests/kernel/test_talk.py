@@ -6,6 +6,7 @@ host's, whose nvidia-smi is a stub.
 
 from __future__ import annotations
 
+import gzip
 import os
 import pathlib
 import shutil
@@ -170,9 +171,8 @@ def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     require(os.geteuid() == 0, "the nodes of the fake GPUs are made by root")
     require(shutil.which("dpkg-deb"), "dpkg is not installed")
     host = fakehost.dgx_a100(enroot.home / "dgx")
-    host.file("/usr/bin/nvidia-smi", '#!/bin/sh\n[ "$1" = -L ] && [ -e /dev/nvidia0 ] && echo "GPU 0: stub"\n').chmod(
-        0o755
-    )
+    smi = '#!/bin/sh\n[ "$1" = -L ] && [ -e /dev/nvidia0 ] && echo "GPU 0: stub"\n'
+    host.file("/usr/bin/nvidia-smi", smi).chmod(0o755)
     of_host = fakehost.as_host(host, enroot.home / "etc")
     (enroot.home / "repository").mkdir()
     repository(enroot.home / "repository")
@@ -190,8 +190,6 @@ def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
 
 @pytest.mark.parity('the talk, "Improved Linux utils"')
 def test_improved_linux_utils(enroot: User, rootfs_tar: bytes) -> None:
-    import gzip
-
     (enroot.home / "ubuntu-base.tar.gz").write_bytes(gzip.compress(rootfs_tar, 1))
     enroot.own(enroot.home)
     done = enroot.run("bash", "-c", IMPROVED_UTILS, status=3)

@@ -23,18 +23,16 @@ NOTE = {"SCHILY.xattr.user.note": "yes", "SCHILY.xattr.user.empty": ""}
 FIRST = [
     directory("data"),
     *(directory(f"data/{name}") for name in ("kept", "opaque", "gone", "dir-file", "dir-link", "again", "share")),
-    entry("data/kept/lower", b"1"),
-    entry("data/kept/hidden", b"2"),
-    entry("data/opaque/hidden", b"3"),
-    entry("data/gone/hidden", b"4"),
-    entry("data/dir-file/hidden", b"5"),
-    entry("data/dir-link/hidden", b"6"),
-    entry("data/again/hidden", b"7"),
-    entry("data/file-dir", b"8"),
-    entry("data/file-link", b"9"),
-    symlink("data/link-dir", "share"),
-    symlink("data/link-file", "share"),
-    symlink("data/dangling", "/nowhere/at all"),
+    *(
+        entry(f"data/{name}/hidden", name.encode())
+        for name in ("kept", "opaque", "gone", "dir-file", "dir-link", "again")
+    ),
+    *(entry("data/kept/lower", b"1"), entry("data/file-dir", b"8"), entry("data/file-link", b"9")),
+    *(
+        symlink("data/link-dir", "share"),
+        symlink("data/link-file", "share"),
+        symlink("data/dangling", "/nowhere/at all"),
+    ),
     entry("data/share/one", b"linked" * 1000, mode=0o640),
     hardlink("data/kept/two", "data/share/one"),
     hardlink("data/three", "data/share/one"),
@@ -90,9 +88,9 @@ SECOND = [
 ]
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Server]:
+    with serve(tmp_path / "registry") as server:
         yield server
 
 
@@ -132,15 +130,8 @@ def seen(root: Path) -> Seen:
             size, body = status.st_size, hashlib.sha256(path.read_bytes()).hexdigest()
         names = [] if path.is_symlink() else os.listxattr(path)
         attributes = {name: os.getxattr(path, name) for name in names if name.startswith("user.")}
-        found[str(path.relative_to(root))] = (
-            stat.S_IFMT(status.st_mode),
-            mode,
-            links,
-            size,
-            int(status.st_mtime),
-            body,
-            attributes,
-        )
+        kind = stat.S_IFMT(status.st_mode)
+        found[str(path.relative_to(root))] = (kind, mode, links, size, int(status.st_mtime), body, attributes)
     return found
 
 
@@ -184,8 +175,7 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     # A container has what a layer's tree can hold; a program of the host looks at it from outside.
     ready = user.home / "ready"
     script = f"touch {ready}; while test -e {ready}; do sleep 0.1; done"
-    start = user.command("penroot", "start", "--mount", f"{user.home}:{user.home}", name, "sh", "-c", script)
-    with subprocess.Popen(start, env=user.environ, cwd=user.home) as process:
+    with user.begin("penroot", "start", "--mount", f"{user.home}:{user.home}", name, "sh", "-c", script) as process:
         try:
             until(lambda: ready.exists() or process.poll() is not None, "the container runs")
             assert ready.exists()

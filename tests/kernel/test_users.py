@@ -55,28 +55,16 @@ class Directory:
         command = ["gcc", "-shared", "-fPIC", "-o", self.library / "libnss_one.so.2", self.library / "one.c"]
         subprocess.run(command, check=True)
         (self.library / "nsswitch.conf").write_text("passwd: files one\ngroup: files one\n")
-        self.fields = {
-            "NAME": "ace@corp.example",
-            "GECOS": "",
-            "HOME": str(user.home),
-            "SHELL": "/bin/sh",
-            "GROUP": "all",
-        }
+        self.fields = {"NAME": "ace@corp.example", "GECOS": "", "HOME": str(user.home)}
+        self.fields |= {"SHELL": "/bin/sh", "GROUP": "all"}
 
     def run(self, *command: str, status: int = 0, env: dict[str, str] | None = None) -> str:
         """The stdout of a command as that user."""
         fields = {f"NSS_{name}": value for name, value in self.fields.items()}
         where = {"HOME": self.fields["HOME"], "LD_LIBRARY_PATH": str(self.library), "NSS_UID": str(self.user.uid)}
         setup = f"mount --bind {self.library}/nsswitch.conf /etc/nsswitch.conf"
-        ids = f"--reuid={self.user.uid} --regid={self.user.uid} --clear-groups"
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", f'{setup} && exec setpriv {ids} -- "$@"', "sh", *command],
-            env={**self.user.environ, **fields, **where, **(env or {})},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
+        prefix = ("unshare", "--mount", "sh", "-c", f'{setup} && exec "$@"', "sh")
+        done = self.user.run(*command, env={**fields, **where, **(env or {})}, prefix=prefix, status=status)
         assert "Traceback" not in done.stderr
         return done.stdout if status == 0 else done.stderr
 

@@ -50,13 +50,8 @@ def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later
     user.run(later, "create", "--name", "two", f"{uri}:2")
     assert os.readlink(mark) == "2"
     for verb in (
-        ("start", "one"),
-        ("start", f"{uri}:1"),
-        ("cache", "list"),
-        ("cache", "metrics"),
-        ("cache", "prune"),
-        ("cache", "verify"),
-        ("create", "--name", "three", f"{uri}:1"),
+        *(("start", "one"), ("start", f"{uri}:1"), ("create", "--name", "three", f"{uri}:1")),
+        *(("cache", verb) for verb in ("list", "metrics", "prune", "verify")),
         ("import", "--output", str(user.home / "small.sqsh"), f"{uri}:1"),
         ("export", "--output", str(user.home / "one.sqsh"), "one"),
     ):

@@ -86,8 +86,10 @@ def test_others_are_not_there_at_all(amd: FakeHost, box: pathlib.Path) -> None:
     }
 
 
-def test_all_leaves_dev_as_it_is(amd: FakeHost, box: pathlib.Path) -> None:
+def test_all_leaves_dev_as_it_is_and_none_leaves_no_gpu(amd: FakeHost, box: pathlib.Path) -> None:
     assert planned(amd, box, {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}).emptied == []
+    edits = planned(amd, box, {"AMD_VISIBLE_DEVICES": "none"})
+    assert set(edits.nodes) == {"/dev/dri/card0"} and edits.emptied == ["/dev/dri"]
 
 
 @pytest.mark.parity("with ConstrainDevices")
@@ -133,11 +135,17 @@ def test_masks_of_intel(intel: FakeHost, box: pathlib.Path) -> None:
     assert image == {}
 
 
+@pytest.mark.parity("AMD_VISIBLE_DEVICES")
 def test_allocated_gaudis(habana: FakeHost, box: pathlib.Path) -> None:
     edits = planned(habana, box, {"SLURM_STEP_GPUS": "2,3"})
     given = {f"/dev/accel/{name}{number}" for number in (2, 3) for name in ("accel", "accel_controlD")}
     assert set(edits.nodes) == {*given, "/dev/accel/accel8"}  # another kind of device, which is nobody's here
     assert edits.emptied == ["/dev/accel"]
+    chosen = planned(habana, box, {"HABANA_VISIBLE_DEVICES": "0,7"}).nodes
+    assert {f"/dev/accel/accel{number}" for number in (0, 1, 7)} & set(chosen) == {
+        "/dev/accel/accel0",
+        "/dev/accel/accel7",
+    }
 
 
 @pytest.mark.parity("AMD_VISIBLE_DEVICES")
@@ -150,18 +158,6 @@ def test_variable_of_amd(amd: FakeHost, box: pathlib.Path, words: str, given: se
     variable = {"AMD_VISIBLE_DEVICES": words}
     edits = planned(amd, box, variable) if by == "caller" else planned(amd, box, {}, variable)
     assert renders(edits) == given
-
-
-@pytest.mark.parity("AMD_VISIBLE_DEVICES")
-def test_variable_of_gaudi(habana: FakeHost, box: pathlib.Path) -> None:
-    edits = planned(habana, box, {"HABANA_VISIBLE_DEVICES": "0,7"})
-    assert {"/dev/accel/accel0", "/dev/accel/accel7"} <= set(edits.nodes)
-    assert "/dev/accel/accel1" not in edits.nodes
-
-
-def test_none_leaves_no_gpu(amd: FakeHost, box: pathlib.Path) -> None:
-    edits = planned(amd, box, {"AMD_VISIBLE_DEVICES": "none"})
-    assert set(edits.nodes) == {"/dev/dri/card0"} and edits.emptied == ["/dev/dri"]
 
 
 @pytest.mark.parity("what is asked for and not there is an error that says what is")
@@ -238,12 +234,9 @@ def test_libraries_where_the_image_lacks_them(
 
 
 def test_an_image_with_another_rocm_keeps_it(amd: FakeHost, box: pathlib.Path) -> None:
+    (box / "etc").mkdir()
+    (box / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1" + b"\xff" * 100)  # a damaged one is none
+    assert planned(amd, box, {"SLURM_STEP_GPUS": "0"}).libraries
     (box / "opt/rocm-5.7.1/lib").mkdir(parents=True)
     (box / "opt/rocm-5.7.1/lib/libhsa-runtime64.so.1").touch()
     assert not planned(amd, box, {"SLURM_STEP_GPUS": "0"}).libraries
-
-
-def test_a_damaged_cache_of_an_image_is_none(amd: FakeHost, box: pathlib.Path) -> None:
-    (box / "etc").mkdir()
-    (box / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1" + b"\xff" * 100)
-    assert planned(amd, box, {"SLURM_STEP_GPUS": "0"}).libraries

@@ -51,27 +51,20 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def test_no_file_is_anonymous(home: Home) -> None:
-    assert home.find("reg.io") is None
-
-
 @pytest.mark.parity("credentials with and without a port", ".credentials: netrc")
-def test_netrc_by_host_and_user(home: Home) -> None:
+def test_netrc_by_host_port_and_user(home: Home) -> None:
+    """An entry with the exact port takes precedence, and one without serves every port."""
+    assert home.find("a.io") is None  # there is no file
     home.netrc("# comment\n\nmachine a.io login me password one\nmachine a.io login you password two\n"
-               "machine b.io login $oauthtoken password three\n")  # fmt: skip
+               "machine b.io login $oauthtoken password three\nmachine auth.docker.io login me password hub\n"
+               "machine d.io\n  login me\n  password any\nmachine d.io:5000 login me password exact\n")  # fmt: skip
     assert home.find("a.io") == ("me", "one")
     assert home.find("a.io", "you") == ("you", "two")
     assert home.find("b.io") == ("$oauthtoken", "three")
     assert home.find("a.io", "nobody") is None
     assert home.find("c.io", "me") is None  # known for another host only
-
-
-@pytest.mark.parity("credentials with and without a port")
-def test_netrc_without_port_serves_every_port(home: Home) -> None:
-    """An entry with the exact port takes precedence."""
-    home.netrc("machine a.io login me password any\nmachine a.io:5000 login me password exact\n")
-    assert home.find("a.io:443") == ("me", "any")
-    assert home.find("a.io:5000") == ("me", "exact")
+    assert (home.find("d.io:443"), home.find("d.io:5000")) == (("me", "any"), ("me", "exact"))
+    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # which gives its tokens
 
 
 @pytest.mark.parametrize(("registry", "written"), [(n, t) for n, texts in SPELLINGS.items() for t in texts])
@@ -82,16 +75,6 @@ def test_login_is_found_by_each_spelling_of_its_registry(home: Home, registry: s
         home.netrc("")
         home.docker({"auths": {written: {"auth": base64.b64encode(b"me:two").decode()}}})
         assert home.find(registry) == ("me", "two")
-
-
-def test_netrc_by_the_host_that_gives_the_tokens(home: Home) -> None:
-    home.netrc("machine auth.docker.io login me password one\n")
-    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "one")
-
-
-def test_netrc_entry_over_several_lines(home: Home) -> None:
-    home.netrc("machine a.io\n  login me\n  password one\nmachine b.io login x password y\n")
-    assert home.find("a.io") == ("me", "one")
 
 
 @pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
@@ -150,12 +133,19 @@ def test_password_from_a_command_is_run_only_for_its_registry(home: Home) -> Non
     assert home.find("a.io", PATH="/bin") == ("me", "secret words")
 
 
-def test_secret_in_a_failure_is_not_told(home: Home) -> None:
-    home.netrc("machine a.io login me password $(echo hunter2; false)\nmachine b.io login me password $hunter2\n")
-    for host in ("a.io", "b.io"):
-        with pytest.raises(ConfigError) as caught:
-            home.find(host, PATH="/bin")
-        assert "hunter2" not in str(caught.value) + caught.value.hint
+@pytest.mark.parametrize(
+    "text",
+    [
+        "machine a.io login me password $(echo hunter2; false)\n",
+        "machine a.io login me password $hunter2\n",
+        "password hunter2 machine\n",
+    ],
+)
+def test_secret_in_a_failure_is_not_told(home: Home, text: str) -> None:
+    home.netrc(text)
+    with pytest.raises(ConfigError) as caught:
+        home.find("a.io", PATH="/bin")
+    assert "hunter2" not in str(caught.value) + caught.value.hint
 
 
 @pytest.mark.parametrize("command", ["$(false)", "$(true)", "$(echo x", "$(/nonexistent)"])
@@ -163,13 +153,6 @@ def test_command_that_gives_no_password(home: Home, command: str) -> None:
     home.netrc(f"machine a.io login me password {command}\n")
     with pytest.raises(ConfigError, match="the password of a.io"):
         home.find("a.io", PATH="/bin")
-
-
-def test_file_that_is_none_is_an_error_without_its_content(home: Home) -> None:
-    home.netrc("password hunter2 machine\n")
-    with pytest.raises(ConfigError) as caught:
-        home.find("a.io")
-    assert "hunter2" not in str(caught.value) + caught.value.hint
 
 
 def test_docker_config(home: Home) -> None:
@@ -184,11 +167,13 @@ def test_docker_config(home: Home) -> None:
     assert found is not None and found.identity_token and found.secret == "refresh"
 
 
-def test_docker_config_elsewhere(home: Home, tmp_path: Path) -> None:
+def test_docker_config_elsewhere_and_behind_netrc(home: Home, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     config = {"auths": {"a.io": {"username": "u", "password": "p"}}}
     (tmp_path / "other/config.json").write_text(json.dumps(config))
     assert home.find("a.io", DOCKER_CONFIG=str(tmp_path / "other")) == ("u", "p")
+    home.netrc("machine a.io login u password netrc\n")
+    assert home.find("a.io", DOCKER_CONFIG=str(tmp_path / "other")) == ("u", "netrc")
 
 
 def test_docker_config_with_nulls_and_paths(home: Home) -> None:
@@ -241,12 +226,6 @@ def test_helper_that_fails_is_told_without_its_answer(
     assert home.find("a.io", PATH=f"{home.path}:/bin") is None
     said = capsys.readouterr().err
     assert "docker-credential-bad" in said and "hunter2" not in said
-
-
-def test_netrc_goes_before_docker(home: Home) -> None:
-    home.netrc("machine a.io login me password netrc\n")
-    home.docker({"auths": {"a.io": {"username": "me", "password": "docker"}}})
-    assert home.find("a.io") == ("me", "netrc")
 
 
 @pytest.mark.parametrize(

@@ -44,16 +44,13 @@ def links(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
+    assert path.parent != ROOT or path.name != "README.md" or len(list(links(path))) > 20
     for target in links(path):
         file, _, anchor = target.partition("#")
         there = path.parent / file if file else path
         assert there.is_file(), f"{target}: there is no such file"
         if anchor:
             assert anchor in anchors(headings(there)), f"{target}: no heading of {there.name} has that anchor"
-
-
-def test_there_are_links_to_look_at() -> None:
-    assert sum(len(list(links(path))) for path in PAGES) > 100
 
 
 def test_every_page_is_in_a_list() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -158,15 +159,13 @@ def test_slips_are_told_with_their_line(home: Home, text: str | bytes, line: int
     assert "\n" not in message + way_out
 
 
-def test_keys_below_a_table_are_warned_of(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
-    assert home.said('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
-    assert "it.toml:3: workdir sets a variable here" in capfd.readouterr().err
-
-
 @pytest.mark.parity("forms of CSCS's documentation")
 def test_a_comma_that_is_no_toml_is_told(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    """And a key below a table, which is one of it."""
     assert home.said(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
     assert capfd.readouterr().err.count("the comma at the end is no TOML") == 2
+    assert home.said('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
+    assert "it.toml:3: workdir sets a variable here" in capfd.readouterr().err
 
 
 @pytest.mark.parity("EDF_PATH")
@@ -223,9 +222,6 @@ def test_name_with_toml_is_first_a_file_here(home: Home) -> None:
     home.write("it", 'image = "a"')
     (home.path / "it.toml").write_text('image = "b"')
     assert values(home.read("it.toml"))["image"] == ["b"] and values(home.read("it"))["image"] == ["a"]
-
-
-def test_a_base_that_is_not_there_is_told_with_its_line(home: Home) -> None:
     home.write("it", 'image = "a"\nbase_environment = ["none"]')
     with pytest.raises(UsageError, match=r"it\.toml:2: base_environment: there is no none\.toml"):
         home.read("it")
@@ -250,29 +246,23 @@ def test_bases_end(home: Home) -> None:
         home.read("wide0")
 
 
-@pytest.mark.parametrize("mode", [0o666, 0o606])
-def test_a_file_that_others_write_is_not_believed(home: Home, mode: int) -> None:
-    home.write("it", 'image = "a"').chmod(mode)
-    with pytest.raises(ConfigError, match="can be written by others"):
-        home.read("it")
-
-
 @pytest.mark.security("H5")
-def test_world_writable_directory_is_not_searched(home: Home) -> None:
-    home.write("it", 'image = "a"')
-    (home.path / ".edf").chmod(0o1777)
-    with pytest.raises(ConfigError, match="can be written by everybody") as caught:
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda file: file.chmod(0o666), "can be written by others"),
+        (lambda file: file.chmod(0o606), "can be written by others"),
+        (lambda file: file.parent.chmod(0o1777), "can be written by everybody"),
+        (lambda file: (file.unlink(), os.mkfifo(file)), "is not a regular file"),  # nobody waits for it
+        (lambda file: file.write_text("# " + 70_000 * "x"), "larger than 64 KiB"),
+    ],
+    ids=["mode 666", "mode 606", "directory", "pipe", "large"],
+)
+def test_a_file_that_others_write_is_not_believed(home: Home, spoil: Callable[[Path], object], why: str) -> None:
+    spoil(home.write("it", 'image = "a"'))
+    with pytest.raises(ConfigError, match=why) as caught:
         home.read("it")
-    assert caught.value.hint == f"chmod o-w {home.path}/.edf"
-
-
-def test_nobody_waits_for_a_pipe_or_reads_what_has_no_end(home: Home) -> None:
-    os.mkfifo(home.path / ".edf/it.toml")
-    with pytest.raises(ConfigError, match="is not a regular file"):
-        home.read("it")
-    home.write("big", "# " + 70_000 * "x")
-    with pytest.raises(ConfigError, match="larger than 64 KiB"):
-        home.read("big")
+    assert "everybody" not in why or caught.value.hint == f"chmod o-w {home.path}/.edf"
 
 
 def test_lines_that_all_look_like_ends_are_read_in_time(home: Home) -> None:
@@ -319,14 +309,11 @@ def test_nodes_get_variables_of_the_submitter(home: Home) -> None:
         file.value(entry, {})
 
 
-def test_job_variables_of_a_job_around_this_one_are_not_carried(home: Home) -> None:
-    home.write("it", 'image = "a"\n[annotations]\njob = "${SLURM_JOB_ID}"')
-    assert not home.read("it", SLURM_JOB_ID="1").host
-
-
 def test_only_variables_that_are_named_are_carried(home: Home) -> None:
     file = home.said('image = "a"\n[env]\nA = "${USER}"\nB = "$SCRATCH"')
     assert file.host == {"USER": "jane"} and "/scratch" not in file.dumps()
+    home.write("it", 'image = "a"\n[annotations]\njob = "${SLURM_JOB_ID}"')
+    assert not home.read("it", SLURM_JOB_ID="1").host  # of a job around this one
 
 
 @pytest.mark.parity("${NAME}")

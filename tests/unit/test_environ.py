@@ -30,12 +30,16 @@ def test_defaults_in_files_of_the_site() -> None:
     assert environ.substitute("${HOME:-x}${EMPTY:-y}${UNSET:-z}", HOST, defaults=True) == "/home/meyz"
 
 
-@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
-@pytest.mark.parametrize(
-    "name",
+SECRET_NAMES = (
     "AWS_SECRET_ACCESS_KEY GITHUB_TOKEN HF_TOKEN NGC_API_KEY SLURM_JWT MYSQL_PWD DB_PASS npm_config__authToken "
-    "SSH_AUTH_SOCK DOCKER_AUTH_CONFIG WANDB_APIKEY KEYRING_PASSPHRASE GOOGLE_CREDENTIALS SUDO_PASSWD".split(),
-)
+    "SSH_AUTH_SOCK DOCKER_AUTH_CONFIG WANDB_APIKEY KEYRING_PASSPHRASE GOOGLE_CREDENTIALS SUDO_PASSWD SSHPASS LDAP_PW "
+    "DBPASS MYSQLPWD AZURE_STORAGE_CONNECTION_STRING SQLCONNSTR_MAIN SENTRY_DSN WIFI_PSK DUO_OTP SLACK_WEBHOOK_URL "
+    "AZURE_SAS AccountKey GIT_SSHKEY JWT COOKIE HTTP_AUTHORIZATION"
+).split()
+
+
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
+@pytest.mark.parametrize("name", SECRET_NAMES)
 def test_names_of_secrets(name: str) -> None:
     assert secrets.is_secret(name, "x")
 
@@ -47,22 +51,8 @@ def test_names_of_other_variables(name: str) -> None:
     assert not secrets.is_secret(name, "/some/path:http://registry:5000/x")
 
 
-@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
-def test_a_url_with_a_password_is_a_secret() -> None:
-    assert secrets.is_secret("http_proxy", "http://me:secret@proxy:3128/")
-    assert not secrets.is_secret("REPOSITORY", "ssh://git@host:22/x@y:z")
-
-
-@pytest.mark.parametrize(
-    "name",
-    "SSHPASS LDAP_PW DBPASS MYSQLPWD AZURE_STORAGE_CONNECTION_STRING SQLCONNSTR_MAIN SENTRY_DSN WIFI_PSK DUO_OTP "
-    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY JWT COOKIE HTTP_AUTHORIZATION".split(),
-)
-def test_more_names_of_secrets(name: str) -> None:
-    assert secrets.is_secret(name, "x")
-
-
 SECRET_VALUES = [
+    "http://me:secret@proxy:3128/",
     "me:hunter2@db.site:5432/x",
     "me:p@ss@db.site",
     "me:12345@db.site",
@@ -121,13 +111,16 @@ def test_each_variable_has_its_last_origin() -> None:
     assert "later" not in variables.origins.values()
 
 
-def test_what_is_covered_is_remembered() -> None:
-    variables = environ.Variables({"A": "1"})
-    variables.cover({"A": ("2", "--env"), "B": ("2", "--env")})
-    assert (variables.values, variables.below) == ({"A": "2", "B": "2"}, {"A": "1"})
-
-
-def test_what_a_file_unsets_is_gone_and_remembered() -> None:
-    variables = environ.Variables({"A": "1", "B": "1"})
-    variables.cover({"A": (None, "a.toml:2"), "C": (None, "a.toml:3")})
-    assert (variables.values, variables.below) == ({"B": "1"}, {"A": "1"})
+@pytest.mark.parametrize(
+    ("before", "covering", "values", "below"),
+    [
+        ("A", {"A": ("2", "--env"), "B": ("2", "--env")}, {"A": "2", "B": "2"}, {"A": "1"}),
+        ("AB", {"A": (None, "a.toml:2"), "C": (None, "a.toml:3")}, {"B": "1"}, {"A": "1"}),
+    ],
+)
+def test_what_is_covered_or_unset_is_remembered(
+    before: str, covering: dict[str, tuple[str | None, str]], values: dict[str, str], below: dict[str, str]
+) -> None:
+    variables = environ.Variables(dict.fromkeys(before, "1"))
+    variables.cover(covering)
+    assert (variables.values, variables.below) == (values, below)

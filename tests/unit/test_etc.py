@@ -75,10 +75,14 @@ def test_rc_runs_what_the_config_says(tmp_path) -> None:  # type: ignore[no-unty
     assert out == "own|words|"
 
 
+WORDS = ["", "it's", "a b", "$(id)", "`id`", "new\nline", "\\", '"', "a'\\''b", "*", "ünï"]
+
+
 @pytest.mark.parametrize("entrypoint", [(), ("/init", "-v"), ("it's", "a\nb", "")])
-@pytest.mark.parametrize("command", [(), ("/bin/sh",), ("-c", "x 'y' \"z\"\n$HOME")])
+@pytest.mark.parametrize("command", [(), ("/bin/sh",), ("-c", "x 'y' \"z\"\n$HOME"), *((word, "x") for word in WORDS)])
 def test_rc_is_understood_without_a_shell(entrypoint: tuple[str, ...], command: tuple[str, ...]) -> None:
-    script = etc.write_rc("docker://r#i:1", {"k": "v"}, Exec("/a b", entrypoint, command))
+    entrypoint += command[:1]
+    script = etc.write_rc("docker://r#i:1", {"label": "multi\nline"}, Exec("/a b", entrypoint, command))
     run = etc.read_rc(script, etc.RC_LOCAL)
     assert run is not None
     assert (run.workdir, run.entrypoint, run.command) == ("/a b", entrypoint, command)
@@ -93,14 +97,7 @@ def test_reads_what_enroot_writes() -> None:
     assert run.argv(("true",)) == ("tini", "--", "true")
 
 
-@pytest.mark.parametrize("word", ["", "it's", "a b", "$(id)", "`id`", "new\nline", "\\", '"', "a'\\''b", "*", "ünï"])
-def test_reads_what_we_write(word: str) -> None:
-    run = Exec("/a b", ("entry", word), (word, "x"))
-    again = etc.read_rc(etc.write_rc("docker://x", {"label": "multi\nline"}, run), etc.RC_LOCAL)
-    assert again is not None
-    assert (again.workdir, again.entrypoint, again.command) == (run.workdir, run.entrypoint, run.command)
-
-
+@pytest.mark.parity("/etc/rc.local")
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -115,15 +112,7 @@ def test_reads_what_we_write(word: str) -> None:
 def test_another_script_needs_a_shell(before: str, after: str) -> None:
     assert before in ENROOT
     assert etc.read_rc(ENROOT.replace(before, after), "") is None
-
-
-@pytest.mark.parity("/etc/rc.local")
-def test_commands_in_rc_local_need_a_shell() -> None:
-    assert etc.read_rc(ENROOT, 'exec "$@"\n') is None
-
-
-def test_nothing_is_no_script() -> None:
-    assert etc.read_rc("", "") is None
+    assert etc.read_rc(ENROOT, 'exec "$@"\n') is None and etc.read_rc("", "") is None
 
 
 def test_digest_is_that_of_the_last_whole_line() -> None:

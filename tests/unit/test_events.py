@@ -32,6 +32,12 @@ def warned() -> Iterator[None]:
     assert recording.event is None
 
 
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Where records go."""
+    return tmp_path / "events"
+
+
 def to(where: str) -> Settings:
     """Settings that send records to a place."""
     return load({"HOME": "/", "ENROOT_EVENTS": where})
@@ -42,8 +48,7 @@ def lines(path: pathlib.Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parity("a schema that is documented")
-def test_a_record_has_the_documented_keys_and_no_other(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "events"
+def test_a_record_has_the_documented_keys_and_no_other(file: pathlib.Path) -> None:
     with Recording("pull", to(str(file)), image="reg/image:1", job=7, step="7.0"):
         recording.fact(digest="sha256:1", cache="miss", layers=2, bytes=10)
         recording.phase("resolve")
@@ -66,8 +71,7 @@ def test_nothing_is_recorded_where_no_setting_says_so() -> None:
     assert event is None
 
 
-def test_an_error_is_recorded_and_goes_on(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "events"
+def test_an_error_is_recorded_and_goes_on(file: pathlib.Path) -> None:
     with pytest.raises(ImageError), Recording("start", to(str(file))):
         raise ImageError("the image is damaged\nin two lines")
     with pytest.raises(ZeroDivisionError), Recording("start", to(str(file))):
@@ -78,9 +82,8 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: pathlib.Path) -> None:
     ]
 
 
-def test_records_of_start_and_pull_name_each_other(tmp_path: pathlib.Path) -> None:
+def test_records_of_start_and_pull_name_each_other(file: pathlib.Path) -> None:
     """A start's record has what its pull found, and a pull's has the step."""
-    file = tmp_path / "events"
     with Recording("step", to(str(file)), job=3, step="3.1"), Recording("pull", to(str(file)), image="a"):
         recording.fact(digest="sha256:2")
     pull, step = lines(file)
@@ -89,8 +92,7 @@ def test_records_of_start_and_pull_name_each_other(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.parity("neither an image nor another user makes or redirects a record")
-def test_words_from_elsewhere_cannot_make_a_line(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "events"
+def test_words_from_elsewhere_cannot_make_a_line(file: pathlib.Path) -> None:
     hostile = 'x"}\n{"event": "pull", "uid": 0}\u2028\udcff\x1b[2J' + "y" * 5000
     with Recording("pull", to(str(file)), image=hostile):
         pass
@@ -100,9 +102,8 @@ def test_words_from_elsewhere_cannot_make_a_line(tmp_path: pathlib.Path) -> None
 
 
 def test_the_job_of_a_command_line_is_that_of_its_environment(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "events"
     for job, step in ("12", "0"), ("12", "batch"), ("x", "1"):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_STEP_ID", step)
@@ -179,9 +180,8 @@ def test_what_is_no_file_of_ours_is_not_written_to(
     assert words.get(what, "No such file or directory") in said
 
 
-def test_record_without_room_costs_a_warning(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_without_room_costs_a_warning(file: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A part of it fits: that is no reason to say nothing."""
-    file = tmp_path / "events"
     file.write_text("x" * 900 + "\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))

@@ -8,24 +8,21 @@ from pyxis_py.node.gpus import variables
 from pyxis_py.request.job import Job
 
 
+def found(told: dict[str, str], gpus: str, kind: str = "", **image: str) -> dict[str, str]:
+    """What a task is told in a container with these GPUs, which Slurm has told ``told``."""
+    task = Job([("verb", "join"), *(("environ", f"{name}={value}") for name, value in told.items())])
+    return variables(task, {"PENROOT_GPUS": gpus, **({"PENROOT_GPU_KIND": f"{kind}.com/gpu"} if kind else {}), **image})
+
+
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("told", "number"),
     [("2,3", "0,1"), ("3", "1"), ("3,2", "1,0"), ("1,3", "1"), ("1", None), ("GPU-x", None), ("", None)],
 )
-def test_numbers_are_counted_among_those_of_the_container(told: str, found: str | None) -> None:
-    task = Job([("verb", "join"), ("environ", f"CUDA_VISIBLE_DEVICES={told}"), ("environ", "GPU_DEVICE_ORDINAL=2")])
-    assert variables(task, {"PENROOT_GPUS": "2,3"}) == {
-        **({"CUDA_VISIBLE_DEVICES": found} if found else {}),
+def test_numbers_are_counted_among_those_of_the_container(told: str, number: str | None) -> None:
+    assert found({"CUDA_VISIBLE_DEVICES": told, "GPU_DEVICE_ORDINAL": "2"}, "2,3") == {
+        **({"CUDA_VISIBLE_DEVICES": number} if number else {}),
         "GPU_DEVICE_ORDINAL": "0",
     }
-
-
-def test_what_the_image_says_stays() -> None:
-    task = Job([("verb", "join"), ("environ", "CUDA_VISIBLE_DEVICES=2")])
-    assert variables(task, {"PENROOT_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0"}) == {}
-
-
-AMD = {"PENROOT_GPU_KIND": "amd.com/gpu"}
 
 
 @pytest.mark.parity("ROCR_VISIBLE_DEVICES")
@@ -36,21 +33,15 @@ AMD = {"PENROOT_GPU_KIND": "amd.com/gpu"}
 def test_hip_and_opencl_count_what_rocr_leaves(of_container: str, told: str, first: str, others: str) -> None:
     """Slurm gives all of them the same numbers."""
     names = ("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
-    task = Job([("verb", "join"), *(("environ", f"{name}={told}") for name in names)])
-    assert variables(task, {"PENROOT_GPUS": of_container, **AMD}) == {
-        "ROCR_VISIBLE_DEVICES": first,
-        "GPU_DEVICE_ORDINAL": others,
-        "CUDA_VISIBLE_DEVICES": others,
-    }
-
-
-def test_what_a_user_has_set_besides_is_his() -> None:
-    task = Job([("verb", "join"), ("environ", "ROCR_VISIBLE_DEVICES=2,3"), ("environ", "GPU_DEVICE_ORDINAL=0")])
-    assert variables(task, {"PENROOT_GPUS": "2,3", **AMD}) == {"ROCR_VISIBLE_DEVICES": "0,1"}
+    assert found(dict.fromkeys(names, told), of_container, "amd") == dict(
+        zip(names, (first, others, others), strict=True)
+    )
 
 
 @pytest.mark.parity("ROCR_VISIBLE_DEVICES")
-def test_level_zero_counts_the_gpus_of_the_container() -> None:
-    task = Job([("verb", "join"), ("environ", "ZE_AFFINITY_MASK=5")])
-    image = {"PENROOT_GPUS": "4,5", "PENROOT_GPU_KIND": "intel.com/gpu"}
-    assert variables(task, image) == {"ZE_AFFINITY_MASK": "1"}
+def test_what_the_image_or_a_user_says_stays() -> None:
+    """Level Zero counts the GPUs of the container, as the others do."""
+    assert found({"CUDA_VISIBLE_DEVICES": "2"}, "2,3", CUDA_VISIBLE_DEVICES="0") == {}
+    told = {"ROCR_VISIBLE_DEVICES": "2,3", "GPU_DEVICE_ORDINAL": "0"}
+    assert found(told, "2,3", "amd") == {"ROCR_VISIBLE_DEVICES": "0,1"}
+    assert found({"ZE_AFFINITY_MASK": "5"}, "4,5", "intel") == {"ZE_AFFINITY_MASK": "1"}

@@ -47,7 +47,7 @@ PURE = set("__future__ collections collections.abc dataclasses random typing".sp
 # Each costs more than a whole start may.
 HEAVY = set(
     "re typing enum dataclasses json subprocess pathlib logging click urllib3 socket ctypes yaml shutil tempfile "
-    "collections functools contextlib signal inspect".split()
+    "collections functools contextlib signal inspect hashlib".split()
 )
 
 MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_TEST_NAME_CHARACTERS = 500, 60, 60
@@ -188,35 +188,32 @@ def test_pyxis_reaches_enroot_where_it_enters_containers() -> None:
             assert not beyond or path.stem in ENTERING, f"{module} imports {beyond}"
 
 
-@pytest.mark.parametrize(
-    "module",
-    "enroot_py.cli.start enroot_py.store.pull pyxis_py.helper pyxis_py.node.step pyxis_py.submit.submission".split(),
-)
+LIGHT = (
+    "enroot_py.cli.start enroot_py.store.squashfs enroot_py.store.pull pyxis_py.helper pyxis_py.node.step "
+    "pyxis_py.request.settings pyxis_py.submit.submission"
+).split()
+
+
+def loaded_by(code: str, *arguments: str, environ: dict[str, str] | None = None) -> set[str]:
+    """The modules of a new interpreter without site-packages after ``code`` beyond those that it starts with."""
+    code = f"import sys; before = set(sys.modules); sys.path[:0] = [{str(ROOT)!r}]; {code}"
+    code += "\nprint(*(set(sys.modules) - before))"
+    command = [sys.executable, "-IS", "-c", code, *arguments]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.split())
+
+
+@pytest.mark.parametrize("module", [*LIGHT, *helper._LATER])
 def test_start_path_imports_nothing_heavy(module: str) -> None:
-    code = (
-        "import sys; before = set(sys.modules); sys.path[:0] = sys.argv[1].split(':'); "
-        f"import {module}; print(*(set(sys.modules) - before))"
-    )
-    site = next(p for p in sys.path if p.endswith("site-packages"))
-    command = [sys.executable, "-IS", "-c", code, f"{ROOT}:{site}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert not HEAVY & set(done.stdout.split())
-
-
-@pytest.mark.parametrize("module", helper._LATER)
-def test_modules_of_a_waiting_helper_are_not_heavy(module: str) -> None:
-    test_start_path_imports_nothing_heavy(module)
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    assert not HEAVY & loaded_by(f"sys.path.append({site!r}); import {module}")
 
 
 @pytest.mark.parity("version")
 def test_version_imports_neither_click_nor_cffi() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'penroot'\n"
+        "sys.argv[0] = 'penroot'\n"
         "from enroot_py.main import main\n"
         "try: main()\n"
-        "except SystemExit as e: assert not e.code\n"
-        "print(*sys.modules)"
+        "except SystemExit as e: assert not e.code"
     )
-    command = [sys.executable, "-IS", "-c", code, str(ROOT), "version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert not {"click", "cffi", "_cffi_backend"} & set(done.stdout.split())
+    assert not {"click", "cffi", "_cffi_backend"} & loaded_by(code, "version")

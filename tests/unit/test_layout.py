@@ -62,11 +62,7 @@ def test_names_of_what_is_made_and_what_goes_differ() -> None:
 def test_leases_are_those_of_images(tmp_path: Path) -> None:
     (tmp_path / "leases").mkdir()
     lease = Path(layout.lease(layout.image(str(tmp_path), A), "node.example"))
-    for path in (
-        lease,
-        Path(layout.leases_since(str(tmp_path))),
-        tmp_path / "leases/.nfs0001",
-        tmp_path / "leases/x.y",
-    ):
+    others = (tmp_path / "leases/.nfs0001", tmp_path / "leases/x.y")
+    for path in (lease, Path(layout.leases_since(str(tmp_path))), *others):
         path.touch()
     assert layout.leases(str(tmp_path)) == [(str(lease), A, "node.example")]

@@ -98,9 +98,13 @@ def test_docker_hub_is_filed_as_docker_does(file: AuthFile) -> None:
     assert said(file) == {"auths": {}}
 
 
-def test_a_port_is_another_registry(file: AuthFile) -> None:
+def test_what_is_not_there_is_not_removed(file: AuthFile) -> None:
+    """A port is another registry, and a helper may have nothing."""
+    write(file, {})
     file.add(registry("reg.io"), LOGIN)
     assert not file.remove(registry("reg.io:5000"))
+    Path(file.path).write_text('{"credsStore": "box"}')
+    assert not file.remove(registry("nothing.io"))
 
 
 @pytest.mark.parity("login: by the helper program that docker's file names")
@@ -113,11 +117,6 @@ def test_a_helper_keeps_what_is_its_own(file: AuthFile, tmp_path: Path, config: 
     verb, told = (tmp_path / "log").read_text().splitlines()[0].split(" ", 1)
     assert verb == "store" and json.loads(told) == {"ServerURL": "reg.io", "Username": "me", "Secret": "s3cret:x"}
     assert (tmp_path / "log").read_text().splitlines()[1] == "erase reg.io"
-
-
-def test_a_helper_that_has_nothing(file: AuthFile) -> None:
-    write(file, {"credsStore": "box"})
-    assert not file.remove(registry("nothing.io"))
 
 
 def test_a_helper_that_fails_says_no_secret_and_changes_nothing(file: AuthFile) -> None:

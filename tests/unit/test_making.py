@@ -23,7 +23,10 @@ def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, director
     return path
 
 
-def test_file_that_gets_no_name_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x", 255 * "x", 85 * "\u4e2d"])
+def test_hidden_names_fit_whatever_the_name(tmp_path: Path, name: str) -> None:
+    with making.Directory(str(tmp_path / name), 0o755) as directory:
+        assert os.path.basename(directory.path).startswith("." + name[:20])
     with pytest.raises(OSError, match="too long"), making.File(str(tmp_path / (256 * "x"))) as file:
         file.publish(replace=True)
     assert os.listdir(tmp_path) == []
@@ -46,13 +49,6 @@ def test_file_gets_its_name_when_it_is_whole(tmp_path: Path, replace: bool) -> N
                 file.publish(replace=False)
     assert path.read_text() == ("two" if replace else "one")
     assert os.listdir(tmp_path) == ["made"]
-
-
-@pytest.mark.parametrize("name", ["x", 255 * "x", 85 * "\u4e2d"])
-def test_hidden_names_fit_whatever_the_name(tmp_path: Path, name: str) -> None:
-    with making.Directory(str(tmp_path / name), 0o755) as directory:
-        assert os.path.basename(directory.path).startswith("." + name[:20])
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", [making.MAKING, making.TRASH])
@@ -124,22 +120,16 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
     assert os.listdir(tmp_path) == ["made"]
 
 
-@pytest.mark.parametrize("before", ["", "old"])
-def test_written_file_is_whole_and_has_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+def test_written_file_is_whole_and_has_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replaces another one, unless asked not to."""
     monkeypatch.chdir(tmp_path)
-    if before:
-        Path("made").write_text(before)
-    making.write("made", b"new", 0o640)
-    assert os.listdir() == ["made"] and Path("made").read_text() == "new"
-    assert Path("made").stat().st_mode & 0o7777 == 0o640
-
-
-def test_written_file_replaces_another_only_when_asked(tmp_path: Path) -> None:
-    path = tmp_path / "made"
-    making.write(str(path), b"one", replace=False)
+    for text in ("old", "new"):
+        making.write("made", text.encode(), 0o640)
+        assert os.listdir() == ["made"] and Path("made").read_text() == text
+        assert Path("made").stat().st_mode & 0o7777 == 0o640
     with pytest.raises(FileExistsError):
-        making.write(str(path), b"two", replace=False)
-    assert os.listdir(tmp_path) == ["made"] and path.read_text() == "one"
+        making.write("made", b"two", replace=False)
+    assert os.listdir() == ["made"] and Path("made").read_text() == "new"
 
 
 def test_symbolic_link_replaces_what_is_there(tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ def test_all_fields() -> None:
     assert (mount.source, mount.target, mount.fstype, mount.passno) == ("/a", "/b", "none", -1)
     assert mount.attributes == linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID
     assert mount.propagation == linux.MS_SLAVE
+    assert parse("/a /b none bind,ro,nodev,rw").attributes == linux.MOUNT_ATTR_NODEV  # later words undo earlier ones
+    assert parse("tmpfs /t tmpfs mode=755,nosuid,size=1m").data == ["mode=755", "size=1m"]
+    assert parse("/a /b").words == {"rbind", "x-create=auto"}
+    assert (parse("tmpfs /scratch").fstype, parse("tmpfs /scratch").words) == ("tmpfs", {"x-create=dir"})
 
 
 @pytest.mark.parity("fstab: omitted fields")
@@ -40,10 +44,6 @@ def test_missing_fields_are_guessed(line: str, source: str, target: str, fstype:
     assert (mount.source, mount.target, mount.fstype) == (source, target, fstype)
 
 
-def test_a_bare_pair_is_a_bind() -> None:
-    assert parse("/a /b").words == {"rbind", "x-create=auto"}
-
-
 @pytest.mark.parity("blank lines, comments and \\040 in fstab")
 def test_variables_and_escapes() -> None:
     mount = parse("${HOME}/x /b\\040c\\011d none bind")
@@ -66,11 +66,6 @@ def test_octal_escapes(text: str, meaning: str) -> None:
     assert parse(f"{text} /b none bind").source == meaning
 
 
-def test_a_file_system_alone_is_mounted() -> None:
-    mount = parse("tmpfs /scratch")
-    assert (mount.fstype, mount.words) == ("tmpfs", {"x-create=dir"})
-
-
 @pytest.mark.parametrize(("numbers", "passno"), [("", 0), ("-1", -1), ("0 -1", -1), ("-1 0", -1), ("3 2", 2)])
 def test_a_number_that_stands_alone_is_the_pass(numbers: str, passno: int) -> None:
     assert parse(f"/a /b none bind {numbers}").passno == passno
@@ -79,14 +74,6 @@ def test_a_number_that_stands_alone_is_the_pass(numbers: str, passno: int) -> No
 def test_a_source_that_is_nothing_is_no_mount_of_the_host() -> None:
     with pytest.raises(ConfigError, match="--mount :/opt: there is no SOURCE"):
         mounts.parse_option(":/opt", {}, "--mount :/opt")
-
-
-def test_later_words_undo_earlier_ones() -> None:
-    assert parse("/a /b none bind,ro,nodev,rw").attributes == linux.MOUNT_ATTR_NODEV
-
-
-def test_options_of_a_file_system_go_to_it() -> None:
-    assert parse("tmpfs /t tmpfs mode=755,nosuid,size=1m").data == ["mode=755", "size=1m"]
 
 
 @pytest.mark.parametrize(

@@ -37,23 +37,13 @@ def test_apparmor_restriction_is_named_with_its_fix(tmp_path: pathlib.Path) -> N
     assert os.uname().nodename in said
 
 
-def test_apparmor_that_restricts_nothing_is_not_blamed(tmp_path: pathlib.Path) -> None:
-    assert "apparmor" not in advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="0")
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        ("user__max_user_namespaces", "user.max_user_namespaces=65536"),
-        ("kernel__unprivileged_userns_clone", "kernel.unprivileged_userns_clone=1"),
-    ],
-)
-def test_settings_of_the_kernel_are_named(tmp_path: pathlib.Path, name: str, fix: str) -> None:
-    assert f"sysctl -w {fix}" in advice(tmp_path, **{name: "0"})
-
-
-def test_without_a_setting_to_blame_the_error_is_explained(tmp_path: pathlib.Path) -> None:
-    assert "seccomp" in advice(tmp_path)
+def test_settings_of_the_kernel_are_named(tmp_path: pathlib.Path) -> None:
+    said = advice(tmp_path, user__max_user_namespaces="0")
+    assert "sysctl -w user.max_user_namespaces=65536" in said
+    said = advice(tmp_path, kernel__unprivileged_userns_clone="0")
+    assert "sysctl -w kernel.unprivileged_userns_clone=1" in said
+    said = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="0")
+    assert "apparmor" not in said and "seccomp" in said  # there is no setting to blame
     assert "too many namespaces" in advice(tmp_path, OSError(errno.ENOSPC, ""))
     assert advice(tmp_path, OSError(errno.EINVAL, "")) == ""
 
@@ -67,25 +57,24 @@ def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined"
 
 
 @pytest.mark.parity("seccomp and AppArmor are named by what the process is confined by")
-@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
-def test_a_filter_is_named(tmp_path: pathlib.Path, error: int) -> None:
-    said = advice(confined(tmp_path, seccomp="2"), OSError(error, os.strerror(error)))
-    assert said.startswith(
-        f"a seccomp filter refuses it on {os.uname().nodename}: seccompProfile: {{type: Unconfined}}"
-    )
-
-
-@pytest.mark.parity("seccomp and AppArmor are named by what the process is confined by")
-@pytest.mark.parametrize("profile", ["docker-default (enforce)", "cri-containerd.apparmor.d (enforce)"])
-def test_a_profile_is_named(tmp_path: pathlib.Path, profile: str) -> None:
-    said = advice(confined(tmp_path, profile=profile), PermissionError(errno.EACCES, ""))
-    assert said.startswith(f"AppArmor's profile {profile.split()[0]} refuses it on")
-    assert "appArmorProfile: {type: Unconfined}" in said
-
-
-def test_a_profile_that_refuses_nothing_is_not_named(tmp_path: pathlib.Path) -> None:
-    said = advice(confined(tmp_path, profile="docker-default (complain)"), PermissionError(errno.EACCES, ""))
-    assert said.startswith("a security module, as AppArmor or SELinux, refuses it on")
+@pytest.mark.parametrize(
+    ("confinement", "number", "words"),
+    [
+        *(({"seccomp": "2"}, number, "a seccomp filter refuses it on NODE") for number in (errno.EPERM, errno.ENOSYS)),
+        *(
+            ({"profile": f"{name} (enforce)"}, errno.EACCES, f"AppArmor's profile {name} refuses it on NODE")
+            for name in ("docker-default", "cri-containerd.apparmor.d")
+        ),
+        ({"profile": "docker-default (complain)"}, errno.EACCES, "a security module, as AppArmor or SELinux, refuses"),
+    ],
+)
+def test_what_confines_a_process_is_named(
+    tmp_path: pathlib.Path, confinement: dict[str, str], number: int, words: str
+) -> None:
+    said = advice(confined(tmp_path, **confinement), OSError(number, os.strerror(number)))
+    assert said.startswith(words.replace("NODE", os.uname().nodename))
+    kind = "seccomp" if "seccomp" in confinement else "appArmor"
+    assert f"{kind}Profile: {{type: Unconfined}}" in said
 
 
 @pytest.mark.parametrize(

@@ -26,22 +26,8 @@ def stack(tmp_path: Path, *contents: list[tuple[tarfile.TarInfo, bytes]]) -> lis
 def test_look_sees_what_overlayfs_shows(tmp_path: Path) -> None:
     lowerdirs = stack(
         tmp_path,
-        [
-            entry("a/x", b"0"),
-            entry("a/gone"),
-            entry("o/old"),
-            entry("f"),
-            symlink("lib", "usr/lib"),
-            entry("usr/lib/y"),
-        ],
-        [
-            entry("a/x", b"1"),
-            entry("a/.wh.gone"),
-            entry("o/.wh..wh..opq"),
-            entry("o/new"),
-            directory("f"),
-            entry("f/z"),
-        ],
+        [*map(entry, ("a/x", "a/gone", "o/old", "f", "usr/lib/y")), symlink("lib", "usr/lib")],
+        [*map(entry, ("a/x", "a/.wh.gone", "o/.wh..wh..opq", "o/new")), directory("f"), entry("f/z")],
     )
     found = look(lowerdirs, "/a/x")
     assert found is not None and found.layers[0][0] == 0
@@ -58,11 +44,8 @@ def test_special_modes_are_those_of_the_files_that_show(tmp_path: Path) -> None:
     lowerdirs = stack(
         tmp_path,
         [
-            entry("su", mode=0o4755),
-            entry("hidden", mode=0o4755),
-            hardlink("kept", "hidden"),
-            entry("gone", mode=0o4755),
-            directory("tmp", 0o1777),
+            *(entry(name, mode=0o4755) for name in ("su", "hidden", "gone")),
+            *(hardlink("kept", "hidden"), directory("tmp", 0o1777)),
         ],
         [entry("hidden", mode=0o755), entry(".wh.gone"), entry("tmp/x", b"", mode=0o2755)],
     )

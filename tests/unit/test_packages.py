@@ -152,34 +152,26 @@ def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeyp
 
 @pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm")
 def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    library = str(tmp_path)
+    used, programs = tmp_path / "spank_pyxis.so", tmp_path / "bin"
+    programs.mkdir()
     for release, number in (("22.05", "0x160500"), ("24.11", "0x180b00")):
-        path = tmp_path / "plugins" / release / "spank_pyxis.so"
+        path = tmp_path / "plugins" / release / used.name
         path.parent.mkdir(parents=True)
         path.write_bytes(f"penroot plugin for Slurm {number}".encode())
-    used = tmp_path / "spank_pyxis.so"
-    programs = tmp_path / "bin"
-    programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 
-    def slurm(version: str) -> None:
+    def taken(version: str) -> str | None:
+        """The release whose plugin is taken where slurmd has this version."""
         (programs / "slurmd").write_text(f"#!/bin/sh\necho slurm {version}\n")
         (programs / "slurmd").chmod(0o755)
+        return prebuilt.take(str(tmp_path))
 
-    slurm("22.05.8")
-    assert prebuilt.take(library) == "22.05"
-    slurm("24.11.5")
-    assert prebuilt.take(library) == "24.11"
+    assert (taken("22.05.8"), taken("24.11.5")) == ("22.05", "24.11")
     assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")
     assert (tmp_path / "python3").exists()
-    slurm("27.02.0-0rc1")
-    assert prebuilt.take(library) is None
+    assert taken("27.02.0-0rc1") is None
     assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")  # what Slurm has loaded stays until there is another
     used.unlink()
     used.write_bytes(b"penroot plugin for Slurm 0x180b05")
-    slurm("24.11.5")
-    assert prebuilt.take(library) == "24.11"
-    assert not used.is_symlink()
-    slurm("22.05.8")
-    assert prebuilt.take(library) == "22.05"
-    assert used.is_symlink()
+    assert taken("24.11.5") == "24.11" and not used.is_symlink()
+    assert taken("22.05.8") == "22.05" and used.is_symlink()

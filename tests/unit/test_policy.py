@@ -23,7 +23,6 @@ from tests.unit.test_reference import SPELLINGS
 ACCEPT, REJECT = {"type": "insecureAcceptAnything"}, {"type": "reject"}
 KEYED = {"type": "sigstoreSigned", "keyPath": "/etc/keys/cosign.pub"}
 D = "sha256:" + "a" * 64
-SIGNED = {"type": "sigstoreSigned"}
 
 
 def read(document: object) -> Policy:
@@ -92,6 +91,18 @@ def test_what_is_not_checked_here_lets_nothing_in(more: dict[str, Any]) -> None:
     assert rule(document, "docker://other.site#x").refusal("x") is None
 
 
+def requiring(**keys: object) -> dict[str, object]:
+    return {"default": [{"type": "sigstoreSigned", **keys}]}
+
+
+def identified(**keys: object) -> dict[str, object]:
+    return requiring(keyPath="/etc/keys/cosign.pub", signedIdentity=keys)
+
+
+def scoped(transport: str, scope: str) -> dict[str, object]:
+    return {"default": [REJECT], "transports": {transport: {scope: [REJECT]}}}
+
+
 SLIPS: list[tuple[object, str]] = [
     ([], "P: a policy is to be an object"),
     ({}, "P: a policy needs default"),
@@ -99,49 +110,23 @@ SLIPS: list[tuple[object, str]] = [
     ({"default": ACCEPT}, "P: default: what a policy asks for is to be an array, and not empty"),
     ({"default": [{}]}, "P: default[0]: the type of a requirement is to be a string"),
     ({"default": [{**REJECT, "keyPath": "/x"}]}, "P: default[0].keyPath: unknown key 'keyPath' of reject"),
-    ({"default": [{**KEYED, "keyData": "eA=="}]}, "P: default[0]: sigstoreSigned has keyPath and keyData"),
-    ({"default": [{**KEYED, "keypath": "/x"}]}, "P: default[0].keypath: unknown key 'keypath'"),
-    ({"default": [{**SIGNED, "keyData": "?"}]}, "P: default[0].keyData: keyData is not base64"),
-    (
-        {"default": [{**SIGNED, "keyPath": "/a\0b"}]},
-        "P: default[0].keyPath: no file has the name '/a\\x00b'",
-    ),
-    (
-        {"default": [{**SIGNED, "keyPath": "/a\ud800b"}]},
-        "P: default[0].keyPath: no file has the name '/a\\ud800b'",
-    ),
-    (
-        {"default": [{**SIGNED, "keyPaths": []}]},
-        "P: default[0].keyPaths: keyPaths is to be an array",
-    ),
-    (
-        {"default": [{**KEYED, "signedIdentity": {"type": "match"}}]},
-        "default[0].signedIdentity: unknown signedIdentity",
-    ),
-    ({"default": [{**KEYED, "signedIdentity": {"type": "exactReference"}}]}, "exactReference needs dockerReference"),
-    (
-        {"default": [{**KEYED, "signedIdentity": {"type": "exactReference", "dockerReference": "reg.site/x"}}]},
-        "reg.site/x has neither tag nor digest",
-    ),
-    (
-        {"default": [{**KEYED, "signedIdentity": {"type": "exactRepository", "dockerRepository": "reg.site/x:1"}}]},
-        "reg.site/x:1 has a tag or digest",
-    ),
-    (
-        {"default": [{**KEYED, "signedIdentity": {"type": "matchRepository", "prefix": "x"}}]},
-        "unknown key 'prefix' of matchRepository",
-    ),
+    (requiring(keyPath="/x", keyData="eA=="), "P: default[0]: sigstoreSigned has keyPath and keyData"),
+    (requiring(keyPath="/x", keypath="/x"), "P: default[0].keypath: unknown key 'keypath'"),
+    (requiring(keyData="?"), "P: default[0].keyData: keyData is not base64"),
+    (requiring(keyPath="/a\0b"), "P: default[0].keyPath: no file has the name '/a\\x00b'"),
+    (requiring(keyPath="/a\ud800b"), "P: default[0].keyPath: no file has the name '/a\\ud800b'"),
+    (requiring(keyPaths=[]), "P: default[0].keyPaths: keyPaths is to be an array"),
+    (identified(type="match"), "default[0].signedIdentity: unknown signedIdentity"),
+    (identified(type="exactReference"), "exactReference needs dockerReference"),
+    (identified(type="exactReference", dockerReference="reg.site/x"), "reg.site/x has neither tag nor digest"),
+    (identified(type="exactRepository", dockerRepository="reg.site/x:1"), "reg.site/x:1 has a tag or digest"),
+    (identified(type="matchRepository", prefix="x"), "unknown key 'prefix' of matchRepository"),
     ({"default": [REJECT], "transports": {"dockr": {}}}, "P: transports.dockr: unknown key 'dockr'"),
-    ({"default": [REJECT], "transports": {"docker": {"index.docker.io/x": [REJECT]}}}, "in the scope index.docker.io"),
-    (
-        {"default": [REJECT], "transports": {"docker": {"Reg.site": [REJECT]}}},
-        'docker["Reg.site"]: no image is in the scope',
-    ),
-    ({"default": [REJECT], "transports": {"docker": {"reg.site/": [REJECT]}}}, "no image is in the scope 'reg.site/'"),
-    ({"default": [REJECT], "transports": {"docker": {"a*.site": [REJECT]}}}, "no image is in the scope 'a*.site'"),
-    ({"default": [REJECT], "transports": {"docker": {"https://x": [REJECT]}}}, "no image is in the scope 'https://x'"),
-    ({"default": [REJECT], "transports": {"squashfs": {"images": [REJECT]}}}, "scope 'images' of squashfs"),
-    ({"default": [REJECT], "transports": {"dir": {"/": [REJECT]}}}, "scope '/' of dir"),
+    (scoped("docker", "index.docker.io/x"), "in the scope index.docker.io"),
+    (scoped("docker", "Reg.site"), 'docker["Reg.site"]: no image is in the scope'),
+    *((scoped("docker", word), f"no image is in the scope '{word}'") for word in ("reg.site/", "a*.site", "https://x")),
+    (scoped("squashfs", "images"), "scope 'images' of squashfs"),
+    (scoped("dir", "/"), "scope '/' of dir"),
 ]
 
 
@@ -182,10 +167,7 @@ def test_damaged_policy_is_an_error_in_words(rng: random.Random) -> None:
             assert str(e).startswith("P:") and e.hint
 
 
-IMAGES = {
-    "tag": DockerName("reg.site/team/box", "1"),
-    "digest": DockerName("reg.site/team/box", "", D),
-}
+IMAGES = {"tag": DockerName("reg.site/team/box", "1"), "digest": DockerName("reg.site/team/box", "", D)}
 
 
 @pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
@@ -304,12 +286,6 @@ def test_nobody_is_told_to_open_what_is_named_by_mistake(tmp_path: pathlib.Path,
         assert f"{named} " in str(said.value) and said.value.hint.startswith("it is to be a file")
 
 
-def test_a_policy_that_is_no_text() -> None:
-    with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as said:
-        policy.Policy("P", b"{\n\xff")
-    assert said.value.hint
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_policy_or_key_of_another_user_is_not_believed(tmp_path: pathlib.Path) -> None:
     path, key = tmp_path / "policy.json", tmp_path / "key.pub"
@@ -337,5 +313,8 @@ def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
 
 def test_a_key_within_the_policy() -> None:
     data = base64.b64encode(b"PEM").decode()
-    its = rule({"default": [{"type": "sigstoreSigned", "keyDatas": [data, data]}]}, "docker://x")
+    its = rule(requiring(keyDatas=[data, data]), "docker://x")
     assert [key.content() for key in its.requirements[0].keys] == [b"PEM", b"PEM"]
+    with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as said:
+        policy.Policy("P", b"{\n\xff")
+    assert said.value.hint

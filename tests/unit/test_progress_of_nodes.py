@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 
@@ -40,13 +41,6 @@ def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float]) -> N
         ]
 
 
-def part(terminal: int) -> str:
-    try:
-        return os.read(terminal, 65536).decode()
-    except OSError:  # EIO: the other end is closed, and all is read
-        return ""
-
-
 def test_one_line_on_a_terminal(clock: list[float]) -> None:
     ours, theirs = pty.openpty()
     display = Display(theirs, "ubuntu\x1b[31m", 1_200_000_000, 4)
@@ -54,7 +48,10 @@ def test_one_line_on_a_terminal(clock: list[float]) -> None:
         display.show(lambda: HALF, ended=False)
     display.end()
     os.close(theirs)
-    shown = "".join(iter(lambda: part(ours), ""))
+    shown = ""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed, and all is read
+        while True:
+            shown += os.read(ours, 65536).decode()
     assert shown.count("\r\x1b[K") == 3
     assert shown.count("pyxis: ubuntu\\x1b[31m: 1 of 4 nodes have it") == 2
     assert "\n" not in shown

@@ -16,10 +16,13 @@ from pyxis_py.node.running import BusyError, RunningContainers
 from tests.waiting import until
 
 
-def test_steps_that_come_and_go_at_once(tmp_path: Path) -> None:
-    running = RunningContainers(str(tmp_path), 1)
+@pytest.fixture
+def running(tmp_path: Path) -> RunningContainers:
     (tmp_path / "1").mkdir()
+    return RunningContainers(str(tmp_path), 1)
 
+
+def test_steps_that_come_and_go_at_once(running: RunningContainers, tmp_path: Path) -> None:
     def come_and_go(number: int) -> None:
         for _ in range(500):
             running.listen("one", f"{number}.0").close()
@@ -30,36 +33,25 @@ def test_steps_that_come_and_go_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "1" / "running").exists()
 
 
-def test_a_killed_helper_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    running = RunningContainers(str(tmp_path), 1)
-    (tmp_path / "1").mkdir()
-    running.listen("one", "1.0").close()
-    listener = running.listen("one", "1.0")
-    assert running.others("one", "2.0") == ["1.0"]
+@pytest.mark.parametrize("name", ["one", "n" * 200], ids=["short", "longer than an address"])
+def test_a_killed_helper_of_the_same_step_is_replaced(running: RunningContainers, tmp_path: Path, name: str) -> None:
+    running.listen(name, "1.0").close()
+    listener = running.listen(name, "1.0")
+    assert running.others(name, "2.0") == ["1.0"]
     listener.close()
-    assert running.others("one", "2.0") == []  # and that has forgotten it
+    assert running.others(name, "2.0") == []  # and that has forgotten it
     assert not (tmp_path / "1" / "running").exists()
 
 
-def test_a_name_longer_than_an_address_may_be(tmp_path: Path) -> None:
-    running = RunningContainers(str(tmp_path), 1)
-    (tmp_path / "1").mkdir()
-    listener = running.listen("n" * 200, "1.0")
-    assert running.others("n" * 200, "2.0") == ["1.0"]
-    listener.close()
-
-
-def test_a_runtime_path_that_is_gone_is_said(tmp_path: Path) -> None:
-    running = RunningContainers(str(tmp_path), 1)
+def test_a_runtime_path_that_is_gone_is_said(running: RunningContainers, tmp_path: Path) -> None:
+    (tmp_path / "1").rmdir()
     with pytest.raises(PenrootError, match="somebody has removed"):
         running.listen("one", "1.0")
     with pytest.raises(PenrootError, match="somebody has removed"):
         running.lock("one")
 
 
-def test_a_lock_that_a_stopped_process_has_is_not_waited_for(tmp_path: Path) -> None:
-    running = RunningContainers(str(tmp_path), 1)
-    (tmp_path / "1").mkdir()
+def test_a_lock_that_a_stopped_process_has_is_not_waited_for(running: RunningContainers) -> None:
     begun, begin = os.pipe()
     holder = os.fork()
     if holder == 0:

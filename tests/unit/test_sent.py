@@ -52,16 +52,8 @@ def job(text: str, cwd: Path, *pairs: tuple[str, str], context: str = "srun") ->
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ("bcast:./x.sqsh", "./x.sqsh"),
-        ("bcast:/a/x y.sqsh", "/a/x y.sqsh"),
-        ("bcast:x.sqsh", "x.sqsh"),
-        ("bcast:12", "12"),
-        ("bcast:a/b", "a/b"),
-        ("bcast:5000#a/b", ""),
-        ("bcast:5000/a/b", ""),
-        ("docker://bcast:12", ""),
-        ("bcast", ""),
-        ("./bcast:x.sqsh", ""),
+        *((f"bcast:{path}", path) for path in ("./x.sqsh", "/a/x y.sqsh", "x.sqsh", "12", "a/b")),
+        *((text, "") for text in "bcast:5000#a/b bcast:5000/a/b docker://bcast:12 bcast ./bcast:x.sqsh".split()),
     ],
 )
 def test_what_is_sent(text: str, path: str) -> None:
@@ -86,14 +78,13 @@ def refusal(*arguments: object, **named: str) -> PenrootError:
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "text").write_text("no image")
-    cut = image(tmp_path / "cut")
-    os.truncate(cut, SIZE - 1)
-    assert "No such file" in str(refusal("bcast:./x.sqsh", tmp_path))
+    os.truncate(image(tmp_path / "cut"), SIZE - 1)
+    for name, why in (
+        *(("./x.sqsh", "No such file"), ("fifo", "no regular file"), (str(tmp_path), "no regular file")),
+        *(("./text", "is no squashfs file"), ("./cut", "truncated")),
+    ):
+        assert why in str(refusal(f"bcast:{name}", tmp_path))
     assert os.uname().nodename in refusal("bcast:./x.sqsh", tmp_path).hint
-    assert "no regular file" in str(refusal("bcast:fifo", tmp_path))
-    assert "no regular file" in str(refusal(f"bcast:{tmp_path}", tmp_path))
-    assert "is no squashfs file" in str(refusal("bcast:./text", tmp_path))
-    assert "truncated" in str(refusal("bcast:./cut", tmp_path))
     assert "No such file" in str(refusal("bcast:./x.sqsh", tmp_path, context="salloc"))
 
 
@@ -328,12 +319,8 @@ def failed(node: Node) -> PenrootError:
     return error
 
 
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)  # bytes a second
-
-
 def test_a_file_that_is_changed_on_the_way_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(monkeypatch)
+    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)  # bytes a second
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 2) as process:
         nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(2)]
@@ -364,7 +351,7 @@ def test_what_comes_with_another_digest_is_not_kept(tmp_path: Path, monkeypatch:
 
 
 def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(monkeypatch)
+    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)
     monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         node = Node(process, 0, tmp_path / "n0")

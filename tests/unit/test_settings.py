@@ -23,10 +23,13 @@ def conf(environ: dict[str, str], text: str, name: str = "enroot.conf") -> None:
     path.write_text(text)
 
 
-@pytest.mark.parity("XDG_* and TMPDIR are their defaults")
+@pytest.mark.parity("XDG_* and TMPDIR are their defaults", "variables beat files")
 def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
+    """An empty variable is an unset one."""
     assert settings.load(environ).cache_path == "/home/x/.cache/enroot"
     assert settings.load({**environ, "XDG_CACHE_HOME": "/c"}).cache_path == "/c/enroot"
+    conf(environ, "ENROOT_DATA_PATH /data\n")
+    assert settings.load({**environ, "ENROOT_DATA_PATH": ""}).data_path == "/data"
 
 
 @pytest.mark.parity("enroot.conf: $(id -u)", "variables beat files")
@@ -44,29 +47,23 @@ def test_conf_d_comes_after_conf(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_MAX_CONNECTIONS 3\n")
     conf(environ, "ENROOT_MAX_CONNECTIONS 4\n", "enroot.conf.d/a.conf")
     conf(environ, "nonsense", "enroot.conf.d/README")
+    for hidden in (".#b.conf", ".b.conf"):
+        conf(environ, "ENROOT_MAX_CONNECTIONS 5\n", f"enroot.conf.d/{hidden}")
     assert settings.load(environ).max_connections == 4
+
+
+MISTAKES = (
+    "REMAP_ROOT maybe|MAX_CONNECTIONS many|DATA_PATH relative|DATA_PATH $(rm -rf /)|DATA_PATH ${HOME|REMAP_ROOTS yes|"
+    "ROOTFS-WRITABLE yes|SYSCONF_PATH /elsewhere"
+)
 
 
 @pytest.mark.parity(
     "ENROOT_LIBRARY_PATH", "enroot.conf: $(id -u)", "a wrong key or value is an error with file and line"
 )
-@pytest.mark.parametrize(
-    "line",
-    [
-        "ENROOT_REMAP_ROOT maybe",
-        "ENROOT_MAX_CONNECTIONS many",
-        "ENROOT_DATA_PATH relative",
-        "ENROOT_DATA_PATH " + 600 * "/x",
-        "ENROOT_DATA_PATH $(rm -rf /)",
-        "ENROOT_DATA_PATH ${HOME",
-        "FOO bar",
-        "ENROOT_REMAP_ROOTS yes",
-        "ENROOT_ROOTFS-WRITABLE yes",
-        "ENROOT_SYSCONF_PATH /elsewhere",
-    ],
-)
+@pytest.mark.parametrize("line", [*MISTAKES.split("|"), "DATA_PATH " + 600 * "/x", "FOO"])
 def test_mistakes_name_file_and_line(environ: dict[str, str], line: str) -> None:
-    conf(environ, "\n" + line)
+    conf(environ, f"\nENROOT_{line}" if line != "FOO" else "\nFOO bar")
     with pytest.raises(ConfigError, match=r"enroot\.conf:2"):
         settings.load(environ)
 
@@ -94,13 +91,17 @@ def test_conf_with_a_monstrous_value_is_refused(environ: dict[str, str], lines: 
 
 def test_expand_leaves_other_dollars() -> None:
     assert expand("a$b${c}$", {"b": "1", "c": "2"}) == "a12$"
+    assert expand("$USER", {}, may_be_unset=lambda _: False) == expand("$(id -un)", {})  # known without its variable
 
 
-@pytest.mark.parity("enroot.conf: MELLANOX_*")
+@pytest.mark.parity("enroot.conf: MELLANOX_*", "ENROOT_GZIP_PROGRAM")
 def test_conf_speaks_to_hooks(environ: dict[str, str]) -> None:
-    conf(environ, "MELLANOX_VISIBLE_DEVICES all\nNVIDIA_DRIVER_CAPABILITIES=compute,video\n")
+    """What only enroot needs is accepted, and passed on to nobody."""
+    conf(environ, "MELLANOX_VISIBLE_DEVICES all\nNVIDIA_DRIVER_CAPABILITIES=compute,video\n"
+                  "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")  # fmt: skip
     loaded = settings.load(environ).replace("option", remap_root=True)
     assert loaded.passed_on == {"MELLANOX_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,video"}
+    assert set(UNUSED) == {"ENROOT_GZIP_PROGRAM", "ENROOT_ZSTD_OPTIONS"}
 
 
 @pytest.mark.parity("enroot.conf: MELLANOX_*")
@@ -163,20 +164,6 @@ def test_what_makes_a_default_wrong_is_told(environ: dict[str, str]) -> None:
     assert "${XDG_DATA_HOME}/enroot" in e.value.hint
 
 
-@pytest.mark.parity("variables beat files")
-def test_an_empty_variable_is_an_unset_one(environ: dict[str, str]) -> None:
-    conf(environ, "ENROOT_DATA_PATH /data\n")
-    assert settings.load({**environ, "ENROOT_DATA_PATH": ""}).data_path == "/data"
-
-
-@pytest.mark.parity("ENROOT_GZIP_PROGRAM")
-def test_what_only_enroot_needs_is_accepted(environ: dict[str, str]) -> None:
-    conf(environ, "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")
-    loaded = settings.load(environ)
-    assert set(UNUSED) == {"ENROOT_GZIP_PROGRAM", "ENROOT_ZSTD_OPTIONS"}
-    assert not set(loaded.passed_on) & set(UNUSED)
-
-
 @pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
 def test_precedence_of_settings_files(environ: dict[str, str], tmp_path: pathlib.Path) -> None:
     """penroot.yaml takes precedence over enroot.conf, and the user's files over the system's."""
@@ -223,20 +210,18 @@ def test_a_default_is_good(setting: Setting) -> None:
 
 def test_key_of_conf_refers_to_earlier_ones(environ: dict[str, str]) -> None:
     """It became /data, without a word."""
+    conf(environ, "ENROOT_CACHE_PATH /big\nENROOT_DATA_PATH ${ENROOT_CACHE_PATH}/data\n")
     conf(
         environ,
-        "ENROOT_CACHE_PATH /big\nENROOT_DATA_PATH ${ENROOT_CACHE_PATH}/data\nNVIDIA_X a\nNVIDIA_Y ${NVIDIA_X}b\n",
+        "ENROOT_RUNTIME_PATH ${ENROOT_DATA_PATH}/run\nNVIDIA_X a\nNVIDIA_Y ${NVIDIA_X}b\n",
+        "enroot.conf.d/a.conf",
     )
-    conf(environ, "ENROOT_RUNTIME_PATH ${ENROOT_DATA_PATH}/run\n", "enroot.conf.d/a.conf")
     loaded = settings.load(environ)
     assert (loaded.data_path, loaded.runtime_path) == ("/big/data", "/big/data/run")
     assert loaded.passed_on["NVIDIA_Y"] == "ab"
     assert settings.load({**environ, "ENROOT_CACHE_PATH": "/mine"}).data_path == "/mine/data"
-
-
-def test_key_of_yaml_refers_to_earlier_ones(environ: dict[str, str]) -> None:
-    conf(environ, "cache_path: /big\ndata_path: ${ENROOT_CACHE_PATH}/data\n", "penroot.yaml")
-    assert settings.load(environ).data_path == "/big/data"
+    conf(environ, "cache_path: /yaml\ndata_path: ${ENROOT_CACHE_PATH}/data\n", "penroot.yaml")
+    assert settings.load(environ).data_path == "/yaml/data"
 
 
 @pytest.mark.parametrize("word", ["${NOT_SET}", "$NOT_SET", "${ENROOT_DATA_PATH}"])
@@ -278,13 +263,3 @@ def test_other_expansion_of_a_shell_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="are known") as caught:
         expand(text, {"A": "a"})
     assert str(caught.value).startswith(f"{text}: only ${{NAME}}, ")
-
-
-def test_user_is_known_without_its_variable() -> None:
-    assert expand("$USER", {}, may_be_unset=lambda _: False) == expand("$(id -un)", {})
-
-
-@pytest.mark.parametrize("name", [".#a.conf", ".a.conf"])
-def test_files_that_begin_with_a_dot_are_no_settings(environ: dict[str, str], name: str) -> None:
-    conf(environ, "ENROOT_MAX_CONNECTIONS 4\n", f"enroot.conf.d/{name}")
-    assert settings.load(environ).max_connections != 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.registry import shared
-from enroot_py.registry.manifests import Descriptor, Manifest
+from enroot_py.registry.manifests import Descriptor
 
 DATA = b"a blob"
 BLOB = Descriptor("", "sha256:" + "a" * 64, len(DATA))
@@ -21,19 +21,8 @@ BLOB = Descriptor("", "sha256:" + "a" * 64, len(DATA))
 class Place:
     """Where the blob comes from; a byte in ``log`` for each time that it does."""
 
-    base = ""
-
     def __init__(self, log: Path) -> None:
         self._log = log
-
-    def digest(self) -> str:
-        return ""
-
-    def manifest(self, arch: str | None = None) -> Manifest:
-        raise NotImplementedError
-
-    def config(self, manifest: Manifest) -> bytes:
-        raise NotImplementedError
 
     def blob(self, descriptor: Descriptor) -> Stream:
         with self._log.open("ab") as f:

@@ -3,15 +3,12 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from enroot_py.base.errors import ImageError
 from enroot_py.store import mksquashfs, squashfs, unsquashfs
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -23,12 +20,9 @@ def image(tmp_path: Path) -> Path:
     return path
 
 
-def test_whole_image_passes(image: Path) -> None:
-    squashfs.check(str(image))
-
-
 @pytest.mark.parametrize("size", [90, 96, 1000])
 def test_truncated_image_is_told(image: Path, size: int) -> None:
+    squashfs.check(str(image))  # it is whole
     image.write_bytes(image.read_bytes()[:size])
     with pytest.raises(ImageError, match="truncated"):
         squashfs.check(str(image))
@@ -37,17 +31,13 @@ def test_truncated_image_is_told(image: Path, size: int) -> None:
     assert not (image.parent / "out").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"hsq", b"#!/bin/sh\n", b"\0" * 200])
-def test_other_files_are_no_images(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"hsq", b"#!/bin/sh\n", b"\0" * 200, None])
+def test_other_files_are_no_images(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "x"
-    path.write_bytes(content)
-    with pytest.raises(ImageError, match="is no squashfs file"):
-        squashfs.check(str(path))
-
-
-def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    os.mkfifo(path)
+    if content is None:
+        os.mkfifo(path)  # nobody waits for it
+    else:
+        path.write_bytes(content)
     with pytest.raises(ImageError, match="is no squashfs file"):
         squashfs.check(str(path))
 
@@ -78,13 +68,6 @@ def test_a_full_disk_is_one_whatever_is_said_after_it(tmp_path: Path, lines: tup
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         unsquashfs.run_tool([str(tool)])
     assert caught.value.errno == number
-
-
-def test_checking_imports_next_to_nothing() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.store.squashfs; print(*sys.modules)"
-    command = [sys.executable, "-IS", "-c", code, str(ROOT)]
-    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert not {"re", "typing", "json", "subprocess", "dataclasses", "shutil", "signal"} & set(modules)
 
 
 def test_destination_is_the_file_that_the_kernel_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,6 @@ import pytest
 from enroot_py.base.errors import UsageError
 from enroot_py.cli import start
 
-SHORT = [option for option in start.VALUES if len(option) == 2]
-LONG = [option for option in start.VALUES if len(option) > 2]
-
 
 def parsed(*words: str) -> start.Options:
     options = start.parse([*words, "name", "command", "--root"])
@@ -23,28 +20,17 @@ def test_what_enroot_has_is_there() -> None:
     assert {"-r", "--root", "-w", "--rw", "--pid", "--net", "--ipc", "--uts"} <= set(start.FLAGS)
 
 
-@pytest.mark.parity("long options as --x v and --x=v")
-@pytest.mark.parametrize("option", start.VALUES)
-def test_value_behind_a_space(option: str) -> None:
-    assert getattr(parsed(option, "a=b"), start.VALUES[option]) == ["a=b"]
+FORMS = [
+    *((option, [option, "a=b"]) for option in start.VALUES),
+    *((option, [f"{option}=a=b" if option.startswith("--") else f"{option}a=b"]) for option in start.VALUES),
+]
 
 
-@pytest.mark.parity("long options as --x v and --x=v")
-@pytest.mark.parametrize("option", LONG)
-def test_value_behind_an_equals_sign(option: str) -> None:
-    assert getattr(parsed(f"{option}=a=b"), start.VALUES[option]) == ["a=b"]
-
-
-@pytest.mark.parity("long options as --x v and --x=v")
-@pytest.mark.parametrize("option", SHORT)
-def test_value_joined_to_a_short_option(option: str) -> None:
-    assert getattr(parsed(f"{option}a=b"), start.VALUES[option]) == ["a=b"]
-
-
-@pytest.mark.parity("start --env", "start --mount")
-@pytest.mark.parametrize("option", start.VALUES)
-def test_options_may_come_again(option: str) -> None:
-    assert getattr(parsed(option, "1", option, "2"), start.VALUES[option]) == ["1", "2"]
+@pytest.mark.parity("long options as --x v and --x=v", "start --env", "start --mount")
+@pytest.mark.parametrize(("option", "words"), FORMS)
+def test_value_in_each_form_and_twice(option: str, words: list[str]) -> None:
+    assert getattr(parsed(*words), start.VALUES[option]) == ["a=b"]
+    assert getattr(parsed(*words, option, "2"), start.VALUES[option]) == ["a=b", "2"]
 
 
 @pytest.mark.parametrize("option", start.FLAGS)
@@ -65,33 +51,19 @@ def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:
 
 
 @pytest.mark.parity("an unknown option")
-@pytest.mark.parametrize("word", ["--nope", "-x", "--root=yes", "-rw", "--explain=1"])
-def test_unknown_options_are_mistakes(word: str) -> None:
-    with pytest.raises(UsageError, match="unknown option"):
-        start.parse([word, "name"])
-
-
 @pytest.mark.parametrize(
-    ("word", "meant"), [("--explian", "--explain"), ("--root=yes", "--root"), ("--mounts=x", "--mount")]
+    ("word", "hint"),
+    [
+        *(("--nope", ""), ("--explain=1", "did you mean --explain?"), ("--explian", "did you mean --explain?")),
+        *(("--root=yes", "did you mean --root?"), ("--mounts=x", "did you mean --mount?")),
+        *((word, "penroot start --help") for word in ("--foo", "-x", "-rw")),
+        *(("-v", "it is --mount"), ("-it", "a container has the terminal")),
+    ],
 )
-def test_a_slip_is_answered_with_what_was_meant(word: str, meant: str) -> None:
-    with pytest.raises(UsageError) as e:
+def test_unknown_option_is_answered_with_what_was_meant(word: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="unknown option") as caught:
         start.parse([word, "name"])
-    assert e.value.hint == f"did you mean {meant}?"
-
-
-@pytest.mark.parametrize(("word", "hint"), [("-v", "it is --mount"), ("-it", "a container has the terminal")])
-def test_options_of_docker_are_answered_with_ours(word: str, hint: str) -> None:
-    with pytest.raises(UsageError) as e:
-        start.parse([word, "name"])
-    assert e.value.hint.startswith(hint)
-
-
-@pytest.mark.parametrize("word", ["--foo", "-x", "-rw"])
-def test_what_is_like_nothing_is_answered_with_help(word: str) -> None:
-    with pytest.raises(UsageError) as e:
-        start.parse([word, "name"])
-    assert e.value.hint == "penroot start --help"
+    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parity("`--` ends the options")

@@ -48,7 +48,13 @@ def test_tags_of_registries_are_resolved(image: str, tag: str) -> None:
     assert resolves(job(image)) == tag
 
 
-def test_file_of_that_name_is_no_tag(tmp_path: Path) -> None:
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parametrize("argument", ["resolve_tags=0", "importer=/bin/true"])
+def test_sites_may_leave_it_to_others(tmp_path: Path, argument: str) -> None:
+    """Only srun resolves, and a file of that name is no tag."""
+    assert resolves(job("debian", ("arg", argument))) == ""
+    for context in ("sbatch", "salloc"):
+        assert resolves(job("debian", context=context)) == ""
     (tmp_path / "a.sqsh").write_bytes(b"")
     assert resolves(job("a.sqsh", cwd=str(tmp_path))) == ""
 
@@ -64,31 +70,18 @@ def test_password_in_an_image_is_refused(context: str, arguments: tuple[tuple[st
     assert "penroot login --username USER reg.io" in caught.value.hint
 
 
-@pytest.mark.parametrize("context", ["sbatch", "salloc"])
-def test_only_srun_resolves(context: str) -> None:
-    assert resolves(job("debian", context=context)) == ""
-
-
-@pytest.mark.clusters("Login nodes or nodes that reach no registry")
-@pytest.mark.parametrize("argument", ["resolve_tags=0", "importer=/bin/true"])
-def test_sites_may_leave_it_to_others(argument: str) -> None:
-    assert resolves(job("debian", ("arg", argument))) == ""
-
-
 @pytest.mark.security("H3")
-def test_a_digest_holds_for_the_image_that_it_is_of() -> None:
-    resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {DIGEST}")
-    assert job("debian:12", resolved).resolved(parse("debian:12").uri()) == DIGEST
-    assert job("debian:12", resolved).resolved(parse("docker://docker.io#library/debian:12").uri()) == DIGEST
-    assert job("debian:13", resolved).resolved(parse("debian:13").uri()) == ""
-    assert job("debian:12").resolved(parse("debian:12").uri()) == ""
-
-
-@pytest.mark.security("H3")
-@pytest.mark.parametrize("digest", ["", "sha256:../../a", DIGEST[:-1], DIGEST.upper()])
-def test_what_is_no_digest_is_not_believed(digest: str) -> None:
-    resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {digest}")
-    assert job("debian:12", resolved).resolved(parse("debian:12").uri()) == ""
+@pytest.mark.parametrize(
+    ("image", "given", "digest"),
+    [
+        *(("debian:12", DIGEST, DIGEST), ("docker://docker.io#library/debian:12", DIGEST, DIGEST)),
+        *(("debian:13", DIGEST, ""), ("debian:12", None, "")),
+        *(("debian:12", text, "") for text in ("", "sha256:../../a", DIGEST[:-1], DIGEST.upper())),
+    ],
+)
+def test_a_digest_holds_for_the_image_that_it_is_of(image: str, given: str | None, digest: str) -> None:
+    resolved = [] if given is None else [("environ", f"{RESOLVED}={parse('debian:12').uri()} {given}")]
+    assert job(image, *resolved).resolved(parse(image).uri()) == digest
 
 
 def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +130,7 @@ def test_who_learns_the_digest_when_the_allocation_is_there(line: str, later: bo
     assert as_child_of(line, f"{MADE}\nprint(submission.learns_later(job))") == f"{later}\n"
 
 
+WAITS = "--wait-for-children: srun would wait for the process that holds the container"
 CHECK = f"""
 {MADE}
 from enroot_py.base.errors import UsageError
@@ -150,11 +144,8 @@ except UsageError as e:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (
-            "srun --wait-for-children prog",
-            "--wait-for-children: srun would wait for the process that holds the container",
-        ),
-        ("srun --wait-for prog", "--wait-for-children: srun would wait for the process that holds the container"),
+        ("srun --wait-for-children prog", WAITS),
+        ("srun --wait-for prog", WAITS),
         ("srun --wait=5 prog", ""),
         ("srun prog --wait-for-children", ""),
         ("srun prog : --wait-for-children prog", "--wait-for-children: srun would wait"),

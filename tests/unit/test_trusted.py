@@ -17,13 +17,10 @@ def as_root() -> None:
         pytest.skip("only root can give files away")
 
 
-def test_a_directory_of_ours_is_believed(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
+def test_a_directory_that_others_write_to_is_not_believed(tmp_path: pathlib.Path, mode: int) -> None:
     tmp_path.chmod(0o755)
     assert trusted.place(str(tmp_path)).st_ino == tmp_path.stat().st_ino
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
-def test_a_directory_that_others_write_to_is_not(tmp_path: pathlib.Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(PermissionError, match="can be written by others"):
         trusted.place(str(tmp_path))

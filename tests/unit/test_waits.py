@@ -67,19 +67,19 @@ def fd(file: Path) -> Iterator[int]:
     os.close(opened)
 
 
-def test_holder_is_named_with_its_job(holder: Holder, fd: int, capfd: pytest.CaptureFixture[str]) -> None:
-    watch = waits.Watch(fd, "doing something")
-    assert watch.look() == ""
+@pytest.mark.security("L6")
+def test_stopped_holder_is_named_with_its_job_and_ends_the_wait(
+    holder: Holder, fd: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert waits.Watch(fd, "doing something").look() == ""
     said = capfd.readouterr().err
     assert f"waiting for process {holder.pid} (python" in said
     assert " of job 4711, which is doing something\n" in said
-
-
-@pytest.mark.security("L6")
-def test_stopped_holder_ends_the_wait(holder: Holder, fd: int) -> None:
     holder.stop()
     why = waits.lock(fd, "doing something")
     assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 makes no progress" in why
+    holder.end()
+    assert waits.lock(fd, "doing something") == ""  # it is released
 
 
 @pytest.mark.security("L6")
@@ -111,11 +111,6 @@ def test_holder_that_touches_its_file_is_waited_for(holder: Holder, file: Path, 
         os.utime(file)
         assert watch.look() == ""
         time.sleep(0.55)
-
-
-def test_lock_that_is_released_ends_the_wait(holder: Holder, fd: int) -> None:
-    holder.end()
-    assert waits.lock(fd, "doing something") == ""
 
 
 def test_alarm_of_the_caller_survives_a_wait(holder: Holder, fd: int) -> None:
