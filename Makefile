@@ -32,7 +32,8 @@ dev: $(VENV)/run $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## make 
 $(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/request/options.py pyxis_py/admin/header.py enroot_py/base/filter.py
 	@bin/pyxis-py build --python $(PYTHON) --output $(CURDIR)/$@ || true
 
-check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
+check: $(VENV)/done ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint unit
 
 test: prerequisites $(VENV)/done ## all checks and all tiers of tests, of an installation in PREFIX
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint install EXTRAS=ssh,signatures,swarm
