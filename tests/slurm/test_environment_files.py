@@ -77,7 +77,7 @@ def test_what_is_exported_makes_no_difference(lab: Lab, export: str) -> None:
 @pytest.mark.parity("srun --environment: options go before the file")
 def test_options_go_before_it_and_it_before_variables(lab: Lab) -> None:
     more = ("--container-workdir=/etc", "--container-mounts=/etc/passwd:/mnt/node", "--container-readonly")
-    script = sh("pwd; grep -c root: /mnt/node; touch /new 2> /dev/null || echo read-only; echo $WHO $NCCL_DEBUG")
+    script = sh("pwd; grep -c ^root: /mnt/node; touch /new 2> /dev/null || echo read-only; echo $WHO $NCCL_DEBUG")
     env = {**ENV, "PYXIS_CONTAINER_IMAGE": "registry:5000#none:1", "PYXIS_CONTAINER_WORKDIR": "/bin"}
     out = srun(lab, "--environment=it", *more, "--container-env=WHO=option,NCCL_DEBUG", *script, env=env)
     assert out == "/etc\n1\nread-only\noption job\n"
