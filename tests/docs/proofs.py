@@ -1,7 +1,8 @@
-"""Which tests prove what docs/ says.
+"""Find the tests that prove a statement of docs/.
 
-A test names what it proves in a mark: ``parity`` has the first words of lines of docs/reference/parity-*.md and beyond.md,
-``security`` keys of docs/explanation/security.md, ``clusters`` headings of docs/howto/clusters.md. Several tests may have one mark.
+A test names the statement in a mark: ``parity`` has the first words of a line of docs/reference/parity-*.md or beyond.md,
+``security`` a key of docs/explanation/security.md, ``clusters`` a heading of docs/howto/clusters.md. Several tests may
+have the same mark.
 """
 
 from __future__ import annotations
