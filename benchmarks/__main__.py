@@ -12,6 +12,7 @@ from benchmarks.against import bench_against
 from benchmarks.cold import bench_pytorch
 from benchmarks.first import bench_first
 from benchmarks.images import bench_images
+from benchmarks.originals import bench_originals
 from benchmarks.reading import bench_reading
 from benchmarks.start import bench_devices, bench_start
 from benchmarks.step import bench_step
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "pytorch": (bench_pytorch, 2),
     "swarm": (bench_swarm, 1),
     "tracker": (bench_tracker, 1),
+    "originals": (bench_originals, 3),
 }
 
 

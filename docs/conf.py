@@ -18,7 +18,7 @@ copyright = "the authors of penroot, Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "README"
 include_patterns = [
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md"),
     *("examples/README.md", "hooks/README.md", "c_shims/spank/README.md", "c_shims/helpers/README.md"),
     *("packages/README.md", "packages/ansible/README.md"),
 ]
@@ -36,6 +36,11 @@ html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 # What contents of a page says where, in the order of navigation.
 _MANUAL = "docs/made/manual/README"
+_MADE = [
+    f"Commands and options </{_MANUAL}>",
+    "Settings </docs/made/settings>",
+    "Tests behind each statement </docs/made/proofs>",
+]
 _ITEM = re.compile(r"^- \[(.*?)\]\((\S+?)\.md\)", re.M)
 
 
@@ -60,9 +65,8 @@ def _add_navigation(app: Any, page: str, content: list[str]) -> None:
         content[0] += _toctree(["All pages </docs/README>"])
         sections = re.split(r"^## (.*)\n", (ROOT / "docs/README.md").read_text(), flags=re.M)[1:]
         for caption, text in zip(sections[::2], sections[1::2], strict=True):
-            content[0] += _toctree(_entries("docs/README", text), caption)
-        made = [f"Manual pages </{_MANUAL}>", "Tests behind each statement </docs/made/proofs>"]
-        content[0] += _toctree(made, "Made of the source")
+            made = _MADE if caption == "Reference" else []
+            content[0] += _toctree([*made, *_entries("docs/README", text)], caption)
     elif page == _MANUAL:
         content[0] += _toctree(_entries(page, content[0]))
 

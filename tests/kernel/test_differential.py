@@ -32,6 +32,4 @@ def test_each_difference_from_enroot_has_its_reason() -> None:
     assert len(lines) > 400
     for line in lines:
         assert not line.why or line.enroot != line.ours, line.command
-        assert not line.why or documented(line.why), (
-            f"reference/enroot.md does not have {line.why!r}: {line.command}"
-        )
+        assert not line.why or documented(line.why), f"reference/enroot.md does not have {line.why!r}: {line.command}"

@@ -343,9 +343,7 @@ def main(arguments: Sequence[str]) -> int:
                 write(found, enroot.result(), ours.result())
     known = sum(f"\n{_KNOWN}" in text for text in texts)
     count = sum(len(found.lines) for found in files)
-    print(
-        f"{count} lines: {known} differ as docs/reference/enroot.md states, {len(texts) - known} are wrong"
-    )
+    print(f"{count} lines: {known} differ as docs/reference/enroot.md states, {len(texts) - known} are wrong")
     return 1 if len(texts) > known else 0
 
 
