@@ -1,18 +1,19 @@
-/* RUNTIME_PATH/UID, where the steps of a user on a node know of each other. Root makes it, and asks nothing in it. */
+/* RUNTIME_PATH/UID, where the steps of a user on a node find each other. Root creates it, and accesses nothing in it. */
 #include "plugin.h"
 
-/* Whether nobody but root can put anything into a directory, or, on the way to another, in place of what is in it. */
-static bool is_roots(const char *path, bool on_the_way)
+/* Check that only root can add entries to a directory. If it is a parent of another one, it is enough that only root can
+ * replace entries of root in it. */
+static bool is_owned_by_root(const char *path, bool is_parent)
 {
 	struct stat link, info;
 
 	if (lstat(path, &link) < 0 || stat(path, &info) < 0 || !S_ISDIR(info.st_mode))
 		return false;
-	bool closed = !(info.st_mode & (S_IWGRP | S_IWOTH)) || (on_the_way && info.st_mode & S_ISVTX);
-	return link.st_uid == 0 && info.st_uid == 0 && closed;
+	bool is_closed = !(info.st_mode & (S_IWGRP | S_IWOTH)) || (is_parent && info.st_mode & S_ISVTX);
+	return link.st_uid == 0 && info.st_uid == 0 && is_closed;
 }
 
-/* Like mkdir -p -m 755, whatever the umask; what is there already is root's. */
+/* Do mkdir -p -m 755, whatever the umask is. Existing directories must belong to root. */
 int make_directories(const char *path)
 {
 	char part[PATH_MAX];
@@ -25,7 +26,7 @@ int make_directories(const char *path)
 				return -1;
 		} else if (errno != EEXIST) {
 			return -1;
-		} else if (geteuid() == 0 && !is_roots(part, *end)) {
+		} else if (geteuid() == 0 && !is_owned_by_root(part, *end)) {
 			errno = EPERM;
 			return -1;
 		}
@@ -41,27 +42,27 @@ static int get_path(struct step *step, char path[PATH_MAX])
 	return -1;
 }
 
-/* The directory itself, as a descriptor with O_PATH: not what the user has mounted over it, which may be a FUSE that
- * never answers, so nothing here asks it. */
+/* Open the directory itself with O_PATH, without access to what the user has mounted over it: that may be a FUSE that never
+ * answers. */
 int open_user_directory(struct step *step, struct statx *info)
 {
 	char path[PATH_MAX];
-	struct statx above;
+	struct statx parent;
 
 	if (get_path(step, path) < 0)
 		return -1;
 	cleanup(close_fd) int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || statx(AT_FDCWD, runtime_path(step), 0, STATX_BASIC_STATS, &above) < 0 ||
+	if (fd < 0 || statx(AT_FDCWD, runtime_path(step), 0, STATX_BASIC_STATS, &parent) < 0 ||
 	    statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, info) < 0)
 		return -1;
-	if (info->stx_dev_major != above.stx_dev_major || info->stx_dev_minor != above.stx_dev_minor) {
+	if (info->stx_dev_major != parent.stx_dev_major || info->stx_dev_minor != parent.stx_dev_minor) {
 		errno = EXDEV;
 		return -1;
 	}
-	return keep_fd(&fd);
+	return release_fd(&fd);
 }
 
-/* With mode 0700. Nobody but root can have made it otherwise: the parent is root's. */
+/* Create it with mode 0700. If it exists, root has created it, because the parent is root's. */
 int make_user_directory(struct step *step)
 {
 	char path[PATH_MAX];
@@ -72,9 +73,9 @@ int make_user_directory(struct step *step)
 	cleanup(close_fd) int fd = open_user_directory(step, &info);
 	if (fd < 0)
 		return -1;
-	/* Another step may be between its mkdir and its chown. */
-	bool given = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step->job.uid, step->job.gid) == 0;
-	if (given || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid))
+	/* An existing one may still be root's: another step may be between its mkdir and its chown. */
+	bool is_changed = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step->job.uid, step->job.gid) == 0;
+	if (is_changed || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid))
 		return 0;
 	errno = EEXIST;
 	return -1;

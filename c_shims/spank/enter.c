@@ -1,4 +1,4 @@
-/* A task becomes a member of a container that runs already. */
+/* Let a task join a running container. */
 #include "plugin.h"
 
 #include "seccomp.h"
@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
-/* In the order in which they can be joined, setns(2): the user namespace gives the capabilities for the others. */
+/* In the order in which setns(2) can join them: the user namespace gives the capabilities for the others. */
 static const struct {
 	const char *name;
 	int type;
@@ -16,8 +16,8 @@ static const struct {
 };
 enum { USER = 0, MOUNT = 2 };
 
-/* Which descriptor is of which namespace, -1 where we stay where we are. */
-static int sort(struct step *step, const struct answer *answer, int fds[LENGTH(kinds)])
+/* Assign the descriptors to the namespaces. The task keeps its own namespace for -1. */
+static int sort_descriptors(struct step *step, const struct answer *answer, int fds[LENGTH(kinds)])
 {
 	const char *key, *value;
 	size_t used = 0;
@@ -37,30 +37,30 @@ static int sort(struct step *step, const struct answer *answer, int fds[LENGTH(k
 	return 0;
 }
 
-/* A task that is asked into a container must not stay where it is, whatever is handed to it. */
-static bool leads_away(int fd)
+/* Check that a descriptor is another mount namespace: a task must not stay on the node, whatever the helper has sent. */
+static bool is_other_mount_namespace(int fd)
 {
-	struct stat there, here;
+	struct stat other, current;
 
-	return fd >= 0 && fstat(fd, &there) == 0 && stat("/proc/self/ns/mnt", &here) == 0 &&
-	       (there.st_ino != here.st_ino || there.st_dev != here.st_dev);
+	return fd >= 0 && fstat(fd, &other) == 0 && stat("/proc/self/ns/mnt", &current) == 0 &&
+	       (other.st_ino != current.st_ino || other.st_dev != current.st_dev);
 }
 
 int enter(struct step *step, const struct answer *answer)
 {
-	const char *workdir = answer_get(answer, "workdir"), *by = answer_get(answer, "workdir_by");
+	const char *workdir = answer_get(answer, "workdir"), *origin = answer_get(answer, "workdir_by");
 	int fds[LENGTH(kinds)];
 
-	if (sort(step, answer, fds) < 0)
+	if (sort_descriptors(step, answer, fds) < 0)
 		return -1;
-	if (!leads_away(fds[MOUNT]))
+	if (!is_other_mount_namespace(fds[MOUNT]))
 		return fail(step, "the helper sent no mount namespace of a container: %s", strerror(EBADMSG));
-	/* Who is root in the container could trace this process, a copy of slurmstepd, until it executes its program.
-	 * setns(2) leaves this as it is. */
+	/* This process is a copy of slurmstepd. Root in the container could trace it until it executes its program. setns(2)
+	 * does not change this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return fail(step, "prctl PR_SET_DUMPABLE: %s", strerror(errno));
 	if (penroot_withhold_descriptors() < 0)
-		return fail(step, "cannot look through the open descriptors: %s", strerror(errno));
+		return fail(step, "cannot list the open descriptors: %s", strerror(errno));
 	if (answer_get(answer, "keyring") && penroot_renew_keyring() < 0)
 		return fail(step, "cannot create a session keyring: %s", strerror(errno));
 	for (size_t i = 0; i < LENGTH(kinds); i++) {
@@ -68,9 +68,9 @@ int enter(struct step *step, const struct answer *answer)
 			return fail(step, "setns %s: %s", kinds[i].name, strerror(errno));
 	}
 	if (workdir && chdir(workdir) < 0)
-		return fail(step, "cannot enter the working directory in the container (%s): %s: %s", by ? by : "--container-workdir",
-			    workdir, strerror(errno));
-	/* Only a container of the superuser's has no user namespace, ENROOT_ALLOW_SUPERUSER: he keeps all that he may. */
+		return fail(step, "cannot enter the working directory in the container (%s): %s: %s",
+			    origin ? origin : "--container-workdir", workdir, strerror(errno));
+	/* Only a container of root has no user namespace (ENROOT_ALLOW_SUPERUSER). Root keeps all privileges in it. */
 	if (fds[USER] < 0 && geteuid() == 0)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)

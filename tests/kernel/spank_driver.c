@@ -279,7 +279,7 @@ int main(int argc, char **argv)
 	}
 	if (judges) {
 		optind = argc;
-		int rc = printf("%d\n", judge(&mine, "srun")) < 0;
+		int rc = printf("%d\n", classify_request(&mine, "srun")) < 0;
 		free_options(&mine);
 		return rc;
 	}
