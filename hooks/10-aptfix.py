@@ -1,4 +1,4 @@
-"""apt in images of Debian, with root inside: it need not become another user, who does not exist."""
+"""Let apt run as root in Debian images: the user that it would switch to does not exist."""
 
 from __future__ import annotations
 
