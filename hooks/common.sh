@@ -102,7 +102,8 @@ common::envsubst() { # common::envsubst FILE: print it with exported variables f
     [ -f "$1" ] || return 0
     while IFS= read -r line || [ -n "${line}" ]; do
         rest=
-        while [[ ${line} =~ ^(.*)\$\{([A-Za-z_][A-Za-z0-9_]*)\}(.*)$ ]]; do # from the last to the first: values are not expanded again
+        # From the last variable to the first: values are not expanded again.
+        while [[ ${line} =~ ^(.*)\$\{([A-Za-z_][A-Za-z0-9_]*)\}(.*)$ ]]; do
             line=${BASH_REMATCH[1]}
             rest=$(printenv "${BASH_REMATCH[2]}" || :)${BASH_REMATCH[3]}${rest}
         done

@@ -43,12 +43,14 @@ static void describe(char text[INHERITED_SIZE])
 void start_ahead(struct step *step)
 {
 	struct ahead *ahead = &step->ahead;
+	struct process_stat stat;
 
 	if (step->job.uid == 0 || coprocess_start(&ahead->process, AHEAD, step->control[1], &step->job, false) < 0)
 		return;
 	close_fd(&ahead->process.socket); /* requests come by the control socket */
-	if (identify(ahead->process.pid, &ahead->who) < 0)
+	if (!read_stat(ahead->process.pid, &stat))
 		(void)end_ahead(step);
+	ahead->who = (struct identity){ .pid = ahead->process.pid, .started = stat.started };
 	describe(ahead->inherited);
 }
 
@@ -109,7 +111,7 @@ static bool fits(struct step *step)
 }
 
 /* In the task that starts the container, as the user: connect to the helper. Returns 0; NO_ANSWER if the helper is gone or
- * does not fit, and the task must start another one; -1 if it cannot be killed, and would get the messages for the other. */
+ * does not fit, so that the task must start another one; -1 if it cannot be killed, and would get messages for that one. */
 int take_ahead(struct step *step, struct coprocess *process)
 {
 	struct ahead *ahead = &step->ahead;

@@ -63,7 +63,7 @@ static int poll_timeout_ms(int64_t deadline)
 	return left <= 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left;
 }
 
-/* Watch the pidfd too. If the process is not our child, our socket may still be on its way to it: then its end closes nothing. */
+/* Watch the pidfd too: a process may end before it has received our socket, and then nothing closes that socket. */
 int coprocess_await(const struct coprocess *process, int fd, short events)
 {
 	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->pidfd, .events = POLLIN } };
@@ -76,7 +76,7 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 		if (ready == 0)
 			stopped = is_coprocess_stopped(process) ? stopped + 1 : 0;
 	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->deadline == FOREVER && stopped < MAX_STOPPED_POLLS));
-	/* What the process wrote before its end has arrived. Accept nothing from others that have its socket. */
+	/* All that the process wrote has arrived. Accept nothing from other processes that have its socket. */
 	if (ready > 0 && either[1].revents)
 		(void)shutdown(process->socket, SHUT_RD);
 	if (ready > 0 && either[0].revents)
@@ -279,16 +279,6 @@ int coprocess_wait(const struct coprocess *process)
 		(void)waitpid(process->pid, NULL, WNOHANG);
 	errno = ETIMEDOUT;
 	return in_time ? 0 : -1;
-}
-
-int identify(pid_t pid, struct identity *who)
-{
-	struct process_stat stat;
-	bool is_known = read_stat(pid, &stat);
-
-	*who = (struct identity){ .pid = pid, .started = stat.started };
-	errno = ESRCH;
-	return is_known ? 0 : -1;
 }
 
 static int open_process(const struct identity *who)

@@ -42,8 +42,8 @@ static int get_path(struct step *step, char path[PATH_MAX])
 	return -1;
 }
 
-/* Open the directory itself with O_PATH, without access to what the user has mounted over it: that may be a FUSE that never
- * answers. */
+/* Open the directory itself with O_PATH, without access to a file system that the user has mounted over it, such as a FUSE
+ * that never answers. */
 int open_user_directory(struct step *step, struct statx *info)
 {
 	char path[PATH_MAX];

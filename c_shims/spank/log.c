@@ -99,16 +99,6 @@ int fail(struct step *step, const char *format, ...)
 	return -1;
 }
 
-int postpone(struct step *step, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	(void)vsnprintf(step->failure, sizeof(step->failure), format, arguments);
-	va_end(arguments);
-	return -1;
-}
-
 void print_log(struct step *step, const char *level, const char *text)
 {
 	bool is_tell = strcmp(level, "tell") == 0;

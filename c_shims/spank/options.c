@@ -130,7 +130,7 @@ const char *runtime_path(struct step *step)
 
 /* srun, salloc, sbatch */
 
-/* Any PYXIS_CONTAINER_* variable counts: it may be a misspelled one, which the check reports. */
+/* Any PYXIS_CONTAINER_* variable counts: the check reports a misspelled one. */
 bool anything_requested(struct step *step)
 {
 	for (char **variable = environ; variable && *variable; variable++) {
@@ -140,7 +140,7 @@ bool anything_requested(struct step *step)
 	return step->option_count > 0 || getenv(ENVIRONMENT_VARIABLE);
 }
 
-/* Get the container's name and image. Returns false if there are other options, or one of these twice. */
+/* Get the container's name and image. Returns false if there are other options, or two names or images. */
 bool get_name_and_image(struct step *step, const char **name, const char **image)
 {
 	for (size_t i = 0; i < step->option_count; i++) {

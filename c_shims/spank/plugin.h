@@ -64,7 +64,7 @@ struct credentials {
 	int group_count;
 };
 
-/* A process id may be reused. `started`, in ticks after the boot, tells the processes apart: proc(5). */
+/* `started`, in ticks after the boot, tells a process from others that get the same id later: proc(5). */
 struct identity {
 	pid_t pid;
 	unsigned long long started;
@@ -95,11 +95,8 @@ int64_t deadline_in_ms(int64_t milliseconds);
 /* The verb of a helper that root starts before there is a task. It gets its own session. */
 #define AHEAD "ahead"
 
-/* Get the identity of the process that has this number now. ESRCH if it is unknown. */
-int identify(pid_t pid, struct identity *who);
-
 /* Start the process for `verb`. `control` becomes its fd 4, unless it is -1. With `as`, the process becomes that user for
- * good, and is untrusted. If `detached`, it is nobody's child and has its own session, so that it outlives the task. */
+ * good, and is untrusted. A `detached` process is nobody's child and has its own session, so that it outlives the task. */
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
 /* Send one end of a new socket pair to the process `who`, which has the other end of `control`. There is no address, so no
@@ -112,7 +109,7 @@ bool is_stopped(pid_t pid);
 /* Wait until `fd` is ready for `events`. ECONNRESET if the process ends first, ETIMEDOUT after the deadline. */
 int coprocess_await(const struct coprocess *process, int fd, short events);
 
-/* Wait for the end of the process: it has then left its cgroup too. After the deadline it is killed: ETIMEDOUT. */
+/* Wait until the process has ended, and so has left its cgroup. After the deadline, kill the process: ETIMEDOUT. */
 int coprocess_wait(const struct coprocess *process);
 
 void coprocess_free(struct coprocess *process);
@@ -190,7 +187,7 @@ struct ahead {
 struct stored_option {
 	int option;
 	char *value;
-	bool inherited; /* from sbatch, by an srun or sbatch in a container of its script */
+	bool inherited; /* from the sbatch whose script runs this srun or sbatch in a container */
 };
 
 /* The state of srun, sbatch or salloc, for one component of a job after the other. */
@@ -199,7 +196,7 @@ struct submission {
 	bool checked;
 	size_t first_component_options;
 	struct coprocess resolving;
-	bool is_unanswered; /* its first answer, that nothing is wrong, has not been read */
+	bool is_unanswered; /* the first answer has not been read */
 };
 
 /* All state of the plugin in one process. Slurm's callbacks have no argument for it, so plugin.c keeps it. */
@@ -213,8 +210,8 @@ struct step {
 	struct submission submission;
 	bool active;  /* a container is requested: no task runs outside of it */
 	bool is_task; /* this process is a task, or would have become one */
-	bool starts;  /* it starts the container, and holds the lock */
-	bool reports; /* it is the task of this node that prints errors */
+	bool starts;  /* this task starts the container, and holds the lock */
+	bool reports; /* this task prints the errors of the node */
 	bool finished;
 	bool killed;                  /* the task that ended last was killed */
 	size_t logged_bytes;          /* by this process */
@@ -249,7 +246,7 @@ void print_log(struct step *step, const char *level, const char *text);
 /* Print an error and return -1. */
 int fail(struct step *step, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Let each task print an error, and return -1. */
-int postpone(struct step *step, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define postpone(step, ...) ((void)snprintf((step)->failure, sizeof((step)->failure), __VA_ARGS__), -1)
 
 /* Unless noted, the following functions return 0, or print an error and return -1. */
 

@@ -53,7 +53,7 @@ int take_resolved(struct step *step)
 		request_add(&request, "jobid", "%u", job);
 		request_add(&request, "stepid", "%u", id);
 		const char *list = getenv("SLURM_NODELIST"), *count = getenv("SLURM_NNODES");
-		if (list && count && (uint32_t)atol(count) == nodes) /* else the list is that of the job */
+		if (list && count && (uint32_t)atol(count) == nodes) /* otherwise it is the list of the job */
 			request_add(&request, "nodelist", "%s", list);
 		if (get_log_level)
 			request_add(&request, "loglevel", "%d", get_log_level());
@@ -125,8 +125,8 @@ int check(struct step *step, const char *context)
 		return 0;
 	}
 	begin_request(step, &request, "check", context, getcwd(cwd, sizeof(cwd)) ? cwd : "");
-	/* These variables may come from an outer step. But Slurm calls this once for each component, and the result of the
-	 * first one holds for all. */
+	/* Remove variables of an outer step. But Slurm calls this once for each component, and the result of the first component
+	 * holds for all. */
 	if (!submission->checked) {
 		(void)unsetenv(RESOLVED);
 		(void)unsetenv(SWARM);

@@ -6,7 +6,7 @@
 
 /* The descriptor that Slurm opens for a launcher has a lower number. */
 enum { LAUNCHER_FD_LIMIT = 256 };
-/* After so many polls a task prints that it waits for a stopped one. */
+/* After so many polls a task prints that it waits for a stopped task. */
 enum { NOTICE_POLLS = 2 };
 
 static int begin_task_request(struct step *step, struct request *request, const char *verb)
@@ -79,7 +79,7 @@ static int find_container(struct step *step, struct answer *answer)
 	return ask(step, &process, &request, answer);
 }
 
-/* Take or release the lock of the step, fcntl(2). Only this process holds it, not its children. */
+/* Take or release the lock of the step, fcntl(2). Children of this process do not inherit it. */
 static int lock(struct step *step, int command, short type)
 {
 	struct flock all = { .l_type = type };
