@@ -1,4 +1,4 @@
-"""Let apt run as root in Debian images: the user that it would switch to does not exist."""
+"""Let apt run as root in Debian images: apt's own user does not exist in a container."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Add the caller to the image's user database, with a home directory.
 
-Entries of the image stay, except those with the caller's name, and _apt: without that user apt does not
-try to drop privileges, which nobody has here. If the image has shadow files, users that they lack are
-added without a password, because PAM would reject them otherwise. Nothing is copied from the host's
+Entries of the image stay, except the caller's name and _apt: without the user _apt, apt does not try to
+drop privileges, which nobody has here. If the image has shadow files, missing users are added to them
+without a password, because PAM would reject the users otherwise. Nothing is copied from the host's
 shadow files. /etc/login.defs and /etc/default/useradd of the image apply.
 """
 
@@ -50,8 +50,8 @@ def run(context: Context) -> None:
 def entry(name: str, *fields: object) -> str:
     """Format a line of passwd(5) or group(5).
 
-    Directory services such as sssd and winbind may return fields with separators: these become blanks, as in
-    getent(1) and putpwent(3).
+    Directory services such as sssd and winbind may return fields with separators. Each separator becomes a blank,
+    as in getent(1) and putpwent(3).
     """
     return ":".join(str(field).replace(":", " ").replace("\n", " ") for field in (name, "x", *fields))
 

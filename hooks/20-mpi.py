@@ -1,4 +1,4 @@
-"""Let a rank started by mpirun, mpiexec or srun reach its launcher, and the other ranks through it."""
+"""Let a rank started by mpirun, mpiexec or srun reach its launcher, and through it all ranks."""
 
 from __future__ import annotations
 

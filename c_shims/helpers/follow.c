@@ -211,12 +211,12 @@ static void update(pid_t pid)
 	int failed = WIFEXITED(status) ? WEXITSTATUS(status) : ALL_FAILED;
 
 	for (size_t i = 0; i < count; i++) {
-		if (!(failed & 1 << i)) /* else the next change of the file triggers another try */
+		if (!(failed & 1 << i)) /* otherwise the next change of the file triggers another try */
 			files[i].shown = files[i].now;
 	}
 }
 
-/* Check whether a process has begun to exit: it leaves its mount namespace, which ends the FUSE servers. */
+/* Check whether a process has begun to exit. Leaving its mount namespace ends the FUSE servers. */
 static bool is_exiting(pid_t pid)
 {
 	struct process_stat stat;
@@ -243,7 +243,7 @@ static void follow(pid_t pid)
 			ready[1 + i].fd = -1;
 			if (read(SERVERS + (int)i, &started, 1) == 1) {
 				(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
-				servers = 0; /* the others may have ended with this one */
+				servers = 0; /* other servers may have ended for the same reason */
 			}
 		}
 		if (has_changed())

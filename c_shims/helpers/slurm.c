@@ -18,7 +18,7 @@
 
 enum { MAX_WORDS = 16, MAX_ARGUMENTS_BYTES = 64 << 10 };
 
-/* Rename a variable, and set it to a replacement if there is one. */
+/* Rename a variable. Set the original name to the replacement, if any. */
 static void keep(const char *name, const char *replacement)
 {
 	char kept[64];

@@ -33,7 +33,7 @@ static stepd_step_task_info_t *task;
 static char *command;            /* as the user wrote it */
 static const char *failure;      /* found by root, printed by the tasks */
 
-/* Memory that the processes which wait for tasks share. */
+/* Memory shared by the processes that wait for tasks. */
 static struct ends {
 	atomic_uint ended;
 	atomic_bool finished;

@@ -55,7 +55,7 @@ void start_ahead(struct step *step)
 }
 
 /* In slurmstepd, as root, when a task is in its cgroups and still waits. The helper is our child, so no other process can
- * have its number. Only root can move it again. */
+ * have the same number. Only root can move the helper again. */
 void place_ahead(struct step *step, pid_t task)
 {
 	struct shared *shared = step->shared;
@@ -111,7 +111,7 @@ static bool fits(struct step *step)
 }
 
 /* In the task that starts the container, as the user: connect to the helper. Returns 0; NO_ANSWER if the helper is gone or
- * does not fit, so that the task must start another one; -1 if it cannot be killed, and would get messages for that one. */
+ * does not fit, so that the task must start another one; -1 if the helper cannot be killed: it would get messages of the task. */
 int take_ahead(struct step *step, struct coprocess *process)
 {
 	struct ahead *ahead = &step->ahead;

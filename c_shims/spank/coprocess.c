@@ -1,4 +1,4 @@
-/* Start the Python process, connect to a running one, wait for it, and kill it if it takes too long. */
+/* Start a Python process or connect to a running process, wait for it, and kill it after a deadline. */
 #include "plugin.h"
 
 #include "linux.h"
@@ -76,7 +76,7 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 		if (ready == 0)
 			stopped = is_coprocess_stopped(process) ? stopped + 1 : 0;
 	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->deadline == FOREVER && stopped < MAX_STOPPED_POLLS));
-	/* All that the process wrote has arrived. Accept nothing from other processes that have its socket. */
+	/* All output of the process has arrived. Accept nothing from other holders of its socket. */
 	if (ready > 0 && either[1].revents)
 		(void)shutdown(process->socket, SHUT_RD);
 	if (ready > 0 && either[0].revents)
@@ -87,8 +87,8 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 }
 
 /* Set another real group, which Python corrects later. If a process executes a program with it, only root may look at the
- * memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's fs/exec.c). So no other process of the
- * user can control this one, which may be in no job's cgroup. The user namespace of a job (Slurm 25.11) may lack the group
+ * memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's fs/exec.c). The
+ * process may be in no job's cgroup, so no other process of the user must control it. The user namespace of a job (Slurm 25.11) may lack the group
  * of nobody: another group of the user is enough there, if the user has one. */
 static int set_groups(const struct credentials *as)
 {
@@ -111,7 +111,7 @@ static int become_user(const struct credentials *as)
 {
 	if (set_groups(as) < 0 || setresuid(as->uid, as->uid, as->uid) < 0)
 		return -1;
-	/* Make sure that there is no way back, whatever securebits and capabilities are. */
+	/* Make sure that there is no way back, whatever the securebits and capabilities. */
 	if (as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0)) {
 		errno = EPERM;
 		return -1;
@@ -143,10 +143,10 @@ static void reset_scheduling(void)
 	(void)sched_setaffinity(0, sizeof(all), (cpu_set_t *)all);
 }
 
-/* Put the descriptors where the protocol wants them. */
+/* Give the descriptors the numbers of the protocol. */
 static int place_fds(int socket, int control, int log)
 {
-	/* Move all to free numbers first: any descriptor may have the number that another one gets. */
+	/* Move all to free numbers first: a descriptor may have the final number of another descriptor. */
 	int null = open("/dev/null", O_RDWR);
 	int from[FIRST_FREE_FD] = { null, null, log, [SOCKET_FD] = socket, [CONTROL_FD] = control >= 0 ? control : null };
 
@@ -210,7 +210,7 @@ static void execute(const char *verb, int socket, int control, int log, const st
 }
 
 /* Create a pair of sockets. From an untrusted process the kernel accepts no descriptors: this process would have to close
- * them, and closing a socket(7) with SO_LINGER takes as long as its owner likes. Before Linux 6.16 there is no such option. */
+ * them, and closing a socket(7) with SO_LINGER takes as long as its owner likes. The option needs Linux 6.16. */
 static int make_pair(int pair[2], bool is_untrusted)
 {
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -274,7 +274,7 @@ int coprocess_wait(const struct coprocess *process)
 		(void)linux_pidfd_send_signal(process->pidfd, SIGKILL);
 		(void)poll(&end, 1, KILLED_WAIT_MS);
 	}
-	/* A process that waits for a file system which does not answer ends with that wait. */
+	/* A process blocked in a file system ends when the file system answers. */
 	if (process->pid > 0)
 		(void)waitpid(process->pid, NULL, WNOHANG);
 	errno = ETIMEDOUT;

@@ -1,8 +1,8 @@
-/* RUNTIME_PATH/UID, where the steps of a user on a node find each other. Root creates it, and accesses nothing in it. */
+/* RUNTIME_PATH/UID, where the steps of a user on a node find each other. Root creates the directory, and only lists it. */
 #include "plugin.h"
 
-/* Check that only root can add entries to a directory. If it is a parent of another one, it is enough that only root can
- * replace entries of root in it. */
+/* Check that only root can add entries to a directory. For a parent of another directory the sticky bit is enough: only root
+ * can replace entries of root. */
 static bool is_owned_by_root(const char *path, bool is_parent)
 {
 	struct stat link, info;

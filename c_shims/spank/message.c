@@ -294,7 +294,7 @@ int ask(struct step *step, const struct coprocess *process, struct request *requ
 	return rc == NO_ANSWER ? explain_no_answer(step, process) : rc;
 }
 
-/* Start a process of the user, as root. It does nothing until it gets a request. */
+/* Start a process of the user, as root. The process waits for a request. */
 int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t deadline)
 {
 	if (coprocess_start(process, verb, -1, &step->job, false) < 0)
@@ -303,7 +303,7 @@ int start_as_user(struct step *step, struct coprocess *process, const char *verb
 	return 0;
 }
 
-/* Ask such a process, and wait for its end. */
+/* Send a request to this process, and wait for its end. */
 int ask_and_wait(struct step *step, struct coprocess *process, const char *purpose, struct request *request)
 {
 	cleanup(answer_free) struct answer answer = { 0 };

@@ -3,8 +3,8 @@
 #include "plugin.h"
 
 /* Slurm's prefix of the variable that holds an option of sbatch; the value of a flag has no meaning. sbatch sets it after
- * --export-file has emptied the environment, and every --export lets it through (_set_spank_env of sbatch.c). So it reaches
- * the script even if the options that Slurm hands to plugins do not. */
+ * --export-file has emptied the environment, and every --export lets it through (_set_spank_env of sbatch.c). So the
+ * variable reaches the script even if Slurm loses the option on the way to the plugin. */
 #define SBATCH_OPTION "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_"
 
 /* Prefixes of our variables. Every --export of srun lets SLURM_* into a step. sbatch gives the second prefix to the
@@ -200,7 +200,7 @@ int check_sizes(struct step *step)
 	return 0;
 }
 
-/* sbatch calls this for each component of a heterogeneous job. Its script runs in the first one, with the options of that. */
+/* sbatch calls this for each component of a heterogeneous job. The script runs in the first component, with its options. */
 int check_component(struct step *step)
 {
 	struct submission *submission = &step->submission;

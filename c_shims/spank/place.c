@@ -54,7 +54,7 @@ __attribute__((constructor)) static void find_library(void)
 }
 
 /* A slurmd may have loaded the plugin before its version was removed. The version in use speaks the same protocol, or
- * reports that it does not. */
+ * reports another protocol. */
 static void follow_link(void)
 {
 	char path[PATH_MAX + sizeof(LINK)], target[PATH_MAX];

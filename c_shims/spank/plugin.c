@@ -8,7 +8,7 @@
 SPANK_PLUGIN(pyxis, 1)
 #pragma GCC visibility pop
 
-/* `pyxis-py check` reads this text: it cannot load the plugin, which needs functions of Slurm's programs. */
+/* `pyxis-py check` reads this text. Loading the plugin would need functions of Slurm's programs. */
 #define TEXT_OF(macro) #macro
 #define TEXT(macro) TEXT_OF(macro)
 static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
@@ -42,8 +42,8 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 	set_node(spank_context() == S_CTX_REMOTE);
 	switch (spank_context()) {
 	case S_CTX_SLURMD:
-		/* Return 0 in any case: a slurmd that ends takes its node from all jobs. A step creates the directory too, and
-		 * reports why it cannot. */
+		/* Return 0 in any case: without slurmd all jobs lose the node. A step creates the directory too, and reports
+		 * errors. */
 		if (make_directories(runtime_path(step)) < 0)
 			(void)fail(step, "cannot make the runtime_path %s: %s", runtime_path(step), strerror(errno));
 		return 0;
@@ -123,7 +123,7 @@ int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 	int status = 0;
 
 	struct step *step = called_with(sp, ac, av);
-	/* If Slurm ends a step, it kills all tasks that are left, so the last one decides. */
+	/* If Slurm ends a step, Slurm kills all remaining tasks, so the last task decides. */
 	if (step->shared && get_item(step, S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
 		step->killed = was_killed(status);
 	/* A container that is not ready is finished by slurm_spank_exit(), when its processes are dead. */

@@ -28,7 +28,7 @@
 
 extern char **environ;
 
-/* Take a descriptor out of a variable that would close it. */
+/* Take a descriptor out of a self-closing variable. */
 static inline int release_fd(int *fd)
 {
 	int released = *fd;
@@ -42,7 +42,7 @@ static inline bool has_prefix(const char *text, const char *prefix)
 	return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
-/* Check whether an exit status is that of a process which Slurm has probably killed. */
+/* Check whether a process was killed, probably by Slurm. */
 static inline bool was_killed(int status)
 {
 	return WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
@@ -95,12 +95,12 @@ int64_t deadline_in_ms(int64_t milliseconds);
 /* The verb of a helper that root starts before there is a task. It gets its own session. */
 #define AHEAD "ahead"
 
-/* Start the process for `verb`. `control` becomes its fd 4, unless it is -1. With `as`, the process becomes that user for
- * good, and is untrusted. A `detached` process is nobody's child and has its own session, so that it outlives the task. */
+/* Start the process for `verb`. `control`, if not -1, becomes fd 4. With `as`, the process becomes that user for
+ * good, and is untrusted. A `detached` process outlives the task: nobody's child, in a new session. */
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
-/* Send one end of a new socket pair to the process `who`, which has the other end of `control`. There is no address, so no
- * other process can answer. ESRCH if the process is gone. */
+/* Send one end of a new socket pair to the process `who`, which holds the other end of `control`. Without an
+ * address, no other process can answer. ESRCH if the process is gone. */
 int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted);
 
 /* Check whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
@@ -109,7 +109,7 @@ bool is_stopped(pid_t pid);
 /* Wait until `fd` is ready for `events`. ECONNRESET if the process ends first, ETIMEDOUT after the deadline. */
 int coprocess_await(const struct coprocess *process, int fd, short events);
 
-/* Wait until the process has ended, and so has left its cgroup. After the deadline, kill the process: ETIMEDOUT. */
+/* Wait until the process has ended and left its cgroup. After the deadline, kill the process: ETIMEDOUT. */
 int coprocess_wait(const struct coprocess *process);
 
 void coprocess_free(struct coprocess *process);
@@ -125,7 +125,7 @@ struct request {
 	size_t length;
 };
 
-/* One answer and the file descriptors that came with it. */
+/* One answer and its file descriptors. */
 struct answer {
 	char *data;
 	size_t length;
@@ -157,27 +157,27 @@ bool cgroup_holds(pid_t pid, const char *text, uid_t uid);
 
 /* plugin.c */
 
-/* Memory that the tasks of one step on one node share. */
+/* Memory shared by the tasks of one step on one node. */
 struct shared {
 	bool started; /* a helper was started: there may be something to remove */
 	bool ready;
 	bool failed;
 	atomic_bool reported;       /* one task has printed the error */
-	atomic_bool awaited;        /* one task has printed that it waits for a stopped task */
+	atomic_bool awaited;        /* a message about a stopped task has been printed */
 	char unseen_errors[2048];   /* lines of a task whose stderr nobody sees: print_error() */
 	atomic_uint entered;        /* tasks in the container */
 	atomic_uint ended;          /* tasks whose outer process has seen their end: save.c */
 	bool placed;                /* the helper started ahead is in the cgroups of the first task */
 	atomic_bool taken;          /* a task has tried to use that helper */
-	struct identity helper;     /* pid 0: the helper has answered that there is no container to enter */
+	struct identity helper;     /* pid 0: the helper's answer was that there is no container */
 	bool saves;                 /* there is something to save at the end */
-	char cgroups[CGROUPS_SIZE]; /* of the helper, which ends with the step at the latest */
+	char cgroups[CGROUPS_SIZE]; /* of the helper: Slurm kills it with the step */
 	char cwd[PATH_MAX];
 };
 
 enum { INHERITED_SIZE = 1024 };
 
-/* The helper that slurmstepd has started, and a description of what it inherited from slurmstepd. */
+/* The helper started by slurmstepd, and a description of the attributes inherited from slurmstepd. */
 struct ahead {
 	struct coprocess process;
 	struct identity who;
@@ -199,7 +199,7 @@ struct submission {
 	bool is_unanswered; /* the first answer has not been read */
 };
 
-/* All state of the plugin in one process. Slurm's callbacks have no argument for it, so plugin.c keeps it. */
+/* All state of the plugin in one process. plugin.c keeps the state: Slurm's callbacks have no argument for it. */
 struct step {
 	spank_t spank;
 	int argument_count;

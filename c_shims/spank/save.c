@@ -6,7 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-/* Replace slurmstepd's descriptors by /dev/null: other processes wait until they are closed. Slurm's log may use the numbers. */
+/* Replace slurmstepd's descriptors by /dev/null: other processes wait for end of file. Slurm's log may use the numbers. */
 static void replace_descriptors(struct step *step)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -92,7 +92,7 @@ int continue_in_child(struct step *step)
 	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "sigprocmask: %s", strerror(errno)) : 0;
 }
 
-/* Call this after the last change of credentials, which would undo it. */
+/* Call this after the last change of credentials: a change undoes it. */
 void end_with_parent(struct step *step)
 {
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -8,7 +8,7 @@
  * without anything to save, until another process finishes the step. */
 enum { KILLED_WAIT_MS = 3000, END_WAIT_MS = 10000 };
 
-/* Create the memory for all tasks. The lock of its file is released if the task that holds it is killed. */
+/* Create the memory for all tasks. If a task is killed, the kernel releases the lock of the file. */
 static int make_shared(struct step *step)
 {
 	step->lock = make_memory("penroot-step", sizeof(*step->shared));
@@ -100,7 +100,7 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 	return rc;
 }
 
-/* Begin the request at the end of the step. If it `failed`, there is nothing to save. */
+/* Begin the request for the end of the step. After a failure there is nothing to save. */
 static int begin_finish(struct step *step, struct request *request, bool failed)
 {
 	if (begin_step_request(step, request, "finish") < 0)
@@ -110,7 +110,7 @@ static int begin_finish(struct step *step, struct request *request, bool failed)
 	return 0;
 }
 
-/* Let another process finish the step. It is in the same cgroups as the helper, so it ends when Slurm ends the step. */
+/* Let another process finish the step. Slurm ends the process with the step: both are in the helper's cgroups. */
 static int finish_by_another(struct step *step, bool failed, int64_t deadline)
 {
 	cleanup(request_free) struct request request = { 0 };

@@ -6,7 +6,7 @@
 
 /* The descriptor that Slurm opens for a launcher has a lower number. */
 enum { LAUNCHER_FD_LIMIT = 256 };
-/* After so many polls a task prints that it waits for a stopped task. */
+/* After so many polls, report the wait for a stopped task. */
 enum { NOTICE_POLLS = 2 };
 
 static int begin_task_request(struct step *step, struct request *request, const char *verb)
@@ -158,12 +158,12 @@ static int get_container(struct step *step, struct answer *answer)
 
 	if (take_lock(step) < 0)
 		return -1;
-	/* A task that was killed here has set neither flag. Its helper ends with it, and this task starts the next one. */
+	/* A task killed here has set neither flag. The helper of the killed task ends too, and this task starts another. */
 	step->starts = !shared->ready && !shared->failed;
 	if (step->starts) {
 		shared->ready = start_container(step, answer) == 0;
 		shared->failed = !shared->ready;
-	} else if (shared->failed) { /* there are lines only if nobody saw those of the task that failed */
+	} else if (shared->failed) { /* print the errors that nobody has seen */
 		for (char *line, *rest = shared->unseen_errors; is_stderr_seen() && (line = strsep(&rest, "\n")) && *line;)
 			print_error(step, line);
 	}
@@ -197,8 +197,8 @@ static int change_environment(struct step *step, const struct answer *answer)
 	return 0;
 }
 
-/* Until exec resets them, a task has slurmstepd's handlers for the signals that cancel it. Since Slurm 24.11 these do
- * nothing: an import would continue until Slurm kills the step. */
+/* Until exec, a task has slurmstepd's handlers for cancel signals. Since Slurm 24.11 the handlers do nothing: an import would
+ * continue until Slurm kills the step. */
 static void reset_cancel_signals(void)
 {
 	static const int numbers[] = { SIGTERM, SIGINT };
@@ -224,8 +224,8 @@ static bool launches_by_stepd(struct step *step)
 	return (release == 2411 && atoi(micro) < 7) || (release == 2505 && atoi(micro) < 2);
 }
 
-/* Slurm has slurmstepd open for that: run_command.c, run_command_init(). Replace the descriptor by one of a static program
- * that does the same, in this process only. */
+/* Slurm has slurmstepd open for that: run_command.c, run_command_init(). In this process only, replace the
+ * descriptor by a static program with the same function. */
 static void replace_launcher(struct step *step)
 {
 	struct stat stepd, info;

@@ -7,8 +7,8 @@ The filter has two parts and allows everything else: it is no sandbox.
 - ioctl(2) TIOCSTI and TIOCLINUX fail with EPERM. They insert characters into the terminal's input, which the
   caller's shell would read and run after the container has ended.
 
-A row of ``_CALLS`` has the numbers of one call by architecture, or 0 if an architecture has no such call. They are
-numbers, not SYS_ names, because one filter serves the 32-bit calls of its architecture too. For 32-bit ARM the filter
+A row of ``_CALLS`` has the numbers of one call by architecture, or 0 if an architecture lacks the call. SYS_ names
+are not enough, because one filter serves the 32-bit calls of its architecture too. For 32-bit ARM the filter
 checks ioctl(2) only.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 _ARCHITECTURES = ("AUDIT_ARCH_X86_64", "AUDIT_ARCH_I386", "AUDIT_ARCH_AARCH64", "AUDIT_ARCH_ARM")
 _IOCTL = (16, 54, 29, 54)
-# x32 has a separate number for ioctl(2). Its other numbers are those of x86_64 plus this bit.
+# x32 has a separate number for ioctl(2). Other calls have the numbers of x86_64, plus this bit.
 _X32_BIT, _X32_IOCTL = 0x40000000, 514
 _CALLS = {
     "chown": (92, 182, 0, 0),
