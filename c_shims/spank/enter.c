@@ -31,7 +31,7 @@ static int sort_descriptors(struct step *step, const struct answer *answer, int 
 		while (kind < LENGTH(kinds) && strcmp(kinds[kind].name, value) != 0)
 			kind++;
 		if (kind == LENGTH(kinds) || used == answer->fd_count)
-			return fail(step, "the helper named a namespace that it did not send: %s", value);
+			return fail(step, "the helper sent no descriptor for the namespace %s", value);
 		fds[kind] = answer->fds[used++];
 	}
 	return 0;

@@ -282,8 +282,8 @@ int explain_no_answer(struct step *step, const struct coprocess *process)
 	bool has_output = print_stderr(step, process);
 	if (error != ECONNRESET && error != EPIPE)
 		return fail(step, "no answer from the helper process of the container: %s", strerror(error));
-	return fail(step, "the helper process of the container ended without an answer: %s",
-		    has_output ? "run pyxis-py check on that node" : "killed? see --mem and dmesg");
+	return fail(step, "the helper process of the container ended without an answer: %s%s",
+		    has_output ? "run pyxis-py check on " : "killed? see --mem and dmesg", has_output ? hostname : "");
 }
 
 /* Send a request and wait for the answer. No answer is a failure: prints the reason and returns -1. */
