@@ -9,11 +9,7 @@ int cgroup_read(pid_t pid, char *text, size_t size)
 	if (read_file(path, text, size) < 0)
 		return -1;
 	/* A truncated name may be that of another cgroup. */
-	if (strlen(text) == size - 1) {
-		errno = EMSGSIZE;
-		return -1;
-	}
-	return 0;
+	return strlen(text) == size - 1 ? set_errno(EMSGSIZE) : 0;
 }
 
 /* Check whether a comma-separated list contains a word. */
@@ -53,9 +49,7 @@ static int find_group(const char *controllers, const char *path, char directory[
 	}
 	free(line);
 	(void)fclose(mounts);
-	if (!is_found)
-		errno = ENOENT;
-	return is_found ? 0 : -1;
+	return is_found ? 0 : set_errno(ENOENT);
 }
 
 /* Write a process id to cgroup.procs of a cgroup. If the cgroup of a task is gone, use that of its step. */
@@ -82,9 +76,8 @@ int cgroup_move(pid_t pid, const char *text)
 
 	if (cgroup_read(pid, now, sizeof(now)) < 0)
 		return -1;
-	errno = EINVAL;
 	if (!*text)
-		return -1;
+		return set_errno(EINVAL);
 	(void)snprintf(wanted, sizeof(wanted), "%s", text);
 	for (char *line; (line = strsep(&rest, "\n")) && *line;) {
 		const char *same = strstr(now, line);
@@ -93,10 +86,8 @@ int cgroup_move(pid_t pid, const char *text)
 		/* ID:CONTROLLERS:PATH. A controller may be name=systemd. */
 		char *controllers = strchr(line, ':');
 		char *path = controllers ? strchr(++controllers, ':') : NULL;
-		if (!path) {
-			errno = EBADMSG;
-			return -1;
-		}
+		if (!path)
+			return set_errno(EBADMSG);
 		*path++ = '\0';
 		if (find_group(controllers, path, directory) < 0 || enter_group(pid, directory) < 0)
 			return -1;

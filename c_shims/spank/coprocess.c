@@ -81,9 +81,7 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 		(void)shutdown(process->socket, SHUT_RD);
 	if (ready > 0 && either[0].revents)
 		return 0;
-	if (ready >= 0)
-		errno = ready ? ECONNRESET : ETIMEDOUT;
-	return -1;
+	return ready < 0 ? -1 : set_errno(ready ? ECONNRESET : ETIMEDOUT);
 }
 
 /* Set another real group, which Python corrects later. If a process executes a program with it, only root may look at the
@@ -112,11 +110,7 @@ static int become_user(const struct credentials *as)
 	if (set_groups(as) < 0 || setresuid(as->uid, as->uid, as->uid) < 0)
 		return -1;
 	/* Make sure that there is no way back, whatever the securebits and capabilities. */
-	if (as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0)) {
-		errno = EPERM;
-		return -1;
-	}
-	return 0;
+	return as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0) ? set_errno(EPERM) : 0;
 }
 
 /* A process that cleans up ignores the signals that Slurm sends to all processes of a step before SIGKILL. */
@@ -277,8 +271,7 @@ int coprocess_wait(const struct coprocess *process)
 	/* A process blocked in a file system ends when the file system answers. */
 	if (process->pid > 0)
 		(void)waitpid(process->pid, NULL, WNOHANG);
-	errno = ETIMEDOUT;
-	return in_time ? 0 : -1;
+	return in_time ? 0 : set_errno(ETIMEDOUT);
 }
 
 static int open_process(const struct identity *who)
@@ -288,11 +281,8 @@ static int open_process(const struct identity *who)
 		return -1;
 	struct process_stat now;
 	struct pollfd end = { .fd = fd, .events = POLLIN };
-	if ((read_stat(who->pid, &now) && now.started != who->started) || poll(&end, 1, 0) > 0) {
-		errno = ESRCH;
-		return -1;
-	}
-	return release_fd(&fd);
+	bool is_gone = (read_stat(who->pid, &now) && now.started != who->started) || poll(&end, 1, 0) > 0;
+	return is_gone ? set_errno(ESRCH) : release_fd(&fd);
 }
 
 /* Send one descriptor. Waits until there is room, or the process is gone. */

@@ -27,8 +27,7 @@ int make_directories(const char *path)
 		} else if (errno != EEXIST) {
 			return -1;
 		} else if (geteuid() == 0 && !is_owned_by_root(part, *end)) {
-			errno = EPERM;
-			return -1;
+			return set_errno(EPERM);
 		}
 	}
 	return 0;
@@ -36,10 +35,9 @@ int make_directories(const char *path)
 
 static int get_path(struct step *step, char path[PATH_MAX])
 {
-	if (snprintf(path, PATH_MAX, "%s/%u", runtime_path(step), (unsigned int)step->job.uid) < PATH_MAX)
-		return 0;
-	errno = ENAMETOOLONG;
-	return -1;
+	int length = snprintf(path, PATH_MAX, "%s/%u", runtime_path(step), (unsigned int)step->job.uid);
+
+	return length < PATH_MAX ? 0 : set_errno(ENAMETOOLONG);
 }
 
 /* Open the directory itself with O_PATH, without access to a file system that the user has mounted over it, such as a FUSE
@@ -55,11 +53,8 @@ int open_user_directory(struct step *step, struct statx *info)
 	if (fd < 0 || statx(AT_FDCWD, runtime_path(step), 0, STATX_BASIC_STATS, &parent) < 0 ||
 	    statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, info) < 0)
 		return -1;
-	if (info->stx_dev_major != parent.stx_dev_major || info->stx_dev_minor != parent.stx_dev_minor) {
-		errno = EXDEV;
-		return -1;
-	}
-	return release_fd(&fd);
+	bool is_mounted_over = info->stx_dev_major != parent.stx_dev_major || info->stx_dev_minor != parent.stx_dev_minor;
+	return is_mounted_over ? set_errno(EXDEV) : release_fd(&fd);
 }
 
 /* Create it with mode 0700. If it exists, root has created it, because the parent is root's. */
@@ -75,8 +70,5 @@ int make_user_directory(struct step *step)
 		return -1;
 	/* An existing one may still be root's: another step may be between its mkdir and its chown. */
 	bool is_changed = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step->job.uid, step->job.gid) == 0;
-	if (is_changed || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid))
-		return 0;
-	errno = EEXIST;
-	return -1;
+	return is_changed || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid) ? 0 : set_errno(EEXIST);
 }

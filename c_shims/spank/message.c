@@ -49,10 +49,8 @@ int request_finish(struct request *request)
 	if (request->stream && fclose(request->stream) != 0)
 		failed = true;
 	request->stream = NULL;
-	if (failed || request->length > MAX_MESSAGE_BYTES) {
-		errno = failed ? ENOMEM : EMSGSIZE;
-		return -1;
-	}
+	if (failed || request->length > MAX_MESSAGE_BYTES)
+		return set_errno(failed ? ENOMEM : EMSGSIZE);
 	uint32_t length = htole32((uint32_t)(request->length - sizeof(length)));
 	memcpy(request->data, &length, sizeof(length));
 	return 0;
@@ -89,8 +87,7 @@ static int store_fds(struct answer *answer, struct msghdr *header)
 			}
 		}
 	}
-	errno = EMSGSIZE;
-	return is_complete ? 0 : -1;
+	return is_complete ? 0 : set_errno(EMSGSIZE);
 }
 
 static int receive_exactly(struct answer *answer, const struct coprocess *process, void *to, size_t length)
@@ -114,10 +111,8 @@ static int receive_exactly(struct answer *answer, const struct coprocess *proces
 			continue;
 		if (n < 0 || (!process->is_untrusted && store_fds(answer, &header) < 0))
 			return -1;
-		if (n == 0) {
-			errno = ECONNRESET;
-			return -1;
-		}
+		if (n == 0)
+			return set_errno(ECONNRESET);
 		to = (char *)to + n;
 		length -= (size_t)n;
 	}
@@ -141,8 +136,7 @@ static int answer_receive(struct answer *answer, const struct coprocess *process
 	/* Pairs have an even number of NULs, the last one at the end. */
 	for (size_t i = 0; i < length; i++)
 		strings += answer->data[i] == '\0';
-	errno = EBADMSG;
-	return answer->data[length - 1] == '\0' && strings % 2 == 0 ? 0 : -1;
+	return answer->data[length - 1] == '\0' && strings % 2 == 0 ? 0 : set_errno(EBADMSG);
 }
 
 bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value)

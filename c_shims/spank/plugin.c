@@ -39,21 +39,13 @@ static void free_step(struct step *step)
 int slurm_spank_init(spank_t sp, int ac, char **av)
 {
 	struct step *step = called_with(sp, ac, av);
+
 	set_node(spank_context() == S_CTX_REMOTE);
-	switch (spank_context()) {
-	case S_CTX_SLURMD:
-		/* Return 0 in any case: without slurmd all jobs lose the node. A step creates the directory too, and reports
-		 * errors. */
-		if (make_directories(runtime_path(step)) < 0)
-			(void)fail(step, "cannot make the runtime_path %s: %s", runtime_path(step), strerror(errno));
-		return 0;
-	case S_CTX_LOCAL:
-	case S_CTX_ALLOCATOR:
-	case S_CTX_REMOTE:
-		return register_options(step);
-	default:
-		return 0;
-	}
+	spank_context_t context = spank_context();
+	/* In slurmd, return 0 in any case: without it all jobs lose the node. A step creates the directory too, and reports errors. */
+	if (context == S_CTX_SLURMD && make_directories(runtime_path(step)) < 0)
+		(void)fail(step, "cannot make the runtime_path %s: %s", runtime_path(step), strerror(errno));
+	return context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR || context == S_CTX_REMOTE ? register_options(step) : 0;
 }
 
 static int submit(struct step *step, const char *context)
@@ -77,31 +69,26 @@ static int submit(struct step *step, const char *context)
 int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 {
 	struct step *step = called_with(sp, ac, av);
-	switch (spank_context()) {
-	case S_CTX_LOCAL:
+	if (spank_context() == S_CTX_LOCAL)
 		return submit(step, "srun");
-	case S_CTX_ALLOCATOR:
+	if (spank_context() == S_CTX_ALLOCATOR)
 		return submit(step, strcmp(program_invocation_short_name, "salloc") == 0 ? "salloc" : "sbatch");
-	case S_CTX_REMOTE:
+	if (spank_context() == S_CTX_REMOTE)
 		prepare_step(step);
-		return 0;
-	default:
-		return 0;
-	}
+	return 0;
 }
 
 int slurm_spank_local_user_init(spank_t sp, int ac, char **av)
 {
-	struct step *step = called_with(sp, ac, av);
-	return take_resolved(step);
+	return take_resolved(called_with(sp, ac, av));
 }
 
 int slurm_spank_task_post_fork(spank_t sp, int ac, char **av)
 {
+	struct step *step = called_with(sp, ac, av);
 	int task = -1;
 	pid_t pid = -1;
 
-	struct step *step = called_with(sp, ac, av);
 	if (step->active && get_item(step, S_TASK_ID, &task) == ESPANK_SUCCESS && task == 0 &&
 	    get_item(step, S_TASK_PID, &pid) == ESPANK_SUCCESS)
 		place_ahead(step, pid);
@@ -120,9 +107,9 @@ int slurm_spank_task_init(spank_t sp, int ac, char **av)
 
 int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 {
+	struct step *step = called_with(sp, ac, av);
 	int status = 0;
 
-	struct step *step = called_with(sp, ac, av);
 	/* If Slurm ends a step, Slurm kills all remaining tasks, so the last task decides. */
 	if (step->shared && get_item(step, S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
 		step->killed = was_killed(status);
@@ -153,9 +140,9 @@ static bool ends_job(struct step *step)
 
 int slurm_spank_exit(spank_t sp, int ac, char **av)
 {
+	struct step *step = called_with(sp, ac, av);
 	int rc = 0;
 
-	struct step *step = called_with(sp, ac, av);
 	/* Needed only if no container was ready when the last task ended, or if a task could not be launched. */
 	if (step->shared && !step->is_task) {
 		if (!step->shared->ready)

@@ -37,6 +37,13 @@ static inline int release_fd(int *fd)
 	return released;
 }
 
+/* Set errno and return -1. */
+static inline int set_errno(int number)
+{
+	errno = number;
+	return -1;
+}
+
 static inline bool has_prefix(const char *text, const char *prefix)
 {
 	return strncmp(text, prefix, strlen(prefix)) == 0;

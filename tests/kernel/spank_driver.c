@@ -108,6 +108,11 @@ spank_err_t spank_unsetenv(spank_t sp, const char *name)
 	return ESPANK_SUCCESS;
 }
 
+#define ITEM(name, type, value) \
+	case name: \
+		*(type *)to = value; \
+		break
+
 spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 {
 	va_list arguments;
@@ -117,50 +122,25 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	va_start(arguments, item);
 	void *to = va_arg(arguments, void *);
 	switch (item) {
-	case S_JOB_UID:
-		*(uid_t *)to = uid;
-		break;
-	case S_JOB_GID:
-		*(gid_t *)to = uid;
-		break;
-	case S_JOB_ID:
-		*(uint32_t *)to = 7;
-		break;
-	case S_JOB_STEPID:
-		*(uint32_t *)to = step_id;
-		break;
-	case S_JOB_LOCAL_TASK_COUNT:
-		*(uint32_t *)to = tasks ? tasks : 1;
-		break;
-	case S_JOB_TOTAL_TASK_COUNT:
-		*(uint32_t *)to = tasks;
-		break;
-	case S_TASK_EXIT_STATUS:
-		*(int *)to = exit_status;
-		break;
-	case S_JOB_ENV:
-		*(char ***)to = job_env;
-		break;
+		ITEM(S_JOB_UID, uid_t, uid);
+		ITEM(S_JOB_GID, gid_t, uid);
+		ITEM(S_JOB_ID, uint32_t, 7);
+		ITEM(S_JOB_STEPID, uint32_t, step_id);
+		ITEM(S_JOB_LOCAL_TASK_COUNT, uint32_t, tasks ? tasks : 1);
+		ITEM(S_JOB_TOTAL_TASK_COUNT, uint32_t, tasks);
+		ITEM(S_TASK_EXIT_STATUS, int, exit_status);
+		ITEM(S_TASK_PID, pid_t, task_pid);
+		ITEM(S_TASK_ID, int, task_id);
+		ITEM(S_TASK_GLOBAL_ID, uint32_t, 100 + (uint32_t)task_id);
+		ITEM(S_JOB_ENV, char **, job_env);
 	case S_JOB_ARGV:
-		*(int *)to = 1;
-		*va_arg(arguments, char ***) = script;
+		*(int *)to = 1, *va_arg(arguments, char ***) = script;
 		break;
 	case S_JOB_SUPPLEMENTARY_GIDS:
-		if (is_mute) {
+		if (is_mute)
 			rc = ESPANK_ERROR;
-			break;
-		}
-		*(gid_t **)to = groups;
-		*va_arg(arguments, int *) = sizeof(groups) / sizeof(groups[0]);
-		break;
-	case S_TASK_PID:
-		*(pid_t *)to = task_pid;
-		break;
-	case S_TASK_ID:
-		*(int *)to = task_id;
-		break;
-	case S_TASK_GLOBAL_ID:
-		*(uint32_t *)to = 100 + (uint32_t)task_id;
+		else
+			*(gid_t **)to = groups, *va_arg(arguments, int *) = sizeof(groups) / sizeof(groups[0]);
 		break;
 	default:
 		rc = ESPANK_BAD_ARG;
