@@ -110,7 +110,7 @@ def create_home(context: Context) -> None:
             # The owner always gets access: no other user could restore it.
             context.mkdir(user.pw_dir, 0o777 & ~umask | 0o700)
         except HookError as e:
-            log.warn(f"cannot create the home directory: {e}")
+            log.warn(f"the container has no home directory: {e}")
             return
         skeleton = settings.get("SKEL", "/etc/skel")
         try:

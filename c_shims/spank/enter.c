@@ -58,14 +58,14 @@ int enter(struct step *step, const struct answer *answer)
 	/* Until exec, this process is a copy of slurmstepd, which root in the container could trace. setns(2) does not change
 	 * this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return fail(step, "prctl PR_SET_DUMPABLE: %s", strerror(errno));
+		return fail(step, "cannot clear PR_SET_DUMPABLE: %s", strerror(errno));
 	if (penroot_withhold_descriptors() < 0)
 		return fail(step, "cannot list the open descriptors: %s", strerror(errno));
 	if (answer_get(answer, "keyring") && penroot_renew_keyring() < 0)
 		return fail(step, "cannot create a session keyring: %s", strerror(errno));
 	for (size_t i = 0; i < LENGTH(kinds); i++) {
 		if (fds[i] >= 0 && setns(fds[i], kinds[i].type) < 0)
-			return fail(step, "setns %s: %s", kinds[i].name, strerror(errno));
+			return fail(step, "cannot setns to the %s namespace: %s", kinds[i].name, strerror(errno));
 	}
 	if (workdir && chdir(workdir) < 0)
 		return fail(step, "cannot enter the working directory in the container (%s): %s: %s",
@@ -74,8 +74,8 @@ int enter(struct step *step, const struct answer *answer)
 	if (fds[USER] < 0 && geteuid() == 0)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		return fail(step, "prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
+		return fail(step, "cannot set PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
 	if (!answer_get(answer, "root") && penroot_drop_capabilities() < 0)
-		return fail(step, "drop capabilities: %s", strerror(errno));
-	return penroot_install_filter() < 0 ? fail(step, "seccomp: %s", strerror(errno)) : 0;
+		return fail(step, "cannot drop capabilities: %s", strerror(errno));
+	return penroot_install_filter() < 0 ? fail(step, "cannot install the seccomp filter: %s", strerror(errno)) : 0;
 }

@@ -89,7 +89,7 @@ int continue_in_child(struct step *step)
 		return fail(step, "cannot fork: %s", strerror(errno));
 	if (child > 0)
 		await(step, child);
-	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "sigprocmask: %s", strerror(errno)) : 0;
+	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "cannot restore signals: %s", strerror(errno)) : 0;
 }
 
 /* Call this after the last change of credentials: a change undoes it. */
