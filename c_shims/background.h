@@ -38,7 +38,7 @@ static int penroot_background_execute(void *unused)
 		else
 			(void)dup3(fd, last, 0);
 	}
-	(void)linux_close_range((unsigned int)last + 1, ~0U, 0); /* no lock or pipe of the parent stays open meanwhile */
+	(void)linux_close_range((unsigned int)last + 1, ~0U, 0); /* keep no lock or pipe of the parent open */
 	if (penroot_background.delay_ms && poll(&end, 1, penroot_background.delay_ms) > 0)
 		return (int)syscall(SYS_exit, 0);
 	(void)execve(penroot_background.path, penroot_background.argv, environment);
@@ -53,9 +53,9 @@ static int penroot_background_fork(void *unused)
 
 /* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`,
  * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless the
- * first of `fds` becomes readable or is closed at its other end before. With `orphan`, the program is nobody's child, and
- * the returned process ends at once; else it is the program. `path`, `argv` and `fds` must stay in memory. Returns the
- * process to wait for, or -1 with errno. Call it once. */
+ * first of `fds` becomes readable, or its other end is closed, before. With `orphan`, the program is nobody's child, and the
+ * returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in
+ * memory. Returns the process to wait for, or -1 with errno. Call it once only. */
 static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)
 {
 	sigset_t all, before;

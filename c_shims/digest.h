@@ -1,4 +1,4 @@
-/* Tell one text of a small file from another. */
+/* Digests that detect whether a small file has changed. */
 #ifndef PENROOT_DIGEST_H
 #define PENROOT_DIGEST_H
 
@@ -15,7 +15,7 @@ struct penroot_digest {
 	uint64_t size, hash;
 };
 
-/* FNV-1a of a regular file; false if it cannot be read. Closes the descriptor. */
+/* Compute FNV-1a of a regular file, and close its descriptor. Returns false if it cannot be read. */
 static inline bool penroot_digest_of(int fd, struct penroot_digest *digest)
 {
 	struct stat info;
@@ -40,7 +40,7 @@ static inline bool penroot_digest_at(const char *path, struct penroot_digest *di
 	return penroot_digest_of(open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), digest);
 }
 
-/* Write the digest of a file as a word that penroot_digest_parse() reads; 0, or -1 if the file cannot be read. */
+/* Write the digest of a file as a word for penroot_digest_parse(). Returns 0, or -1 if the file cannot be read. */
 static inline int penroot_digest_format(const char *path, char word[PENROOT_DIGEST_BYTES])
 {
 	struct penroot_digest digest;

@@ -1,8 +1,8 @@
 /* System calls under the names of their man pages, for Python, the SPANK plugin and the static helpers. Each returns
  * what the system call returns, with errno.
  *
- * By number, since a C library may be older than the kernel. mount_setattr(2) is the newest of them that nothing
- * stands in for: so penroot needs Linux 5.12, which enroot_py/base/linux.py calls FLOOR.
+ * They are called by number, since a C library may be older than the kernel. mount_setattr(2) is the newest one without a
+ * substitute, so penroot needs Linux 5.12: FLOOR of enroot_py/base/linux.py.
  */
 #ifndef PENROOT_LINUX_H
 #define PENROOT_LINUX_H
@@ -84,7 +84,7 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 	} how = { flags, mode, resolve };
 	int fd, tries = 0;
 
-	/* A ".." gives EAGAIN while anything on the machine is renamed or mounted: openat2(2) says to try again. */
+	/* A path with ".." fails with EAGAIN while anything on the machine is renamed or mounted: openat2(2) says to retry. */
 	do {
 		fd = (int)syscall(NR_openat2, dirfd, path, &how, sizeof(how));
 	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);

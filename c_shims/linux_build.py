@@ -1,4 +1,4 @@
-"""Build enroot_py.base._linux, the functions of the headers beside this file, as a cffi API module."""
+"""Build the cffi API module enroot_py.base._linux from the headers beside this file."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ static inline void close_fd(int *fd)
 	*fd = -1;
 }
 
-/* Read a file into `text`, as much as there is room for. Returns 0, or -1 with errno. */
+/* Read a file into `text`, up to its size. Returns 0, or -1 with errno. */
 static inline int read_file(const char *path, char *text, size_t size)
 {
 	size_t length = 0;
@@ -37,21 +37,21 @@ static inline int read_file(const char *path, char *text, size_t size)
 	return 0;
 }
 
-/* What proc_pid_stat(5) tells of a process: `started` is in ticks after the boot. */
+/* Fields of proc_pid_stat(5). `started` is in ticks after the boot. */
 struct process_stat {
 	char state;
 	unsigned int flags;
 	unsigned long long started;
 };
 
-/* False if the process is gone, or /proc hides it from us. */
+/* Returns false if the process is gone, or hidden by the mount options of /proc. */
 static inline bool read_stat(int pid, struct process_stat *stat)
 {
 	char path[32], text[1024];
 
 	*stat = (struct process_stat){ 0 };
 	(void)snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	/* The name of the program, in parentheses, may hold anything. Fields 3, 9 and 22 come behind it. */
+	/* The program name, in parentheses, may contain anything. Fields 3, 9 and 22 follow it. */
 	const char *rest = read_file(path, text, sizeof(text)) < 0 ? NULL : strrchr(text, ')');
 	return rest && sscanf(rest, ") %c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &stat->state,
 			      &stat->flags, &stat->started) == 3;

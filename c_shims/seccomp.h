@@ -1,4 +1,4 @@
-/* Take privileges from a process that will execute the program of an image: for Python and the SPANK plugin. */
+/* Remove privileges of a process that will execute a program of an image: for Python and the SPANK plugin. */
 #ifndef PENROOT_SECCOMP_H
 #define PENROOT_SECCOMP_H
 
@@ -16,15 +16,15 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-/* PENROOT_FILTER comes from enroot_py/base/filter.py, which tells what it does and why. The caller has set
+/* Install PENROOT_FILTER, which enroot_py/base/filter.py generates and explains. The caller must have set
  * PR_SET_NO_NEW_PRIVS. Returns 0, or -1 with errno. */
 static inline int penroot_install_filter(void)
 {
 	struct sock_filter filter[] = PENROOT_FILTER;
 	struct sock_fprog program = { .filter = filter, .len = sizeof(filter) / sizeof(filter[0]) };
 
-	/* SPEC_ALLOW: this filter isolates nothing, so it should not cost the program its speculation (kernels before 5.16
-	 * disable it by default). */
+	/* SPEC_ALLOW: this filter isolates nothing, so the program should keep speculative execution (kernels before 5.16 disable
+	 * it by default). */
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
 }
 
@@ -34,32 +34,26 @@ static inline int penroot_drop_capabilities(void)
 
 	while (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0)
 		capability++;
-	return errno == EINVAL ? linux_capset(0, 0, 0) : -1; /* EINVAL: it was the last that there is */
+	return errno == EINVAL ? linux_capset(0, 0, 0) : -1; /* EINVAL: there is no such capability */
 }
 
-/* Root of the user namespace keeps his, as that is what he asks for: --root, --container-remap-root. */
-static inline int penroot_drop_capabilities_unless_root(void)
-{
-	return geteuid() == 0 ? 0 : penroot_drop_capabilities();
-}
-
-/* Whether a descriptor of the caller leads out of the container: openat(2) and /proc/self/fd do so through a directory or
- * an O_PATH descriptor, setns(2) through a namespace. */
+/* Check whether a descriptor of the caller leads out of the container: openat(2) and /proc/self/fd do so through a directory
+ * or an O_PATH descriptor, setns(2) through a namespace. */
 static inline int penroot_leads_out(int fd, int flags)
 {
 	struct statfs system;
-	struct stat is;
+	struct stat info;
 
 	if (flags & O_PATH)
 		return 1;
-	if (fstat(fd, &is) < 0)
+	if (fstat(fd, &info) < 0)
 		return 0;
-	return S_ISDIR(is.st_mode) || (S_ISREG(is.st_mode) && fstatfs(fd, &system) == 0 && system.f_type == NSFS_MAGIC);
+	return S_ISDIR(info.st_mode) || (S_ISREG(info.st_mode) && fstatfs(fd, &system) == 0 && system.f_type == NSFS_MAGIC);
 }
 
-/* Keep from the program those descriptors of the caller that lead out of the container. Such a descriptor closes at
- * execve(2). If it is stdin, stdout or stderr, /dev/null replaces it, and reading or writing fails as before. Call this
- * while /proc is the node's. Returns 0, or -1 with errno. */
+/* Withhold from the program the caller's descriptors that lead out of the container: execve(2) closes them. For stdin,
+ * stdout and stderr, /dev/null replaces them, and reading or writing fails as before. Call this while /proc is the node's.
+ * Returns 0, or -1 with errno. */
 static inline int penroot_withhold_descriptors(void)
 {
 	DIR *entries = opendir("/proc/self/fd");
@@ -86,7 +80,7 @@ static inline int penroot_withhold_descriptors(void)
 /* Replace the caller's session keyring, keyrings(7), by a new, empty one. Returns 0, or -1 with errno. */
 static inline int penroot_renew_keyring(void)
 {
-	/* A kernel without keyrings has nothing to keep. */
+	/* ENOSYS: the kernel has no keyrings */
 	return syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS ? -1 : 0;
 }
 

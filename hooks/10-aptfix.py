@@ -1,4 +1,4 @@
-"""apt in images of Debian, with root inside: it need not become another user, who does not exist."""
+"""Let apt run as root in Debian images: apt's own user does not exist in a container."""
 
 from __future__ import annotations
 

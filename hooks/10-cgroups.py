@@ -1,7 +1,7 @@
-"""Control groups: /sys/fs/cgroup shows those of the caller, read-only, so that a program finds its own limits.
+"""Show the caller's cgroups in /sys/fs/cgroup, read-only, so that a program finds its own limits.
 
-The container's cgroup namespace makes them the root, but what is mounted on
-the host shows the host's hierarchy. See cgroup_namespaces(7).
+They are the root of the container's cgroup namespace, but the mounts of the host show
+the whole hierarchy. See cgroup_namespaces(7).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def run(context: Context) -> None:
     mounted: dict[str, str] = {}
     for line in context.cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
-        # Slurm limits the step; a task's own group inside it says nothing.
+        # Slurm limits the step. The cgroup of a task in it has no limits.
         if path.rpartition("/")[2].startswith("task_"):
             path = path.rpartition("/")[0]
         mounted = mounted or hierarchies(context.mountinfo)
@@ -30,7 +30,7 @@ def run(context: Context) -> None:
 
 
 def hierarchies(mountinfo: str) -> dict[str, str]:
-    """Where each hierarchy of the host is mounted, by its controllers as in cgroups(7)."""
+    """Return where each hierarchy is mounted on the host, by its controllers as in cgroups(7)."""
     mounted: dict[str, str] = {}
     for mount in (Mounted(line) for line in mountinfo.split("\n") if " - cgroup" in line):
         options = [o for o in mount.data.split(",") if o not in ("rw", "ro", "xattr", "clone_children")]

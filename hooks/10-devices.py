@@ -1,4 +1,4 @@
-"""Give the container a private /dev: ENROOT_RESTRICT_DEV, by default for containers that root starts."""
+"""Give the container a private /dev if ENROOT_RESTRICT_DEV is set, which is the default for root."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def run(context: Context) -> None:
-    if context.settings.restrict_dev and not context.settings.unshare_ipc:  # with its own IPC it has one
+    if context.settings.restrict_dev and not context.settings.unshare_ipc:  # a private IPC namespace has a private /dev
         from enroot_py.runtime import isolated
 
         isolated.make_dev(context.root, own_ipc=False)

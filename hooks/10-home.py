@@ -1,4 +1,4 @@
-"""Home directory: the caller's own, where ENROOT_MOUNT_HOME or --container-mount-home asks for it."""
+"""Mount the caller's home directory if ENROOT_MOUNT_HOME or --container-mount-home requests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MPI: a rank that mpirun, mpiexec or srun has started finds its launcher, and through it the others."""
+"""Let a rank started by mpirun, mpiexec or srun reach its launcher, and through it all ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def run(context: Context) -> None:
         return
     from enroot_py.runtime import pmix, ranks
 
-    given = ranks.variables(context.host, context.settings)
+    variables = ranks.variables(context.host, context.settings)
     remap_root = context.settings.remap_root
-    context.environ.update(given)
-    if pmix.used(given):
+    context.environ.update(variables)
+    if pmix.used(variables):
         libraries = pmix.Libraries(context.exists, context.environ.get("LD_LIBRARY_PATH", ""))
         context.environ.update(pmix.fitted(context.host, libraries, remap_root=remap_root))
-    for path, mode, _ in pmix.directories({**context.host, **given} if given else {}, remap_root=remap_root):
+    for path, mode, _ in pmix.directories({**context.host, **variables} if variables else {}, remap_root=remap_root):
         context.mount(path, path, f"x-create=dir,bind,{mode},nosuid,noexec,nodev,private,nofail,silent")

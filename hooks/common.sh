@@ -1,7 +1,7 @@
 # Functions that a site's bash hooks may use: source "${ENROOT_LIBRARY_PATH}/common.sh".
 # shellcheck shell=bash
 
-common::fmt() { # common::fmt COLOR TEXT: colour on a terminal
+common::fmt() { # common::fmt COLOR TEXT: print TEXT, in colour on a terminal
     local -A code=([bold]=1 [red]=31 [green]=32 [yellow]=33 [blue]=34)
     if [ -t 2 ] && [ -n "${code[$1]-}" ]; then
         printf '\033[%sm%s\033[0m' "${code[$1]}" "$2"
@@ -10,7 +10,7 @@ common::fmt() { # common::fmt COLOR TEXT: colour on a terminal
     fi
 }
 
-common::log() { # common::log LEVEL [TEXT|-] [NL]: a line on stderr, or each line of stdin
+common::log() { # common::log LEVEL [TEXT|-] [NL]: print a line, or each line of stdin, on stderr
     local level=$1 text=${2-} line
     if [ "${text}" = - ]; then
         while IFS= read -r line; do printf '[%s] %s\n' "${level}" "${line}" >&2; done
@@ -20,52 +20,52 @@ common::log() { # common::log LEVEL [TEXT|-] [NL]: a line on stderr, or each lin
     if [ "${3-}" = NL ] || [ -z "${text}" ]; then printf '\n' >&2; fi
 }
 
-common::err() { # common::err TEXT: say it and fail
+common::err() { # common::err TEXT: print an error and exit with 1
     common::log ERROR "$1"
     exit 1
 }
 
-common::checkcmd() { # common::checkcmd COMMAND...: fail unless each is there
+common::checkcmd() { # common::checkcmd COMMAND...: fail unless each command exists
     local name
     for name in "$@"; do
         command -v "${name}" > /dev/null || common::err "Command not found: ${name}"
     done
 }
 
-common::realpath() { # common::realpath PATH
+common::realpath() { # common::realpath PATH: print PATH without symlinks
     readlink -f -- "$1" || common::err "No such file or directory: $1"
 }
 
-common::getpwent() { # the caller's line of passwd(5), on the host
+common::getpwent() { # print the caller's line of the host's passwd(5)
     local uid
     uid=$(common::id uid)
     getent passwd "${uid}" || printf 'user%s:x:%s:%s::/:/bin/sh\n' "${uid}" "${uid}" "$(common::id gid)"
 }
 
-common::getgrent() { # the caller's line of group(5), on the host
+common::getgrent() { # print the caller's line of the host's group(5)
     local gid
     gid=$(common::id gid)
     getent group "${gid}" || printf 'group%s:x:%s:\n' "${gid}" "${gid}"
 }
 
-common::id() { # common::id uid|gid: the caller's number on the host
+common::id() { # common::id uid|gid: print the caller's id on the host
     local inside outside known=PENROOT_${1^^}
     read -r inside outside _ < "/proc/self/${1}_map"
-    # Where an image is mounted, the namespace outside is one in which he is root.
+    # When an image is mounted, the outer namespace is one in which the caller is root.
     if [ "${outside}" -eq 0 ]; then outside=${!known:-${inside}}; fi
     printf '%s\n' "${outside}"
 }
 
-common::mountpoint() { # common::mountpoint PATH: where its file system is mounted
+common::mountpoint() { # common::mountpoint PATH: print where its file system is mounted
     findmnt --noheadings --output TARGET --target "$1"
 }
 
-common::read() { # common::read [OPTION...] NAME: like read, content when there is nothing
+common::read() { # common::read [OPTION...] NAME: like read, but succeed at end of file
     # shellcheck disable=SC2162 # the options are the caller's
     read "$@" || :
 }
 
-common::runparts() { # common::runparts list|exec SUFFIX DIRECTORY
+common::runparts() { # common::runparts list|exec SUFFIX DIRECTORY: print or run its files
     local file
     for file in "$3"/*"$2"; do
         [ -f "${file}" ] || continue
@@ -76,33 +76,34 @@ common::runparts() { # common::runparts list|exec SUFFIX DIRECTORY
     done
 }
 
-common::chdir() { # common::chdir DIRECTORY
+common::chdir() { # common::chdir DIRECTORY: cd, or fail with a message
     cd "$1" 2> /dev/null || common::err "Could not change directory: $1"
 }
 
-common::mktmpdir() { # common::mktmpdir PREFIX: a directory of one's own, whose path it prints
+common::mktmpdir() { # common::mktmpdir PREFIX: create a private directory and print its path
     (umask 077 && mktemp -d -p "${ENROOT_TEMP_PATH:-/tmp}" "$1.XXXXXXXXXX")
 }
 
-common::rmall() { # common::rmall PATH: a tree, whatever its modes are
+common::rmall() { # common::rmall PATH: remove a tree, whatever its modes are
     rm --one-file-system -rf -- "$1" 2> /dev/null || { chmod -fR u+rwX -- "$1" || :; rm --one-file-system -rf -- "$1"; }
 }
 
-common::fixperms() { # common::fixperms PATH: let the owner read a tree, and write in its directories
+common::fixperms() { # common::fixperms PATH: let the owner read a tree and write to its directories
     chmod -fR u+rX -- "$1" || :
     find "$1" -type d ! -perm -u=w -exec chmod -f u+w {} + || :
 }
 
-common::readstrarray() { # common::readstrarray ARRAY TEXT: its lines
+common::readstrarray() { # common::readstrarray ARRAY TEXT: split TEXT into lines
     if [ -n "$2" ]; then readarray -t "$1" <<< "$2"; fi
 }
 
-common::envsubst() { # common::envsubst FILE: ${NAME} replaced by exported variables
+common::envsubst() { # common::envsubst FILE: print it with exported variables for ${NAME}
     local line rest
     [ -f "$1" ] || return 0
     while IFS= read -r line || [ -n "${line}" ]; do
         rest=
-        while [[ ${line} =~ ^(.*)\$\{([A-Za-z_][A-Za-z0-9_]*)\}(.*)$ ]]; do # the last one first, and each once
+        # From the last variable to the first: values are not expanded again.
+        while [[ ${line} =~ ^(.*)\$\{([A-Za-z_][A-Za-z0-9_]*)\}(.*)$ ]]; do
             line=${BASH_REMATCH[1]}
             rest=$(printenv "${BASH_REMATCH[2]}" || :)${BASH_REMATCH[3]}${rest}
         done

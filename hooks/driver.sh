@@ -1,21 +1,21 @@
 #!/bin/bash
-# Runs a configuration script and what it defines, in the order that enroot(1) gives: environ,
-# hooks.d, hooks, mounts, rc. Between them it stops, and penroot does the rest. What is said goes
-# to files. Arguments: the script, the directory of the files, then the command of the container.
+# Run a configuration script and the functions that it defines, in the order of enroot(1): environ,
+# hooks.d, hooks, mounts, rc. In between the script stops, and penroot does its part. Output goes to files.
+# Arguments: the script, the directory of these files, the command of the container.
 set -euo pipefail
 shopt -s lastpipe
 
 readonly _penroot_conf=$1 _penroot_out=$2
 shift 2
 
-_penroot_stop() { # until penroot goes on; it is to know what is exported by then
+_penroot_stop() { # tell penroot the exported variables, and wait until it continues this process
     local name IFS=$'\n'
     for name in $(compgen -e); do
         printf '%s=%s\0' "${name}" "${!name}"
     done > "${_penroot_out}/exported"
     kill -STOP $$
 }
-# Functions are called plainly: as part of a condition or an ||, set -e would not hold inside of them.
+# Call the functions as plain commands: set -e has no effect in a function that is part of a condition or a ||.
 _penroot_defined() { declare -F "$1" > /dev/null; }
 
 "${BASH}" -n "${_penroot_conf}" || exit 1

@@ -1,20 +1,20 @@
-/* penroot-follow: show a running container the files of the host that change, and print a line for the first FUSE server of
- * the container that is killed.
+/* penroot-follow: update files of the host that a running container shows, and print a line if a FUSE server of the container
+ * is killed.
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
- *                         for the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd of
- *                         PID. The next ones are pipes, one for each LINE, which each server keeps open; a byte in a
- *                         pipe means that the server has started. DIGEST is the text of FILE when the container
- *                         started: digest.h.
+ *                         Follow the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd
+ *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
+ *                         has written a byte when it has started. DIGEST is that of FILE when the container started:
+ *                         digest.h.
  *   penroot-follow 0 [FILE DIGEST]...
- *                         for the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
- *                         that is descriptor 3 closes
+ *                         Follow the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
+ *                         at descriptor 3 closes.
  *
- * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so
- * the new file is bound in its place, read-only. A container keeps a file that it may write to, and one with
- * another text than the host's had.
+ * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so this program
+ * binds the new file over it, read-only. A file stays as it is if the container may write to it, or if its text is not the
+ * old text of the host.
  *
- * The files are looked at every second: a user may have 128 inotify(7) instances, and many containers on a node.
+ * The files are checked every second: a user may have only 128 inotify(7) instances, but many containers on a node.
  */
 #include "../digest.h"
 #include "../linux.h"
@@ -35,22 +35,22 @@
 
 enum { END = 3, SERVERS = 4, USER = 4, MOUNTS = 5 }; /* descriptors */
 enum { MAX_SERVERS = 16, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
-enum { LOOK_MS = 1000, EXITING = 0x4 }; /* PF_EXITING of proc_pid_stat(5) */
+enum { CHECK_INTERVAL_MS = 1000, EXITING = 0x4 }; /* PF_EXITING of proc_pid_stat(5) */
 enum { TREE_CLONE = 0x01, FROM_EMPTY_PATH = 0x04, TO_EMPTY_PATH = 0x40 }; /* open_tree(2), move_mount(2) */
 enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2) */
 
 static struct {
 	const char *path;
 	struct stat status;
-	struct penroot_digest shown, now; /* the host's text that the container shows, and the one on the host */
+	struct penroot_digest shown, now; /* the text in the container, the text on the host */
 	int tree;
 } files[MAX_FILES];
 static size_t count;
 static const char *lines[MAX_SERVERS];
 static size_t servers;
-static bool waits; /* the parent is outside of the container, and waits for a child that is in it */
+static bool is_parent; /* PID is outside of the container, and waits for a child that is in it */
 
-/* Open a path beneath the directory `root`, out of which no symlink leads. */
+/* Open a path beneath the directory `root`. No symlink leads out of it. */
 static int open_in(int root, const char *path, int flags)
 {
 	path += strspn(path, "/");
@@ -79,7 +79,7 @@ static bool is_ours(int namespace, const char *name)
 	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
 }
 
-/* The child of a process that is in a PID namespace of its own; 0 while there is none. Other children are FUSE servers. */
+/* Return the child of a process that is in a private PID namespace, or 0 if there is none. Other children are FUSE servers. */
 static pid_t child_of(pid_t pid)
 {
 	char path[64], children[4096];
@@ -96,14 +96,14 @@ static pid_t child_of(pid_t pid)
 	return 0;
 }
 
-/* Enter the container; return 0, or 1 if there is none to enter yet, -1 on failure. The host's files are opened on the way, in a mount namespace
- * that the container's user namespace owns: open_tree(2) wants that. */
+/* Enter the container. Returns 0, 1 if there is no container yet, or -1. Before that, clone the host's files in a mount
+ * namespace that the container's user namespace owns, as open_tree(2) requires. */
 static int enter(pid_t pid)
 {
 	int user = USER, mounts = MOUNTS;
 
 	if (pid) {
-		pid = waits ? child_of(pid) : pid;
+		pid = is_parent ? child_of(pid) : pid;
 		mounts = open_namespace(pid, "mnt");
 		user = open_namespace(pid, "user");
 	}
@@ -119,19 +119,19 @@ static int enter(pid_t pid)
 	return setns(mounts, CLONE_NEWNS);
 }
 
-/* Whether a container that may not write to a file sees this text in it. */
+/* Check whether a file of the container is read-only and has this digest. */
 static bool shows(int root, const char *path, const struct penroot_digest *expected)
 {
 	int fd = open_in(root, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
 	struct statvfs mounted;
-	struct penroot_digest there;
+	struct penroot_digest digest;
 
 	if (fd >= 0 && (fstatvfs(fd, &mounted) < 0 || !(mounted.f_flag & ST_RDONLY)))
 		close_fd(&fd);
-	return penroot_digest_of(fd, &there) && is_same(&there, expected);
+	return penroot_digest_of(fd, &digest) && is_same(&digest, expected);
 }
 
-/* ENOENT if the file that is seen there was deleted on the host: nothing can be mounted on that. */
+/* Mount `tree` on a file of the container. ENOENT if the visible file was deleted on the host: it cannot be mounted on. */
 static int cover(int root, const char *path, int tree)
 {
 	cleanup(close_fd) int target = open_in(root, path, O_PATH | O_NOFOLLOW);
@@ -139,7 +139,7 @@ static int cover(int root, const char *path, int tree)
 	return target < 0 ? -1 : linux_move_mount(tree, "", target, "", FROM_EMPTY_PATH | TO_EMPTY_PATH);
 }
 
-/* Take away what is bound on a file of the container. */
+/* Remove the mount on a file of the container. */
 static void uncover(int root, const char *path)
 {
 	const char *name = strrchr(path, '/');
@@ -152,14 +152,14 @@ static void uncover(int root, const char *path)
 		(void)umount2(name + 1, MNT_DETACH | UMOUNT_NOFOLLOW);
 }
 
-/* In a child: bind the new files where the container shows the old texts. Return a bit for each file that failed. */
+/* In a child: bind the new files where the container shows the old ones. Returns a bit for each file that failed. */
 static int show(pid_t pid)
 {
 	int status = enter(pid), failed = 0;
 	cleanup(close_fd) int root = status == 0 ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 
 	if (root < 0)
-		return status == 1 ? 0 : ALL_FAILED; /* a container that begins later binds the new files itself */
+		return status == 1 ? 0 : ALL_FAILED; /* a container that starts later binds the new files itself */
 	for (size_t i = 0; i < count; i++) {
 		if (is_same(&files[i].shown, &files[i].now) || !shows(root, files[i].path, &files[i].shown))
 			continue;
@@ -174,7 +174,7 @@ static int show(pid_t pid)
 	return failed;
 }
 
-/* Whether a path leads to another file than at the last look, or the file was written to. */
+/* Check whether a path leads to another file than at the last check, or whether the file has been written to. */
 static bool is_touched(size_t i)
 {
 	struct stat now = { 0 }, before = files[i].status;
@@ -190,10 +190,10 @@ static bool has_changed(void)
 	bool changed = false;
 
 	for (size_t i = 0; i < count; i++) {
-		if (!is_touched(i)) /* is_touched() is true at first */
+		if (!is_touched(i)) /* true at the first check */
 			continue;
 		if (!penroot_digest_at(files[i].path, &files[i].now))
-			files[i].now = files[i].shown; /* it is gone: the container keeps what it has */
+			files[i].now = files[i].shown; /* the file is gone: the container keeps its text */
 		changed |= !is_same(&files[i].now, &files[i].shown);
 	}
 	return changed;
@@ -211,12 +211,12 @@ static void update(pid_t pid)
 	int failed = WIFEXITED(status) ? WEXITSTATUS(status) : ALL_FAILED;
 
 	for (size_t i = 0; i < count; i++) {
-		if (!(failed & 1 << i)) /* else the next change of the file tries again */
+		if (!(failed & 1 << i)) /* otherwise the next change of the file triggers another try */
 			files[i].shown = files[i].now;
 	}
 }
 
-/* Whether a process has begun to exit: it then leaves its mount namespace, and the FUSE servers end with that. */
+/* Check whether a process has begun to exit. Leaving its mount namespace ends the FUSE servers. */
 static bool is_exiting(pid_t pid)
 {
 	struct process_stat stat;
@@ -232,7 +232,7 @@ static void follow(pid_t pid)
 
 	for (size_t i = 0; i < servers; i++)
 		ready[1 + i].fd = SERVERS + (int)i; /* POLLHUP is reported in any case */
-	while ((changes = poll(ready, 1 + servers, count ? LOOK_MS : -1)) >= 0 || errno == EINTR) {
+	while ((changes = poll(ready, 1 + servers, count ? CHECK_INTERVAL_MS : -1)) >= 0 || errno == EINTR) {
 		if (changes > 0 && ready[0].revents)
 			return;
 		for (size_t i = 0; changes > 0 && i < servers; i++) {
@@ -243,7 +243,7 @@ static void follow(pid_t pid)
 			ready[1 + i].fd = -1;
 			if (read(SERVERS + (int)i, &started, 1) == 1) {
 				(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
-				servers = 0; /* the others may have ended with this one */
+				servers = 0; /* other servers may have ended for the same reason */
 			}
 		}
 		if (has_changed())
@@ -251,7 +251,7 @@ static void follow(pid_t pid)
 	}
 }
 
-/* Read the words of the command line; return how many come before the files. */
+/* Parse the command line. Returns the index of the first file. */
 static int parse(int argc, char **argv, pid_t *pid)
 {
 	int at = 2;
@@ -259,7 +259,7 @@ static int parse(int argc, char **argv, pid_t *pid)
 	*pid = argc > 1 ? (pid_t)strtol(argv[1], NULL, 10) : 0;
 	for (; at < argc && *argv[at] == '-'; at++) {
 		if (strcmp(argv[at], "--child") == 0)
-			waits = true;
+			is_parent = true;
 		else if (strcmp(argv[at], "--server") == 0 && at + 1 < argc && servers < MAX_SERVERS)
 			lines[servers++] = argv[++at];
 		else
@@ -274,10 +274,10 @@ int main(int argc, char **argv)
 	int at = parse(argc, argv, &pid);
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
-	/* Nobody waits for what a container has left behind if this process keeps no pipe of the caller open. */
+	/* Keep no pipe of the caller open: a reader would wait for this process. */
 	if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDIN_FILENO) < 0 || (!servers && dup2(null, STDERR_FILENO) < 0))
 		return EXIT_FAILURE;
-	/* Root in the container could trace the process that enters. setns(2) keeps this flag. */
+	/* Root in the container could trace the process that enters it. setns(2) does not change this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return EXIT_FAILURE;
 	if (pid)

@@ -1,8 +1,8 @@
-/* penroot-slurm: starts a program of the node in a container, by the node's loader and with the node's libraries.
+/* penroot-slurm: start a Slurm program of the node in a container, with the node's loader and libraries.
  *
- * SLURM_HERE/bin has a link to it for each program. What to execute before the program is in SLURM_HERE/arguments, a word
- * a line. In the environment nothing is left that leads the loader, or Slurm, to files of the image; names with SLURM_KEPT
- * before them keep it for the job that the program submits. A variable that was not set is kept as an empty one.
+ * SLURM_HERE/bin has a link to this file for each program. SLURM_HERE/arguments has the words to execute before the program,
+ * one per line. Variables that would lead the loader, or Slurm, to files of the image are renamed with the prefix SLURM_KEPT,
+ * and restored for the job that the program submits. A variable that was not set is kept as an empty one.
  */
 #include "../brought.h"
 
@@ -16,25 +16,26 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
-enum { WORDS = 16, SIZE = 64 << 10 };
+enum { MAX_WORDS = 16, MAX_ARGUMENTS_BYTES = 64 << 10 };
 
-static void keep(const char *name, const char *instead)
+/* Rename a variable. Set the original name to the replacement, if any. */
+static void keep(const char *name, const char *replacement)
 {
 	char kept[64];
 	const char *value = getenv(name);
 
 	(void)snprintf(kept, sizeof(kept), "%s%s", SLURM_KEPT, name);
-	if ((value || instead) && setenv(kept, value ? value : "", 1) < 0)
+	if ((value || replacement) && setenv(kept, value ? value : "", 1) < 0)
 		err(127, "%s", name);
-	if (instead ? setenv(name, instead, 1) < 0 : unsetenv(name) < 0)
+	if (replacement ? setenv(name, replacement, 1) < 0 : unsetenv(name) < 0)
 		err(127, "%s", name);
 }
 
 int main(int argc, char **argv)
 {
-	static char text[SIZE], program[PATH_MAX];
+	static char text[MAX_ARGUMENTS_BYTES], program[PATH_MAX];
 	const char *name = (const char *)getauxval(AT_EXECFN), *slash = name ? strrchr(name, '/') : NULL;
-	char **words = calloc((size_t)argc + WORDS + 2, sizeof(*words));
+	char **words = calloc((size_t)argc + MAX_WORDS + 2, sizeof(*words));
 	char *rest = text;
 	size_t count = 0;
 
@@ -43,7 +44,7 @@ int main(int argc, char **argv)
 	if (length < 0 || !words || !slash)
 		err(127, SLURM_HERE "/arguments");
 	(void)close(fd);
-	for (char *word; count < WORDS && (word = strsep(&rest, "\n")) && *word;)
+	for (char *word; count < MAX_WORDS && (word = strsep(&rest, "\n")) && *word;)
 		words[count++] = word;
 	(void)snprintf(program, sizeof(program), SLURM_HERE "/node/bin/%s", slash + 1);
 	words[count++] = program;

@@ -1,5 +1,5 @@
-/* runtime/penroot, for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. A first one: docs/runtime-plugin.md.
- * The files of the SPANK plugin do the work; they get of the step what spank(8) gives, here from Slurm's own record. */
+/* runtime/penroot, for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. A first version: docs/explanation/runtime-plugin.md.
+ * The files of the SPANK plugin do the work. This file gives them what spank(8) would, from Slurm's record of the step. */
 #define _GNU_SOURCE
 #include "config.h"
 
@@ -16,7 +16,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 
 #define IMAGE "PYXIS_CONTAINER_IMAGE"
 #define SAVE "PYXIS_CONTAINER_SAVE"
@@ -29,32 +28,32 @@ const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 
 static struct step step = NO_STEP;
 
-static stepd_step_rec_t *slurms; /* Slurm's record of the step, and of this task */
+static stepd_step_rec_t *record; /* Slurm's record of the step, and of this task */
 static stepd_step_task_info_t *task;
 static char *command;            /* as the user wrote it */
-static const char *failure;      /* found as root, said by the tasks */
+static const char *failure;      /* found by root, printed by the tasks */
 
-/* What the processes that wait for tasks share. */
+/* Memory shared by the processes that wait for tasks. */
 static struct ends {
 	atomic_uint ended;
 	atomic_bool finished;
 } *ends;
 
-/* What the files of the SPANK plugin ask spank(8) for. The linker binds them to these, not to Slurm's. */
+/* The functions of spank(8) for the files of the SPANK plugin. The linker binds them to these, not to Slurm's. */
 
 spank_context_t spank_context(void)
 {
 	return S_CTX_REMOTE;
 }
 
-/* The environment of the job, and the image. It is not in the job's own: the SPANK plugin would see it there. */
+/* Return the environment of the job, with the image added. In the job's own environment the SPANK plugin would see it. */
 static char **job_environment(void)
 {
 	static char **variables;
 
 	env_array_free(variables);
-	variables = env_array_copy((const char **)slurms->env);
-	(void)env_array_overwrite(&variables, IMAGE, slurms->container->bundle);
+	variables = env_array_copy((const char **)record->env);
+	(void)env_array_overwrite(&variables, IMAGE, record->container->bundle);
 	return variables;
 }
 
@@ -71,12 +70,12 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	va_start(arguments, item);
 	void *to = va_arg(arguments, void *);
 	switch (item) {
-		ITEM(S_JOB_UID, uid_t, slurms->uid);
-		ITEM(S_JOB_GID, gid_t, slurms->gid);
-		ITEM(S_JOB_ID, uint32_t, slurms->step_id.job_id);
-		ITEM(S_JOB_STEPID, uint32_t, slurms->step_id.step_id);
-		ITEM(S_JOB_LOCAL_TASK_COUNT, uint32_t, slurms->node_tasks);
-		ITEM(S_JOB_TOTAL_TASK_COUNT, uint32_t, slurms->ntasks);
+		ITEM(S_JOB_UID, uid_t, record->uid);
+		ITEM(S_JOB_GID, gid_t, record->gid);
+		ITEM(S_JOB_ID, uint32_t, record->step_id.job_id);
+		ITEM(S_JOB_STEPID, uint32_t, record->step_id.step_id);
+		ITEM(S_JOB_LOCAL_TASK_COUNT, uint32_t, record->node_tasks);
+		ITEM(S_JOB_TOTAL_TASK_COUNT, uint32_t, record->ntasks);
 		ITEM(S_TASK_ID, int, task->id);
 		ITEM(S_TASK_GLOBAL_ID, uint32_t, task->gtid);
 		ITEM(S_JOB_ENV, char **, job_environment());
@@ -87,7 +86,7 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 		*(int *)to = (int)task->argc, *va_arg(arguments, char ***) = task->argv;
 		break;
 	case S_JOB_SUPPLEMENTARY_GIDS:
-		*(gid_t **)to = slurms->gids, *va_arg(arguments, int *) = slurms->ngids;
+		*(gid_t **)to = record->gids, *va_arg(arguments, int *) = record->ngids;
 		break;
 	default:
 		rc = ESPANK_BAD_ARG;
@@ -98,14 +97,14 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 
 spank_err_t spank_setenv(spank_t sp, const char *name, const char *value, int overwrite)
 {
-	if (!overwrite && getenvp(slurms->env, name))
+	if (!overwrite && getenvp(record->env, name))
 		return ESPANK_ENV_EXISTS;
-	return setenvf(&slurms->env, name, "%s", value) ? ESPANK_ERROR : ESPANK_SUCCESS;
+	return setenvf(&record->env, name, "%s", value) ? ESPANK_ERROR : ESPANK_SUCCESS;
 }
 
 spank_err_t spank_unsetenv(spank_t sp, const char *name)
 {
-	unsetenvp(slurms->env, name);
+	unsetenvp(record->env, name);
 	return ESPANK_SUCCESS;
 }
 
@@ -116,27 +115,27 @@ static int is_of_spank_plugin(void *option, void *key)
 	return plugin && strcmp(plugin, ":pyxis") == 0;
 }
 
-/* Why the tasks are to fail; NULL where nothing is wrong. */
+/* Prepare the step. Returns the error for the tasks, or NULL. */
 static const char *prepare(void)
 {
-	if (getenvp(slurms->env, IMAGE) || (slurms->options && list_find_first(slurms->options, is_of_spank_plugin, NULL)))
-		return "beside --container there are PYXIS_CONTAINER_* variables, but no " IMAGE " and no --container-* options";
+	if (getenvp(record->env, IMAGE) || (record->options && list_find_first(record->options, is_of_spank_plugin, NULL)))
+		return "--container excludes " IMAGE " and --container-* options: use other PYXIS_CONTAINER_* variables";
 	ends = mmap(NULL, sizeof(*ends), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (ends == MAP_FAILED || make_directories(runtime_path(&step)) < 0)
-		return "the container could not be prepared: no memory, or no runtime_path";
+		return "cannot prepare the container: out of memory, or no runtime_path";
 	prepare_step(&step);
-	return *step.failure ? step.failure : step.active ? NULL : "the container could not be prepared";
+	return *step.failure ? step.failure : step.active ? NULL : "cannot prepare the container";
 }
 
-/* Wait for the task. The last one of the node saves the container, and fails where that does. */
+/* Wait for the task. The last one of the node saves the container, and fails if the save fails. */
 static _Noreturn void await_task(pid_t pid)
 {
 	int status = 0, failed = 0;
 
 	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 		;
-	step.killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
-	if (atomic_fetch_add(&ends->ended, 1) + 1 == slurms->node_tasks) {
+	step.killed = was_killed(status);
+	if (atomic_fetch_add(&ends->ended, 1) + 1 == record->node_tasks) {
 		failed = finish_step(&step) < 0;
 		atomic_store(&ends->finished, !failed);
 	}
@@ -159,48 +158,48 @@ int runtime_p_fini(void)
 	return SLURM_SUCCESS;
 }
 
-/* slurmstepd, as root. A failure here would end slurmstepd before srun could hear why: it waits for the tasks. */
-int runtime_p_setup(slurmd_conf_t *conf, stepd_step_rec_t *record, slurm_addr_t *client, slurm_msg_t *message)
+/* slurmstepd, as root. A failure here would end slurmstepd before srun could get the reason: the tasks print it. */
+int runtime_p_setup(slurmd_conf_t *conf, stepd_step_rec_t *rec, slurm_addr_t *client, slurm_msg_t *message)
 {
-	slurms = record;
-	if (record->container)
+	record = rec;
+	if (rec->container)
 		failure = prepare();
 	return SLURM_SUCCESS;
 }
 
-/* slurmstepd, as root, when all of the step has been killed, the helper too: what it has left is removed. */
-void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *record)
+/* slurmstepd, as root, when all processes of the step, including the helper, are dead: remove what they have left. */
+void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *rec)
 {
-	slurms = record;
+	record = rec;
 	step.killed = true;
 	if (step.shared && !atomic_load(&ends->finished))
 		(void)finish_step(&step);
 }
 
-/* A task, as the user, before Slurm looks for its command on the node. */
-void runtime_p_task_init(slurmd_conf_t *conf, stepd_step_rec_t *record, stepd_step_task_info_t *info)
+/* A task, as the user, before Slurm searches the node for its command. */
+void runtime_p_task_init(slurmd_conf_t *conf, stepd_step_rec_t *rec, stepd_step_task_info_t *info)
 {
 	if (info->argv[0] && info->argv[0][0] != '/')
 		command = strdup(info->argv[0]);
 }
 
-/* A task, as the user, last of all. Where a container is asked for, ESLURM_NOT_SUPPORTED would run it on the node. */
-int runtime_p_run(slurmd_conf_t *conf, stepd_step_rec_t *record, stepd_step_task_info_t *info)
+/* A task, as the user: the last call. If a container is requested, ESLURM_NOT_SUPPORTED would run the task on the node. */
+int runtime_p_run(slurmd_conf_t *conf, stepd_step_rec_t *rec, stepd_step_task_info_t *info)
 {
 	sigset_t all, before;
 
-	if (!record->container)
+	if (!rec->container)
 		return ESLURM_NOT_SUPPORTED;
-	slurms = record;
+	record = rec;
 	task = info;
 	if (command)
 		task->argv[0] = command;
 	if (failure)
 		_exit(fail(&step, "%s", failure) < 0);
-	if (getenvp(record->env, SAVE)) {
+	if (getenvp(rec->env, SAVE)) {
 		(void)sigfillset(&all);
 		(void)sigprocmask(SIG_SETMASK, &all, &before);
-		/* A program of the image could trace it, and it stays on the node. */
+		/* This process stays on the node: a program of the image must not trace it. */
 		pid_t pid = prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ? -1 : fork();
 		if (pid > 0)
 			await_task(pid);
@@ -212,7 +211,7 @@ int runtime_p_run(slurmd_conf_t *conf, stepd_step_rec_t *record, stepd_step_task
 		_exit(EXIT_FAILURE);
 	if (!step.shared->helper.pid)
 		_exit(fail(&step, "there is no container for --container=%s", record->container->bundle) < 0);
-	environ = slurms->env;
+	environ = record->env;
 	(void)execvp(task->argv[0], task->argv);
 	return errno;
 }

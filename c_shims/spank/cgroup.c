@@ -1,4 +1,4 @@
-/* In which control groups a process is, and how another one gets there: cgroups(7). */
+/* Read the control groups of a process, and move another process into them: cgroups(7). */
 #include "plugin.h"
 
 int cgroup_read(pid_t pid, char *text, size_t size)
@@ -8,15 +8,11 @@ int cgroup_read(pid_t pid, char *text, size_t size)
 	(void)snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
 	if (read_file(path, text, size) < 0)
 		return -1;
-	/* The name of a group that has lost its end may be that of another one. */
-	if (strlen(text) == size - 1) {
-		errno = EMSGSIZE;
-		return -1;
-	}
-	return 0;
+	/* A truncated name may be that of another cgroup. */
+	return strlen(text) == size - 1 ? set_errno(EMSGSIZE) : 0;
 }
 
-/* Whether a list with commas has a word. */
+/* Check whether a comma-separated list contains a word. */
 static bool has_word(const char *list, const char *word, size_t length)
 {
 	for (; list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL) {
@@ -26,14 +22,14 @@ static bool has_word(const char *list, const char *word, size_t length)
 	return false;
 }
 
-/* Where the hierarchy that has `controllers` (none: version 2) shows the group `path`: its directory. Of several mounts the
- * last is the one to be seen; each shows what is beneath its root. The fields of a line: proc(5), /proc/PID/mountinfo. */
+/* Find the directory of the cgroup `path` in the hierarchy of `controllers` (none: version 2). A mount shows only what is
+ * beneath its root, and the last of several mounts is the visible one. The fields of a line: proc(5), /proc/PID/mountinfo. */
 static int find_group(const char *controllers, const char *path, char directory[PATH_MAX])
 {
 	FILE *mounts = fopen("/proc/self/mountinfo", "re");
 	char *line = NULL;
 	size_t size = 0, length = strcspn(controllers, ",");
-	bool found = false;
+	bool is_found = false;
 
 	if (!mounts)
 		return -1;
@@ -49,16 +45,14 @@ static int find_group(const char *controllers, const char *path, char directory[
 		size_t above = strcmp(root, "/") == 0 ? 0 : strlen(root);
 		if (strncmp(path, root, above) == 0 && strchr("/", path[above]) &&
 		    snprintf(directory, PATH_MAX, "%s%s", place, path + above) < PATH_MAX)
-			found = true;
+			is_found = true;
 	}
 	free(line);
 	(void)fclose(mounts);
-	if (!found)
-		errno = ENOENT;
-	return found ? 0 : -1;
+	return is_found ? 0 : set_errno(ENOENT);
 }
 
-/* Write a process id to cgroup.procs of a group; where it was that of a task that is gone, to that of its step. */
+/* Write a process id to cgroup.procs of a cgroup. If the cgroup of a task is gone, use that of its step. */
 static int enter_group(pid_t pid, char *directory)
 {
 	char file[PATH_MAX + 16];
@@ -82,21 +76,18 @@ int cgroup_move(pid_t pid, const char *text)
 
 	if (cgroup_read(pid, now, sizeof(now)) < 0)
 		return -1;
-	errno = EINVAL;
 	if (!*text)
-		return -1;
+		return set_errno(EINVAL);
 	(void)snprintf(wanted, sizeof(wanted), "%s", text);
 	for (char *line; (line = strsep(&rest, "\n")) && *line;) {
-		const char *there = strstr(now, line);
-		if (there && (there == now || there[-1] == '\n') && strchr("\n", there[strlen(line)]))
+		const char *same = strstr(now, line);
+		if (same && (same == now || same[-1] == '\n') && strchr("\n", same[strlen(line)]))
 			continue;
-		/* ID:CONTROLLERS:PATH, and a controller may be name=systemd. */
+		/* ID:CONTROLLERS:PATH. A controller may be name=systemd. */
 		char *controllers = strchr(line, ':');
 		char *path = controllers ? strchr(++controllers, ':') : NULL;
-		if (!path) {
-			errno = EBADMSG;
-			return -1;
-		}
+		if (!path)
+			return set_errno(EBADMSG);
 		*path++ = '\0';
 		if (find_group(controllers, path, directory) < 0 || enter_group(pid, directory) < 0)
 			return -1;

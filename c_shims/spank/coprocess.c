@@ -1,4 +1,4 @@
-/* The Python process that decides: it is started, found again, waited for, and ended where it takes too long. */
+/* Start a Python process or connect to a running process, wait for it, and kill it after a deadline. */
 #include "plugin.h"
 
 #include "linux.h"
@@ -9,26 +9,25 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83 /* Linux 6.16 */
 #endif
 
-/* Which descriptors the process has: the first three, then its end of the socket and of the control socket; srun's has
- * the stderr of that instead. */
-enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5, CPU_LIMIT = 8192 };
-enum { LOG_SIZE = 64 << 10, LAST_WAIT = 1000 };
+/* Descriptors of the process: the first three, its end of the socket, its end of the control socket. The process of srun
+ * has the stderr of srun in place of the last one. */
+enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5 };
+enum { MAX_CPUS = 8192, LOG_BYTES = 64 << 10, KILLED_WAIT_MS = 1000 };
 
 void coprocess_free(struct coprocess *process)
 {
 	close_fd(&process->socket);
 	close_fd(&process->log);
-	close_fd(&process->end);
+	close_fd(&process->pidfd);
 }
 
-int64_t in_milliseconds(int64_t milliseconds)
+int64_t deadline_in_ms(int64_t milliseconds)
 {
 	struct timespec now;
 
@@ -36,7 +35,6 @@ int64_t in_milliseconds(int64_t milliseconds)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000 + milliseconds;
 }
 
-/* Whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid)
 {
 	struct process_stat stat;
@@ -44,54 +42,52 @@ bool is_stopped(pid_t pid)
 	return read_stat(pid, &stat) && (stat.state == 'T' || stat.state == 't');
 }
 
-/* The same of a coprocess: proc_pid_fdinfo(5). */
+/* The same for a pidfd. proc_pid_fdinfo(5) gives the process id. */
 static bool is_coprocess_stopped(const struct coprocess *process)
 {
 	char path[64], text[1024];
 	const char *at;
 
-	(void)snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", process->end);
-	if (process->end < 0 || read_file(path, text, sizeof(text)) < 0 || !(at = strstr(text, "\nPid:")))
+	(void)snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", process->pidfd);
+	if (process->pidfd < 0 || read_file(path, text, sizeof(text)) < 0 || !(at = strstr(text, "\nPid:")))
 		return false;
 	return is_stopped(atoi(at + strlen("\nPid:")));
 }
 
-/* How long poll(2) waits at most. */
-static int patience(int64_t until)
+/* Return the timeout for poll(2). */
+static int poll_timeout_ms(int64_t deadline)
 {
-	if (until == FOREVER)
-		return LOOK_MS;
-	int64_t left = until - in_milliseconds(0);
+	if (deadline == FOREVER)
+		return POLL_INTERVAL_MS;
+	int64_t left = deadline - deadline_in_ms(0);
 	return left <= 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left;
 }
 
-/* If the process is not our child, our socket may still be on its way to it, and nobody else would close that. */
+/* Watch the pidfd too: a process may end before it has received our socket, and then nothing closes that socket. */
 int coprocess_await(const struct coprocess *process, int fd, short events)
 {
-	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->end, .events = POLLIN } };
+	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->pidfd, .events = POLLIN } };
 	int ready, stopped = 0;
 
 	do {
-		/* Also of one that always has something to say. */
-		int left = patience(process->until);
+		/* The deadline also holds for a process that never stops writing. */
+		int left = poll_timeout_ms(process->deadline);
 		ready = left ? poll(either, 2, left) : 0;
 		if (ready == 0)
 			stopped = is_coprocess_stopped(process) ? stopped + 1 : 0;
-	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->until == FOREVER && stopped < LOOKS));
-	/* What it has said before its end is here; nobody to whom it has left its socket says more. */
+	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->deadline == FOREVER && stopped < MAX_STOPPED_POLLS));
+	/* All output of the process has arrived. Accept nothing from other holders of its socket. */
 	if (ready > 0 && either[1].revents)
 		(void)shutdown(process->socket, SHUT_RD);
 	if (ready > 0 && either[0].revents)
 		return 0;
-	if (ready >= 0)
-		errno = ready ? ECONNRESET : ETIMEDOUT;
-	return -1;
+	return ready < 0 ? -1 : set_errno(ready ? ECONNRESET : ETIMEDOUT);
 }
 
-/* Set another real group, which Python sets right later. Only root may look at memory or descriptors of a process that
- * executes a program so (ptrace(2); begin_new_exec() in the kernel's fs/exec.c): no other process of the user can control
- * this one, which may be in no job's cgroup. The user namespace of a job (Slurm 25.11) may lack nobody's number: another
- * group of the user is enough there, if the user has one. */
+/* Set another real group, which Python corrects later. If a process executes a program with it, only root may look at the
+ * memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's fs/exec.c). The
+ * process may be in no job's cgroup, so no other process of the user must control it. The user namespace of a job (Slurm 25.11) may lack the group
+ * of nobody: another group of the user is enough there, if the user has one. */
 static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
@@ -109,26 +105,22 @@ static int set_groups(const struct credentials *as)
 	return setresgid(as->gid, as->gid, as->gid);
 }
 
-static int become(const struct credentials *as)
+static int become_user(const struct credentials *as)
 {
 	if (set_groups(as) < 0 || setresuid(as->uid, as->uid, as->uid) < 0)
 		return -1;
-	/* No way back, whatever the kernel thinks of securebits and capabilities. */
-	if (as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0)) {
-		errno = EPERM;
-		return -1;
-	}
-	return 0;
+	/* Make sure that there is no way back, whatever the securebits and capabilities. */
+	return as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0) ? set_errno(EPERM) : 0;
 }
 
-/* A process that tidies up ignores what Slurm sends to all processes of a step that it ends; SIGKILL follows. */
-static void reset_signals(bool tidies_up)
+/* A process that cleans up ignores the signals that Slurm sends to all processes of a step before SIGKILL. */
+static void reset_signals(bool cleans_up)
 {
 	sigset_t none;
 
-	/* Fails for SIGKILL, SIGSTOP and those of the C library, which need no reset. */
+	/* This fails for SIGKILL, SIGSTOP and signals of the C library, which need no reset. */
 	for (int number = 1; number < NSIG; number++)
-		(void)signal(number, tidies_up && number != SIGCHLD ? SIG_IGN : SIG_DFL);
+		(void)signal(number, cleans_up && number != SIGCHLD ? SIG_IGN : SIG_DFL);
 	(void)sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
@@ -136,7 +128,7 @@ static void reset_signals(bool tidies_up)
 /* Undo slurmstepd's protection from the OOM killer and the binding of task 0 to CPUs, if possible. The cpuset stays. */
 static void reset_scheduling(void)
 {
-	static unsigned long all[CPU_LIMIT / (8 * sizeof(unsigned long))];
+	static unsigned long all[MAX_CPUS / (8 * sizeof(unsigned long))];
 	cleanup(close_fd) int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 
 	if (fd >= 0)
@@ -145,10 +137,10 @@ static void reset_scheduling(void)
 	(void)sched_setaffinity(0, sizeof(all), (cpu_set_t *)all);
 }
 
-/* Put the descriptors where the protocol wants them. */
+/* Give the descriptors the numbers of the protocol. */
 static int place_fds(int socket, int control, int log)
 {
-	/* First out of the way, as any of them may be where another one goes. */
+	/* Move all to free numbers first: a descriptor may have the final number of another descriptor. */
 	int null = open("/dev/null", O_RDWR);
 	int from[FIRST_FREE_FD] = { null, null, log, [SOCKET_FD] = socket, [CONTROL_FD] = control >= 0 ? control : null };
 
@@ -164,8 +156,8 @@ static int place_fds(int socket, int control, int log)
 	return linux_close_range(FIRST_FREE_FD, ~0U, 0);
 }
 
-/* End here where a call has failed. */
-static void must(int log, int rc, const char *what)
+/* Print the reason and exit if a call has failed. */
+static void exit_on_error(int log, int rc, const char *what)
 {
 	if (rc >= 0)
 		return;
@@ -173,12 +165,12 @@ static void must(int log, int rc, const char *what)
 	_exit(127);
 }
 
-/* Nothing of the caller goes on but the cgroup, the limits and the user. */
+/* Execute Python. It inherits nothing but the cgroup, the limits and the user. */
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
-	/* One line for what an installation can lack; a traceback would be of a bug. */
+	/* An incomplete installation gets one line. Only a bug gets a traceback. */
 	static const char start[] = "import gc, sys\n"
-				    "gc.disable()\n" /* until a pull, or the wait for others: what is imported is no garbage */
+				    "gc.disable()\n" /* until a pull, or the wait for requests: imports make no garbage */
 				    "sys.path.insert(0, sys.argv[2])\n"
 				    "try:\n"
 				    "    import pyxis_py\n"
@@ -189,10 +181,10 @@ static void execute(const char *verb, int socket, int control, int log, const st
 				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
 				    "main()\n";
 	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
-	/* Hooks and importers find programs where slurmd does: never where the job says. */
+	/* Hooks and importers find programs in slurmd's PATH, never in the job's. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
 	char search[PATH_MAX];
-	char *const authorities = is_brought() ? "SSL_CERT_FILE=" SLURM_HERE "/etc/authorities.pem" : NULL;
+	char *const authorities = is_in_container() ? "SSL_CERT_FILE=" SLURM_HERE "/etc/authorities.pem" : NULL;
 	char *const environment[] = { search, "LC_ALL=C.UTF-8", authorities, NULL };
 
 	if (!path || !*path || snprintf(search, sizeof(search), "PATH=%s", path) >= (int)sizeof(search))
@@ -200,24 +192,24 @@ static void execute(const char *verb, int socket, int control, int log, const st
 	bool ahead = strcmp(verb, AHEAD) == 0;
 
 	reset_scheduling();
-	must(log, ahead ? setsid() : 0, "setsid");
-	must(log, place_fds(socket, control, log), "place file descriptors");
+	exit_on_error(log, ahead ? setsid() : 0, "setsid");
+	exit_on_error(log, place_fds(socket, control, log), "place file descriptors");
 	reset_signals(as && !ahead);
 	(void)umask(022);
-	must(STDERR_FILENO, as ? become(as) : 0, "become the user");
-	must(STDERR_FILENO, chdir("/"), "chdir to /");
+	exit_on_error(STDERR_FILENO, as ? become_user(as) : 0, "become the user");
+	exit_on_error(STDERR_FILENO, chdir("/"), "chdir to /");
 	(void)execve(argv[0], argv, environment);
 	(void)dprintf(STDERR_FILENO, "cannot execute %s: %s\n", argv[0], strerror(errno));
 	_exit(127);
 }
 
-/* A pair of sockets. Where we are wary, the kernel takes no descriptors for us: one that is thrown away is closed by us,
- * and a socket(7) with SO_LINGER lasts as long as its owner likes. Before Linux 6.16 there is no such option. */
-static int make_pair(int pair[2], bool wary)
+/* Create a pair of sockets. From an untrusted process the kernel accepts no descriptors: this process would have to close
+ * them, and closing a socket(7) with SO_LINGER takes as long as its owner likes. The option needs Linux 6.16. */
+static int make_pair(int pair[2], bool is_untrusted)
 {
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		return -1;
-	if (wary)
+	if (is_untrusted)
 		(void)setsockopt(pair[0], SOL_SOCKET, SO_PASSRIGHTS, &(int){ 0 }, sizeof(int));
 	return 0;
 }
@@ -228,7 +220,7 @@ int make_memory(const char *name, off_t size)
 
 	if (fd < 0 || ftruncate(fd, size) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
 		return -1;
-	return keep_fd(&fd);
+	return release_fd(&fd);
 }
 
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached)
@@ -236,16 +228,16 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 	int pair[2];
 
 	*process = COPROCESS_NONE;
-	process->wary = as;
-	process->log = make_memory("penroot-log", LOG_SIZE);
-	if (process->log < 0 || make_pair(pair, process->wary) < 0)
+	process->is_untrusted = as;
+	process->log = make_memory("penroot-log", LOG_BYTES);
+	if (process->log < 0 || make_pair(pair, process->is_untrusted) < 0)
 		return -1;
 	pid_t pid = fork();
 	if (pid == 0) {
-		/* Nobody's child: to the user's program it would be one that it never made. */
+		/* The user's program must not find a child that it did not start. */
 		if (detached) {
-			must(process->log, setsid(), "fork");
-			must(process->log, pid = fork(), "fork");
+			exit_on_error(process->log, setsid(), "fork");
+			exit_on_error(process->log, pid = fork(), "fork");
 		}
 		if (pid == 0)
 			execute(verb, pair[1], control, process->log, as);
@@ -256,9 +248,9 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 	if (pid < 0)
 		return -1;
 	if (!detached) {
-		process->end = linux_pidfd_open(pid);
+		process->pidfd = linux_pidfd_open(pid);
 		process->pid = pid;
-		if (process->end >= 0)
+		if (process->pidfd >= 0)
 			return 0;
 		(void)kill(pid, SIGKILL);
 	}
@@ -269,28 +261,17 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 
 int coprocess_wait(const struct coprocess *process)
 {
-	struct pollfd end = { .fd = process->end, .events = POLLIN };
-	bool in_time = coprocess_await(process, process->end, POLLIN) == 0 || poll(&end, 1, 0) > 0;
+	struct pollfd end = { .fd = process->pidfd, .events = POLLIN };
+	bool in_time = coprocess_await(process, process->pidfd, POLLIN) == 0 || poll(&end, 1, 0) > 0;
 
 	if (!in_time) {
-		(void)linux_pidfd_send_signal(process->end, SIGKILL);
-		(void)poll(&end, 1, LAST_WAIT);
+		(void)linux_pidfd_send_signal(process->pidfd, SIGKILL);
+		(void)poll(&end, 1, KILLED_WAIT_MS);
 	}
-	/* One that still waits for a file system that does not answer ends with that. */
+	/* A process blocked in a file system ends when the file system answers. */
 	if (process->pid > 0)
 		(void)waitpid(process->pid, NULL, WNOHANG);
-	errno = ETIMEDOUT;
-	return in_time ? 0 : -1;
-}
-
-int identify(pid_t pid, struct identity *who)
-{
-	struct process_stat stat;
-	bool found = read_stat(pid, &stat);
-
-	*who = (struct identity){ .pid = pid, .started = stat.started };
-	errno = ESRCH;
-	return found ? 0 : -1;
+	return in_time ? 0 : set_errno(ETIMEDOUT);
 }
 
 static int open_process(const struct identity *who)
@@ -300,14 +281,11 @@ static int open_process(const struct identity *who)
 		return -1;
 	struct process_stat now;
 	struct pollfd end = { .fd = fd, .events = POLLIN };
-	if ((read_stat(who->pid, &now) && now.started != who->started) || poll(&end, 1, 0) > 0) {
-		errno = ESRCH;
-		return -1;
-	}
-	return keep_fd(&fd);
+	bool is_gone = (read_stat(who->pid, &now) && now.started != who->started) || poll(&end, 1, 0) > 0;
+	return is_gone ? set_errno(ESRCH) : release_fd(&fd);
 }
 
-/* Send one descriptor; it waits until there is room, or the process is gone. */
+/* Send one descriptor. Waits until there is room, or the process is gone. */
 static int send_fd(const struct coprocess *process, int control, int fd)
 {
 	union {
@@ -334,18 +312,18 @@ static int send_fd(const struct coprocess *process, int control, int fd)
 	return 0;
 }
 
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary)
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted)
 {
 	int pair[2];
 
-	*process = (struct coprocess){ .socket = -1, .log = -1, .pid = -1, .until = until, .wary = wary };
-	process->end = open_process(who);
-	if (process->end < 0 || make_pair(pair, wary) < 0)
+	*process = (struct coprocess){ .socket = -1, .log = -1, .pid = -1, .deadline = deadline, .is_untrusted = is_untrusted };
+	process->pidfd = open_process(who);
+	if (process->pidfd < 0 || make_pair(pair, is_untrusted) < 0)
 		return -1;
 	process->socket = pair[0];
 	int rc = send_fd(process, control, pair[1]);
-	int why = errno;
+	int error = errno;
 	(void)close(pair[1]);
-	errno = why;
+	errno = error;
 	return rc;
 }

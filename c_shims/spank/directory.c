@@ -1,18 +1,19 @@
-/* RUNTIME_PATH/UID, where the steps of a user on a node know of each other. Root makes it, and asks nothing in it. */
+/* RUNTIME_PATH/UID, where the steps of a user on a node find each other. Root creates the directory, and only lists it. */
 #include "plugin.h"
 
-/* Whether nobody but root can put anything into a directory, or, on the way to another, in place of what is in it. */
-static bool is_roots(const char *path, bool on_the_way)
+/* Check that only root can add entries to a directory. For a parent of another directory the sticky bit is enough: only root
+ * can replace entries of root. */
+static bool is_owned_by_root(const char *path, bool is_parent)
 {
 	struct stat link, info;
 
 	if (lstat(path, &link) < 0 || stat(path, &info) < 0 || !S_ISDIR(info.st_mode))
 		return false;
-	bool closed = !(info.st_mode & (S_IWGRP | S_IWOTH)) || (on_the_way && info.st_mode & S_ISVTX);
-	return link.st_uid == 0 && info.st_uid == 0 && closed;
+	bool is_closed = !(info.st_mode & (S_IWGRP | S_IWOTH)) || (is_parent && info.st_mode & S_ISVTX);
+	return link.st_uid == 0 && info.st_uid == 0 && is_closed;
 }
 
-/* Like mkdir -p -m 755, whatever the umask; what is there already is root's. */
+/* Do mkdir -p -m 755, whatever the umask is. Existing directories must belong to root. */
 int make_directories(const char *path)
 {
 	char part[PATH_MAX];
@@ -25,9 +26,8 @@ int make_directories(const char *path)
 				return -1;
 		} else if (errno != EEXIST) {
 			return -1;
-		} else if (geteuid() == 0 && !is_roots(part, *end)) {
-			errno = EPERM;
-			return -1;
+		} else if (geteuid() == 0 && !is_owned_by_root(part, *end)) {
+			return set_errno(EPERM);
 		}
 	}
 	return 0;
@@ -35,33 +35,29 @@ int make_directories(const char *path)
 
 static int get_path(struct step *step, char path[PATH_MAX])
 {
-	if (snprintf(path, PATH_MAX, "%s/%u", runtime_path(step), (unsigned int)step->job.uid) < PATH_MAX)
-		return 0;
-	errno = ENAMETOOLONG;
-	return -1;
+	int length = snprintf(path, PATH_MAX, "%s/%u", runtime_path(step), (unsigned int)step->job.uid);
+
+	return length < PATH_MAX ? 0 : set_errno(ENAMETOOLONG);
 }
 
-/* The directory itself, as a descriptor with O_PATH: not what the user has mounted over it, which may be a FUSE that
- * never answers, so nothing here asks it. */
+/* Open the directory itself with O_PATH, without access to a file system that the user has mounted over it, such as a FUSE
+ * that never answers. */
 int open_user_directory(struct step *step, struct statx *info)
 {
 	char path[PATH_MAX];
-	struct statx above;
+	struct statx parent;
 
 	if (get_path(step, path) < 0)
 		return -1;
 	cleanup(close_fd) int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || statx(AT_FDCWD, runtime_path(step), 0, STATX_BASIC_STATS, &above) < 0 ||
+	if (fd < 0 || statx(AT_FDCWD, runtime_path(step), 0, STATX_BASIC_STATS, &parent) < 0 ||
 	    statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, info) < 0)
 		return -1;
-	if (info->stx_dev_major != above.stx_dev_major || info->stx_dev_minor != above.stx_dev_minor) {
-		errno = EXDEV;
-		return -1;
-	}
-	return keep_fd(&fd);
+	bool is_mounted_over = info->stx_dev_major != parent.stx_dev_major || info->stx_dev_minor != parent.stx_dev_minor;
+	return is_mounted_over ? set_errno(EXDEV) : release_fd(&fd);
 }
 
-/* With mode 0700. Nobody but root can have made it otherwise: the parent is root's. */
+/* Create it with mode 0700. If it exists, root has created it, because the parent is root's. */
 int make_user_directory(struct step *step)
 {
 	char path[PATH_MAX];
@@ -72,10 +68,7 @@ int make_user_directory(struct step *step)
 	cleanup(close_fd) int fd = open_user_directory(step, &info);
 	if (fd < 0)
 		return -1;
-	/* Another step may be between its mkdir and its chown. */
-	bool given = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step->job.uid, step->job.gid) == 0;
-	if (given || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid))
-		return 0;
-	errno = EEXIST;
-	return -1;
+	/* An existing one may still be root's: another step may be between its mkdir and its chown. */
+	bool is_changed = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step->job.uid, step->job.gid) == 0;
+	return is_changed || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid) ? 0 : set_errno(EEXIST);
 }

@@ -1,4 +1,4 @@
-/* A task becomes a member of a container that runs already. */
+/* Let a task join a running container. */
 #include "plugin.h"
 
 #include "seccomp.h"
@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
-/* In the order in which they can be joined, setns(2): the user namespace gives the capabilities for the others. */
+/* In the order in which setns(2) can join them: the user namespace gives the capabilities for the others. */
 static const struct {
 	const char *name;
 	int type;
@@ -16,8 +16,8 @@ static const struct {
 };
 enum { USER = 0, MOUNT = 2 };
 
-/* Which descriptor is of which namespace, -1 where we stay where we are. */
-static int sort(struct step *step, const struct answer *answer, int fds[LENGTH(kinds)])
+/* Assign the descriptors to the namespaces. The task keeps its own namespace for -1. */
+static int sort_descriptors(struct step *step, const struct answer *answer, int fds[LENGTH(kinds)])
 {
 	const char *key, *value;
 	size_t used = 0;
@@ -31,51 +31,51 @@ static int sort(struct step *step, const struct answer *answer, int fds[LENGTH(k
 		while (kind < LENGTH(kinds) && strcmp(kinds[kind].name, value) != 0)
 			kind++;
 		if (kind == LENGTH(kinds) || used == answer->fd_count)
-			return fail(step, "the helper named a namespace that it did not send: %s", value);
+			return fail(step, "the helper sent no descriptor for the namespace %s", value);
 		fds[kind] = answer->fds[used++];
 	}
 	return 0;
 }
 
-/* A task that is asked into a container must not stay where it is, whatever is handed to it. */
-static bool leads_away(int fd)
+/* Check that a descriptor is another mount namespace: a task must not stay on the node, whatever the helper has sent. */
+static bool is_other_mount_namespace(int fd)
 {
-	struct stat there, here;
+	struct stat other, current;
 
-	return fd >= 0 && fstat(fd, &there) == 0 && stat("/proc/self/ns/mnt", &here) == 0 &&
-	       (there.st_ino != here.st_ino || there.st_dev != here.st_dev);
+	return fd >= 0 && fstat(fd, &other) == 0 && stat("/proc/self/ns/mnt", &current) == 0 &&
+	       (other.st_ino != current.st_ino || other.st_dev != current.st_dev);
 }
 
 int enter(struct step *step, const struct answer *answer)
 {
-	const char *workdir = answer_get(answer, "workdir"), *by = answer_get(answer, "workdir_by");
+	const char *workdir = answer_get(answer, "workdir"), *origin = answer_get(answer, "workdir_by");
 	int fds[LENGTH(kinds)];
 
-	if (sort(step, answer, fds) < 0)
+	if (sort_descriptors(step, answer, fds) < 0)
 		return -1;
-	if (!leads_away(fds[MOUNT]))
+	if (!is_other_mount_namespace(fds[MOUNT]))
 		return fail(step, "the helper sent no mount namespace of a container: %s", strerror(EBADMSG));
-	/* Who is root in the container could trace this process, a copy of slurmstepd, until it executes its program.
-	 * setns(2) leaves this as it is. */
+	/* Until exec, this process is a copy of slurmstepd, which root in the container could trace. setns(2) does not change
+	 * this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return fail(step, "prctl PR_SET_DUMPABLE: %s", strerror(errno));
+		return fail(step, "cannot clear PR_SET_DUMPABLE: %s", strerror(errno));
 	if (penroot_withhold_descriptors() < 0)
-		return fail(step, "cannot look through the open descriptors: %s", strerror(errno));
+		return fail(step, "cannot list the open descriptors: %s", strerror(errno));
 	if (answer_get(answer, "keyring") && penroot_renew_keyring() < 0)
 		return fail(step, "cannot create a session keyring: %s", strerror(errno));
 	for (size_t i = 0; i < LENGTH(kinds); i++) {
 		if (fds[i] >= 0 && setns(fds[i], kinds[i].type) < 0)
-			return fail(step, "setns %s: %s", kinds[i].name, strerror(errno));
+			return fail(step, "cannot setns to the %s namespace: %s", kinds[i].name, strerror(errno));
 	}
 	if (workdir && chdir(workdir) < 0)
-		return fail(step, "cannot enter the working directory in the container (%s): %s: %s", by ? by : "--container-workdir",
-			    workdir, strerror(errno));
-	/* Only a container of the superuser's has no user namespace, ENROOT_ALLOW_SUPERUSER: he keeps all that he may. */
+		return fail(step, "cannot enter the working directory in the container (%s): %s: %s",
+			    origin ? origin : "--container-workdir", workdir, strerror(errno));
+	/* Only a container of root has no user namespace (ENROOT_ALLOW_SUPERUSER). Root keeps all privileges in it. */
 	if (fds[USER] < 0 && geteuid() == 0)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		return fail(step, "prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
+		return fail(step, "cannot set PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
 	if (!answer_get(answer, "root") && penroot_drop_capabilities() < 0)
-		return fail(step, "drop capabilities: %s", strerror(errno));
-	return penroot_install_filter() < 0 ? fail(step, "seccomp: %s", strerror(errno)) : 0;
+		return fail(step, "cannot drop capabilities: %s", strerror(errno));
+	return penroot_install_filter() < 0 ? fail(step, "cannot install the seccomp filter: %s", strerror(errno)) : 0;
 }

@@ -1,43 +1,43 @@
-/* The end of a job, as root: in slurmd, where nothing that goes wrong may reach it, as it would drain the node, and in
- * the slurmstepd of the extern step. */
+/* The end of a job, as root: in slurmd, where a failure must not be returned, as it would drain the node, and in the
+ * slurmstepd of the extern step. */
 #include "plugin.h"
 
 #include <dirent.h>
 #include <grp.h>
 #include <pwd.h>
 
-/* How long root waits for the user's process, in milliseconds: less than Slurm's patience. */
-enum { EPILOG_WAIT = 5000 };
+/* How long root waits for the user's process: less than Slurm waits. */
+enum { EPILOG_WAIT_MS = 5000 };
 
-/* Where there are more the user's process looks. */
-enum { NAMES_LIMIT = 100000 };
+/* If there are more names, the user's process looks for those of the job. */
+enum { MAX_NAMES = 100000 };
 
-/* Whether the job has left something: what may stay is noted in RUNTIME_PATH/UID under its name. */
-static bool anything_left(struct step *step)
+/* Check whether the job may have left a container: RUNTIME_PATH/UID notes these under the name of the job. */
+static bool has_left_containers(struct step *step)
 {
 	char prefix[32];
 	struct statx info;
 	size_t length = (size_t)snprintf(prefix, sizeof(prefix), "pyxis_%u", step->job_id);
-	bool found = false;
-	unsigned int read = 0;
+	bool is_found = false;
+	unsigned int count = 0;
 
 	cleanup(close_fd) int path = open_user_directory(step, &info);
 	cleanup(close_fd) int fd = path < 0 ? -1 : openat(path, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
 	if (!directory)
 		return false;
-	(void)keep_fd(&fd); /* it is the directory's now */
-	for (struct dirent *entry; !found && (entry = readdir(directory));) {
+	(void)release_fd(&fd); /* closedir() closes it */
+	for (struct dirent *entry; !is_found && (entry = readdir(directory));) {
 		const char *name = entry->d_name;
-		bool its = strncmp(name, prefix, length) == 0 && (name[length] == '.' || name[length] == '_');
-		found = its || ++read > NAMES_LIMIT;
+		bool is_of_job = has_prefix(name, prefix) && (name[length] == '.' || name[length] == '_');
+		is_found = is_of_job || ++count > MAX_NAMES;
 	}
 	(void)closedir(directory);
-	return found;
+	return is_found;
 }
 
-/* Who the user is: of the job itself, only the number is known here. Whoever has left the site since has the
- * group to which his directory was given. */
+/* Look up the user: Slurm gives only the user id here. For a user who is no longer known, use the group of the user's
+ * directory. */
 static int get_user(struct step *step, struct request *request)
 {
 	struct credentials *user = &step->job;
@@ -66,15 +66,15 @@ int clean_up_job(struct step *step)
 
 	if ((rc = get_item(step, S_JOB_UID, &step->job.uid)) != ESPANK_SUCCESS ||
 	    (rc = get_item(step, S_JOB_ID, &step->job_id)) != ESPANK_SUCCESS)
-		return fail(step, "cannot learn about the job: %s", spank_strerror(rc));
-	if (!anything_left(step))
+		return fail(step, "cannot get the job from Slurm: %s", spank_strerror(rc));
+	if (!has_left_containers(step))
 		return 0;
 	begin_request(step, &request, "epilog", spank_context() == S_CTX_REMOTE ? "stepd" : "epilog", "/");
 	if (get_user(step, &request) < 0)
-		return fail(step, "cannot learn about user %u", (unsigned int)step->job.uid);
+		return fail(step, "cannot look up user %u", (unsigned int)step->job.uid);
 	request_add(&request, "jobid", "%u", step->job_id);
 	request_add(&request, "uid", "%u", (unsigned int)step->job.uid);
-	if (start_as_user(step, &process, "epilog", in_milliseconds(EPILOG_WAIT)) < 0)
+	if (start_as_user(step, &process, "epilog", deadline_in_ms(EPILOG_WAIT_MS)) < 0)
 		return -1;
-	return consult(step, &process, "epilog", &request);
+	return ask_and_wait(step, &process, "epilog", &request);
 }

@@ -1,12 +1,12 @@
-/* Lines for people in front of srun, and for slurmd's log. */
+/* Messages for the user of srun, and for slurmd's log. */
 #include "plugin.h"
 
 #include <stdarg.h>
 #include <sys/sysmacros.h>
 
-/* What the user's processes may put into slurmd's log: bytes of a line, bytes of a task's lines, of root's for a step.
- * What Slurm puts before a line counts too. */
-enum { LINE_LIMIT = 2048, TASK_LIMIT = 48 << 10, ROOT_LIMIT = 8 << 10, SLURMS_PART = 128 };
+/* How much processes of the user may write to slurmd's log: a line, the lines of a task, and the lines that root logs for a
+ * step. Slurm's prefix of each line counts too. */
+enum { MAX_LINE_BYTES = 2048, MAX_TASK_BYTES = 48 << 10, MAX_ROOT_BYTES = 8 << 10, PREFIX_BYTES = 128 };
 
 char hostname[HOST_NAME_MAX + 1];
 const char *node;
@@ -19,8 +19,8 @@ void set_node(bool shown)
 	node = shown ? hostname : "";
 }
 
-/* The length of the character that a text begins with; 0 where it is none that a log or terminal should get. */
-static size_t plain(const unsigned char *text)
+/* Return the length of the first character, or 0 if a log or terminal should not get it. */
+static size_t character_length(const unsigned char *text)
 {
 	size_t length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
 
@@ -28,61 +28,62 @@ static size_t plain(const unsigned char *text)
 		if ((text[i] & 0xc0) != 0x80)
 			return 0;
 	}
-	/* Control characters, those of Latin-1 too: a line is one, and moves no cursor. */
+	/* No control characters, including those of Latin-1: text cannot begin a new line or move the cursor. */
 	return text[0] < 0x20 || text[0] == 0x7f || (text[0] == 0xc2 && text[1] < 0xa0) ? 0 : length;
 }
 
-/* Print one line by a function of Slurm's. In the log of slurmd, which is for all, as much as a step may need, and no
- * more: what the user is to see of a task goes on to him alone. */
-static void say(struct step *step, void (*print)(const char *format, ...), const char *who, const char *text)
+/* Print one line by a function of Slurm's. All jobs share the log of slurmd, so a step may write only as much as it may
+ * need. Beyond that, lines of a task for the user are printed to its stderr only. */
+static void print_line(struct step *step, void (*print)(const char *format, ...), const char *who, const char *text)
 {
-	char line[LINE_LIMIT];
-	size_t length = 0, before = step->log_size, limit = step->is_task ? TASK_LIMIT : ROOT_LIMIT;
+	char line[MAX_LINE_BYTES];
+	size_t length = 0, before = step->logged_bytes, limit = step->is_task ? MAX_TASK_BYTES : MAX_ROOT_BYTES;
 	bool logged = spank_context() == S_CTX_REMOTE || spank_context() == S_CTX_JOB_SCRIPT;
 	const char *colon = *who ? ": " : "";
 
 	while (*text && length < sizeof(line) - 8) {
-		size_t size = plain((const unsigned char *)text);
+		size_t size = character_length((const unsigned char *)text);
 		memcpy(line + length, size ? text : "?", size ? size : 1);
 		length += size ? size : 1;
 		text += size ? size : 1;
 	}
 	(void)strcpy(line + length, *text ? "..." : "");
 	if (logged)
-		step->log_size += strlen(line) + SLURMS_PART;
-	if (step->log_size <= limit || !logged) {
+		step->logged_bytes += strlen(line) + PREFIX_BYTES;
+	if (step->logged_bytes <= limit || !logged) {
 		print("pyxis: %s%s%s", who, colon, line);
 		return;
 	}
 	if (before <= limit)
-		print("pyxis: %s%smore is not logged", who, colon);
+		print("pyxis: %s%sfurther lines are not logged", who, colon);
 	if (step->is_task && print != slurm_info)
 		(void)dprintf(STDERR_FILENO, "pyxis: %s%s%s\n", who, colon, line);
 }
 
-/* Whether anybody sees what this task says: srun --pty has /dev/null for all but one. */
-bool is_heard(void)
+/* Check whether anybody sees the stderr of this task: srun --pty gives /dev/null to all tasks but one. */
+bool is_stderr_seen(void)
 {
 	struct stat info;
 
 	return fstat(STDERR_FILENO, &info) < 0 || !S_ISCHR(info.st_mode) || info.st_rdev != makedev(1, 3);
 }
 
-/* What fails for one task mostly fails for all: one of them says it. Of the container's start only the task knows
- * that started it, so if that one is not heard, another one says it. */
+/* An error of one task is mostly an error of all: one task prints it. Only the task that starts the container knows why the
+ * start has failed. If nobody sees its stderr, another task prints the error. */
 void print_error(struct step *step, const char *text)
 {
 	if (!step->is_task || !step->shared) {
-		/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
-		say(step, step->shared && step->shared->failed ? slurm_info : slurm_error, node, text);
-	} else if (is_heard()) {
+		/* srun has shown why a step failed: errors at the end of such a step go to the log. */
+		print_line(step, step->shared && step->shared->failed ? slurm_info : slurm_error, node, text);
+	} else if (is_stderr_seen()) {
 		if (!step->reports)
 			step->reports = !atomic_exchange(&step->shared->reported, true);
 		if (step->reports)
-			say(step, slurm_error, node, text);
+			print_line(step, slurm_error, node, text);
 	} else if (step->starts) {
-		size_t used = strlen(step->shared->why);
-		(void)snprintf(step->shared->why + used, sizeof(step->shared->why) - used, "%s\n", text);
+		char *errors = step->shared->unseen_errors;
+		size_t used = strlen(errors);
+		(void)snprintf(errors + used, sizeof(step->shared->unseen_errors) - used, "%s\n", text);
 	}
 }
 
@@ -98,22 +99,12 @@ int fail(struct step *step, const char *format, ...)
 	return -1;
 }
 
-int postpone(struct step *step, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	(void)vsnprintf(step->failure, sizeof(step->failure), format, arguments);
-	va_end(arguments);
-	return -1;
-}
-
 void print_log(struct step *step, const char *level, const char *text)
 {
-	bool told = strcmp(level, "tell") == 0;
+	bool is_tell = strcmp(level, "tell") == 0;
 
 	if (strcmp(level, "error") == 0)
 		print_error(step, text);
 	else
-		say(step, told || strcmp(level, "warn") == 0 ? slurm_spank_log : slurm_info, told ? "" : node, text);
+		print_line(step, is_tell || strcmp(level, "warn") == 0 ? slurm_spank_log : slurm_info, is_tell ? "" : node, text);
 }

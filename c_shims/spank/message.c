@@ -1,5 +1,5 @@
-/* Messages between us and the Python process: a little-endian uint32 with the length of what follows, then KEY and
- * VALUE strings in turn, each with its NUL. */
+/* Messages to and from the Python process: a little-endian uint32 with the length of the rest, then alternating KEY and
+ * VALUE strings, each with its NUL. */
 #include "plugin.h"
 
 #include <endian.h>
@@ -23,7 +23,7 @@ void answer_free(struct answer *answer)
 	*answer = (struct answer){ 0 };
 }
 
-/* A failed write (no memory) sticks to the stream: request_finish looks at it. */
+/* A failed write (out of memory) sets the stream's error flag, which request_finish() checks. */
 void request_add(struct request *request, const char *key, const char *format, ...)
 {
 	va_list arguments;
@@ -32,7 +32,7 @@ void request_add(struct request *request, const char *key, const char *format, .
 		request->stream = open_memstream(&request->data, &request->length);
 		if (!request->stream)
 			return;
-		/* Room for the length, known at the end. */
+		/* Leave room for the length, which is known at the end. */
 		(void)fwrite(&(uint32_t){ 0 }, sizeof(uint32_t), 1, request->stream);
 	}
 	(void)fprintf(request->stream, "%s%c", key, 0);
@@ -49,10 +49,8 @@ int request_finish(struct request *request)
 	if (request->stream && fclose(request->stream) != 0)
 		failed = true;
 	request->stream = NULL;
-	if (failed || request->length > MESSAGE_LIMIT) {
-		errno = failed ? ENOMEM : EMSGSIZE;
-		return -1;
-	}
+	if (failed || request->length > MAX_MESSAGE_BYTES)
+		return set_errno(failed ? ENOMEM : EMSGSIZE);
 	uint32_t length = htole32((uint32_t)(request->length - sizeof(length)));
 	memcpy(request->data, &length, sizeof(length));
 	return 0;
@@ -70,10 +68,10 @@ int request_send(const struct request *request, const struct coprocess *process)
 	return 0;
 }
 
-/* Keep the descriptors of one control message. */
-static int keep_fds(struct answer *answer, struct msghdr *header)
+/* Store the descriptors of one control message. */
+static int store_fds(struct answer *answer, struct msghdr *header)
 {
-	bool all = !(header->msg_flags & MSG_CTRUNC);
+	bool is_complete = !(header->msg_flags & MSG_CTRUNC);
 
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
 		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
@@ -81,43 +79,40 @@ static int keep_fds(struct answer *answer, struct msghdr *header)
 		for (size_t at = CMSG_LEN(0); at < c->cmsg_len; at += sizeof(int)) {
 			int fd;
 			memcpy(&fd, (char *)c + at, sizeof(int));
-			if (answer->fd_count < FDS_LIMIT) {
+			if (answer->fd_count < MAX_FDS) {
 				answer->fds[answer->fd_count++] = fd;
 			} else {
 				(void)close(fd);
-				all = false;
+				is_complete = false;
 			}
 		}
 	}
-	errno = EMSGSIZE;
-	return all ? 0 : -1;
+	return is_complete ? 0 : set_errno(EMSGSIZE);
 }
 
 static int receive_exactly(struct answer *answer, const struct coprocess *process, void *to, size_t length)
 {
 	while (length > 0) {
 		union {
-			char bytes[CMSG_SPACE(FDS_LIMIT * sizeof(int))];
+			char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))];
 			struct cmsghdr align;
 		} control;
 		struct iovec iov = { .iov_base = to, .iov_len = length };
 		struct msghdr header = {
 			.msg_iov = &iov,
 			.msg_iovlen = 1,
-			.msg_control = process->wary ? NULL : control.bytes,
-			.msg_controllen = process->wary ? 0 : sizeof(control.bytes),
+			.msg_control = process->is_untrusted ? NULL : control.bytes,
+			.msg_controllen = process->is_untrusted ? 0 : sizeof(control.bytes),
 		};
 		if (coprocess_await(process, process->socket, POLLIN) < 0)
 			return -1;
 		ssize_t n = recvmsg(process->socket, &header, MSG_CMSG_CLOEXEC);
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n < 0 || (!process->wary && keep_fds(answer, &header) < 0))
+		if (n < 0 || (!process->is_untrusted && store_fds(answer, &header) < 0))
 			return -1;
-		if (n == 0) {
-			errno = ECONNRESET;
-			return -1;
-		}
+		if (n == 0)
+			return set_errno(ECONNRESET);
 		to = (char *)to + n;
 		length -= (size_t)n;
 	}
@@ -126,7 +121,7 @@ static int receive_exactly(struct answer *answer, const struct coprocess *proces
 
 static int answer_receive(struct answer *answer, const struct coprocess *process)
 {
-	size_t limit = process->wary ? WARY_LIMIT : MESSAGE_LIMIT, strings = 0;
+	size_t limit = process->is_untrusted ? MAX_UNTRUSTED_BYTES : MAX_MESSAGE_BYTES, strings = 0;
 	uint32_t length;
 
 	*answer = (struct answer){ 0 };
@@ -138,11 +133,10 @@ static int answer_receive(struct answer *answer, const struct coprocess *process
 	    receive_exactly(answer, process, answer->data, length) < 0)
 		return -1;
 	answer->length = length;
-	/* Pairs: an even number of NULs, the last of them at the end. */
+	/* Pairs have an even number of NULs, the last one at the end. */
 	for (size_t i = 0; i < length; i++)
 		strings += answer->data[i] == '\0';
-	errno = EBADMSG;
-	return answer->data[length - 1] == '\0' && strings % 2 == 0 ? 0 : -1;
+	return answer->data[length - 1] == '\0' && strings % 2 == 0 ? 0 : set_errno(EBADMSG);
 }
 
 bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value)
@@ -169,18 +163,18 @@ const char *answer_get(const struct answer *answer, const char *wanted)
 
 void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only)
 {
-	static const char *const ours[] = { "PYXIS_", "ENROOT_", RESOLVED "=" };
+	static const char *const prefixes[] = { "PYXIS_", "ENROOT_", RESOLVED "=" };
 
 	for (; variables && *variables; variables++) {
 		bool wanted = !ours_only;
-		for (size_t i = 0; i < LENGTH(ours); i++)
-			wanted = wanted || strncmp(*variables, ours[i], strlen(ours[i])) == 0;
+		for (size_t i = 0; i < LENGTH(prefixes); i++)
+			wanted = wanted || has_prefix(*variables, prefixes[i]);
 		if (wanted)
 			request_add(request, key, "%s", *variables);
 	}
 }
 
-/* What all requests have in common. */
+/* Add the keys of all requests. */
 void begin_request(struct step *step, struct request *request, const char *verb, const char *context, const char *cwd)
 {
 	request_add(request, "verb", "%s", verb);
@@ -192,7 +186,7 @@ void begin_request(struct step *step, struct request *request, const char *verb,
 	request_add(request, "node", "%s", hostname);
 }
 
-/* What step, join and finish have in common. */
+/* Add the keys of step, join, save and finish. */
 int begin_step_request(struct step *step, struct request *request, const char *verb)
 {
 	char **variables = NULL;
@@ -213,9 +207,9 @@ int begin_step_request(struct step *step, struct request *request, const char *v
 	return 0;
 }
 
-/* Wait for an answer; what comes before it is printed at once, and so are the reasons of a refusal.
- * SILENT, with errno, if the process goes without an answer. */
-int listen_to(struct step *step, const struct coprocess *process, struct answer *answer)
+/* Wait for an answer. Log lines before it and the reasons of a refusal are printed at once. Returns NO_ANSWER, with errno, if
+ * the process ends without an answer. */
+int read_answer(struct step *step, const struct coprocess *process, struct answer *answer)
 {
 	for (;;) {
 		const char *kind, *text, *key, *value;
@@ -223,7 +217,7 @@ int listen_to(struct step *step, const struct coprocess *process, struct answer 
 
 		answer_free(answer);
 		if (answer_receive(answer, process) < 0 || !answer_next(answer, &at, &kind, &text))
-			return SILENT;
+			return NO_ANSWER;
 		if (strcmp(kind, "ok") == 0)
 			return ANSWERED;
 		if (strcmp(kind, "log") == 0) {
@@ -231,7 +225,7 @@ int listen_to(struct step *step, const struct coprocess *process, struct answer 
 			continue;
 		}
 		for (at = 0; answer_next(answer, &at, &key, &value);) {
-			if (*value) /* else it has been said */
+			if (*value) /* else it is printed already */
 				print_error(step, value);
 		}
 		return REFUSED;
@@ -239,26 +233,26 @@ int listen_to(struct step *step, const struct coprocess *process, struct answer 
 }
 
 /* Send a request and wait for the answer. */
-int converse(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer)
+int exchange(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer)
 {
 	if (request_finish(request) < 0)
-		return SILENT;
-	/* The process may answer before it has read everything, so a failed send shows in the answer. */
+		return NO_ANSWER;
+	/* The process may answer before it has read everything: read the answer even if sending fails. */
 	int sent = request_send(request, process);
-	int why = errno;
-	int rc = listen_to(step, process, answer);
+	int error = errno;
+	int rc = read_answer(step, process, answer);
 
-	if (rc == SILENT && sent < 0)
-		errno = why;
+	if (rc == NO_ANSWER && sent < 0)
+		errno = error;
 	return rc;
 }
 
-/* Print the end of what the process wrote to stderr, as a traceback has its message in the last line; false if it wrote nothing. */
+/* Print the end of the process's stderr: the last line of a traceback has its message. Returns false if it is empty. */
 static bool print_stderr(struct step *step, const struct coprocess *process)
 {
 	char text[4096];
 	char *rest = text;
-	/* How far it has written: the offset is of the file that we share. */
+	/* The processes share the offset of the file, so it tells how much was written. */
 	off_t end = process->log < 0 ? 0 : lseek(process->log, 0, SEEK_CUR);
 	off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
 	ssize_t n = end > 0 ? pread(process->log, text, sizeof(text) - 1, from) : 0;
@@ -273,44 +267,44 @@ static bool print_stderr(struct step *step, const struct coprocess *process)
 	return true;
 }
 
-/* Say why there is no answer: returns -1. */
-int explain_silence(struct step *step, const struct coprocess *process)
+/* Print why there is no answer, and return -1. */
+int explain_no_answer(struct step *step, const struct coprocess *process)
 {
-	int why = errno;
-	if (why == ETIMEDOUT && process->until == FOREVER)
-		return fail(step, "the helper process of the container is stopped: let it go on with kill -CONT, or end the step");
-	bool said = print_stderr(step, process);
-	if (why != ECONNRESET && why != EPIPE)
-		return fail(step, "no answer from the helper process of the container: %s", strerror(why));
-	return fail(step, "the helper process of the container ended without an answer: %s",
-		    said ? "pyxis-py check tells more there" : "killed? see --mem and dmesg");
+	int error = errno;
+	if (error == ETIMEDOUT && process->deadline == FOREVER)
+		return fail(step, "the helper process of the container is stopped: resume it with kill -CONT, or cancel the step");
+	bool has_output = print_stderr(step, process);
+	if (error != ECONNRESET && error != EPIPE)
+		return fail(step, "no answer from the helper process of the container: %s", strerror(error));
+	return fail(step, "the helper process of the container ended without an answer: %s%s",
+		    has_output ? "run pyxis-py check on " : "killed? see --mem and dmesg", has_output ? hostname : "");
 }
 
-/* Converse where silence is a failure too: returns 0, or -1 with the reason printed. */
+/* Send a request and wait for the answer. No answer is a failure: prints the reason and returns -1. */
 int ask(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer)
 {
-	int rc = converse(step, process, request, answer);
+	int rc = exchange(step, process, request, answer);
 
-	return rc == SILENT ? explain_silence(step, process) : rc;
+	return rc == NO_ANSWER ? explain_no_answer(step, process) : rc;
 }
 
-/* Start a process of the user's as root; it does nothing before it is asked. */
-int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t until)
+/* Start a process of the user, as root. The process waits for a request. */
+int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t deadline)
 {
 	if (coprocess_start(process, verb, -1, &step->job, false) < 0)
 		return fail(step, "cannot start %s: %s", interpreter(), strerror(errno));
-	process->until = until;
+	process->deadline = deadline;
 	return 0;
 }
 
-/* Ask such a process, and wait for its end. */
-int consult(struct step *step, struct coprocess *process, const char *purpose, struct request *request)
+/* Send a request to this process, and wait for its end. */
+int ask_and_wait(struct step *step, struct coprocess *process, const char *purpose, struct request *request)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
 
 	int rc = ask(step, process, request, &answer);
 	close_fd(&process->socket);
 	if (coprocess_wait(process) < 0)
-		return fail(step, "a process for the %s has not ended in time, and was killed", purpose);
+		return fail(step, "the process for the %s did not end in time and was killed", purpose);
 	return rc;
 }

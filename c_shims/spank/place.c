@@ -1,5 +1,5 @@
-/* Where the packages and their interpreter are: around the plugin, as LIBRARY/spank_pyxis.so or
- * LIBRARY/plugins/RELEASE/spank_pyxis.so, or else where the build was told. */
+/* Find the packages and their interpreter: around the plugin, as LIBRARY/spank_pyxis.so or
+ * LIBRARY/plugins/RELEASE/spank_pyxis.so, else in the directory given at build time. */
 #include "plugin.h"
 
 #include <dlfcn.h>
@@ -8,13 +8,13 @@
 #define PENROOT_LIB "/nowhere"
 #endif
 
-/* Of an installation this is a directory, and a link to the one of them that is in use: enroot_py/base/versions.py. */
+/* An installation has this directory of versions, and a link to the one in use: enroot_py/base/versions.py. */
 #define VERSIONS "/penroot-versions"
 #define LINK "/penroot"
 
-enum { DIRECTORIES = 3 };
+enum { MAX_PARENTS = 3 };
 
-static char place[PATH_MAX] = PENROOT_LIB;
+static char library_path[PATH_MAX] = PENROOT_LIB;
 
 static bool has_packages(const char *directory)
 {
@@ -24,7 +24,7 @@ static bool has_packages(const char *directory)
 	return access(helper, F_OK) == 0;
 }
 
-/* Cut the last name off a path; false where there is none. */
+/* Cut the last name off a path. Returns false if there is none. */
 static bool cut(char *path)
 {
 	char *slash = strrchr(path, '/');
@@ -35,71 +35,70 @@ static bool cut(char *path)
 	return true;
 }
 
-/* As Slurm loads us: later the links may lead to another version, and all of a step is of one. */
-__attribute__((constructor)) static void find_place(void)
+/* Run when Slurm loads the plugin: later the links may lead to another version, and a step must not mix versions. */
+__attribute__((constructor)) static void find_library(void)
 {
-	Dl_info ours;
+	Dl_info self;
 	char path[PATH_MAX];
 
-	if (dladdr(place, &ours) && realpath(ours.dli_fname, path)) {
-		for (int i = 0; i < DIRECTORIES && cut(path); i++) {
+	if (dladdr(library_path, &self) && realpath(self.dli_fname, path)) {
+		for (int i = 0; i < MAX_PARENTS && cut(path); i++) {
 			if (has_packages(path)) {
-				(void)strcpy(place, path);
+				(void)strcpy(library_path, path);
 				return;
 			}
 		}
 	}
 	if (realpath(PENROOT_LIB, path))
-		(void)strcpy(place, path);
+		(void)strcpy(library_path, path);
 }
 
-/* A slurmd may have had us for longer than our version was kept: what is in use now talks as we do, or says that not. */
+/* A slurmd may have loaded the plugin before its version was removed. The version in use speaks the same protocol, or
+ * reports another protocol. */
 static void follow_link(void)
 {
-	char path[PATH_MAX + sizeof(LINK)];
+	char path[PATH_MAX + sizeof(LINK)], target[PATH_MAX];
 
-	if (has_packages(place))
+	if (has_packages(library_path))
 		return;
-	(void)strcpy(path, place);
+	(void)strcpy(path, library_path);
 	size_t length = cut(path) ? strlen(path) : 0;
 	if (length < sizeof(VERSIONS) || strcmp(path + length - strlen(VERSIONS), VERSIONS) != 0)
 		return;
 	(void)cut(path);
 	(void)strcat(path, LINK);
-	char found[PATH_MAX];
-	if (!realpath(path, found))
+	if (!realpath(path, target))
 		return;
-	slurm_info("pyxis: %s is gone, and %s in its place", place, found);
-	(void)strcpy(place, found);
+	slurm_info("pyxis: %s is gone, and %s is used instead", library_path, target);
+	(void)strcpy(library_path, target);
 }
 
-/* In a container the plugin is where enroot_py/features/slurm_inside has put it, for srun and its like alone: nothing that a
- * variable could say. slurmstepd has loaded it from where it is on the node. */
-bool is_brought(void)
+/* enroot_py/features/slurm_inside puts the plugin into a container for srun and the like only. The path tells, since no
+ * variable can change it. slurmstepd has loaded the plugin from its place on the node. */
+bool is_in_container(void)
 {
-	static const char here[] = SLURM_HERE "/";
 	Dl_info self;
 
-	return dladdr(is_brought, &self) && strncmp(self.dli_fname, here, sizeof(here) - 1) == 0;
+	return dladdr(is_in_container, &self) && has_prefix(self.dli_fname, SLURM_HERE "/");
 }
 
 const char *library(void)
 {
-	if (is_brought())
+	if (is_in_container())
 		return SLURM_HERE "/penroot";
 	follow_link();
-	return place;
+	return library_path;
 }
 
 const char *interpreter(void)
 {
+	if (is_in_container())
+		return SLURM_HERE "/python3";
 #ifdef PENROOT_PYTHON
-	return is_brought() ? SLURM_HERE "/python3" : PENROOT_PYTHON;
+	return PENROOT_PYTHON;
 #else
 	static char python[PATH_MAX + sizeof("/python3")];
 
-	if (is_brought())
-		return SLURM_HERE "/python3";
 	(void)snprintf(python, sizeof(python), "%s/python3", library());
 	return python;
 #endif

@@ -1,16 +1,14 @@
-/* What Slurm calls. Nothing is decided here: options are stored and passed on to Python, and a
- * task joins the container that it is told. Without a container option nothing happens at all. */
+/* Slurm's entry points: spank(8). They decide nothing: options are stored and passed to Python, and a task joins the
+ * container that Python names. Without a container option they do nothing. */
 #include "plugin.h"
 
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 #pragma GCC visibility push(default)
 SPANK_PLUGIN(pyxis, 1)
 #pragma GCC visibility pop
 
-/* For `pyxis-py check`, which cannot load what needs functions of Slurm's programs. */
+/* `pyxis-py check` reads this text. Loading the plugin would need functions of Slurm's programs. */
 #define TEXT_OF(macro) #macro
 #define TEXT(macro) TEXT_OF(macro)
 static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
@@ -38,73 +36,59 @@ static void free_step(struct step *step)
 	*step = (struct step)NO_STEP;
 }
 
-/* Slurm's entry points: spank(8). */
-
 int slurm_spank_init(spank_t sp, int ac, char **av)
 {
 	struct step *step = called_with(sp, ac, av);
+
 	set_node(spank_context() == S_CTX_REMOTE);
-	switch (spank_context()) {
-	case S_CTX_SLURMD:
-		/* A step makes it too, and says why it cannot. A slurmd that ends takes its node from all jobs. */
-		if (make_directories(runtime_path(step)) < 0)
-			(void)fail(step, "cannot make the runtime_path %s: %s", runtime_path(step), strerror(errno));
-		return 0;
-	case S_CTX_LOCAL:
-	case S_CTX_ALLOCATOR:
-	case S_CTX_REMOTE:
-		return register_options(step);
-	default:
-		return 0;
-	}
+	spank_context_t context = spank_context();
+	/* In slurmd, return 0 in any case: without it all jobs lose the node. A step creates the directory too, and reports errors. */
+	if (context == S_CTX_SLURMD && make_directories(runtime_path(step)) < 0)
+		(void)fail(step, "cannot make the runtime_path %s: %s", runtime_path(step), strerror(errno));
+	return context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR || context == S_CTX_REMOTE ? register_options(step) : 0;
 }
 
 static int submit(struct step *step, const char *context)
 {
 	bool is_batch = strcmp(context, "sbatch") == 0;
 
-	/* A new job reads its environment file anew, and pins its own images. */
+	/* A new job reads its environment file again, and pins its own images. */
 	if (strcmp(context, "srun") != 0) {
 		(void)unsetenv(CARRIED);
-		if (!step->submission.begun) /* a later component keeps the pins that the first one found */
+		if (!step->submission.begun) /* later components keep the pins of the first one */
 			(void)unsetenv(PINNED);
 	}
-	/* The command of salloc has its environment, and each srun in that forwards what it has. */
-	if (give_back_variables(step) < 0 || check_sizes(step) < 0 || (is_batch && check_component(step) < 0) ||
+	/* The command of salloc inherits its environment, and each srun in it forwards the variables. */
+	if (restore_variables(step) < 0 || check_sizes(step) < 0 || (is_batch && check_component(step) < 0) ||
 	    (strcmp(context, "salloc") != 0 && forward_variables(step, is_batch) < 0))
 		return -1;
 	step->submission.begun = true;
-	return anything_said(step) ? check(step, context) : 0;
+	return anything_requested(step) ? check(step, context) : 0;
 }
 
 int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 {
 	struct step *step = called_with(sp, ac, av);
-	switch (spank_context()) {
-	case S_CTX_LOCAL:
+	if (spank_context() == S_CTX_LOCAL)
 		return submit(step, "srun");
-	case S_CTX_ALLOCATOR:
+	if (spank_context() == S_CTX_ALLOCATOR)
 		return submit(step, strcmp(program_invocation_short_name, "salloc") == 0 ? "salloc" : "sbatch");
-	case S_CTX_REMOTE:
+	if (spank_context() == S_CTX_REMOTE)
 		prepare_step(step);
-		return 0;
-	default:
-		return 0;
-	}
+	return 0;
 }
 
 int slurm_spank_local_user_init(spank_t sp, int ac, char **av)
 {
-	struct step *step = called_with(sp, ac, av);
-	return take_resolved(step);
+	return take_resolved(called_with(sp, ac, av));
 }
 
 int slurm_spank_task_post_fork(spank_t sp, int ac, char **av)
 {
+	struct step *step = called_with(sp, ac, av);
 	int task = -1;
 	pid_t pid = -1;
 
-	struct step *step = called_with(sp, ac, av);
 	if (step->active && get_item(step, S_TASK_ID, &task) == ESPANK_SUCCESS && task == 0 &&
 	    get_item(step, S_TASK_PID, &pid) == ESPANK_SUCCESS)
 		place_ahead(step, pid);
@@ -114,8 +98,8 @@ int slurm_spank_task_post_fork(spank_t sp, int ac, char **av)
 int slurm_spank_task_init(spank_t sp, int ac, char **av)
 {
 	struct step *step = called_with(sp, ac, av);
-	/* Not `return -1`: where plugstack.conf says "optional", Slurm would then run the task outside of its
-	 * container, and where it says "required" add two lines for each task to the one that says why. */
+	/* Not `return -1`: with "optional" in plugstack.conf Slurm would run the task outside of its container, and with
+	 * "required" it would print two more lines for each task. */
 	if ((step->active ? init_task(step) : check_script(step)) < 0)
 		_exit(EXIT_FAILURE);
 	return 0;
@@ -123,16 +107,16 @@ int slurm_spank_task_init(spank_t sp, int ac, char **av)
 
 int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 {
+	struct step *step = called_with(sp, ac, av);
 	int status = 0;
 
-	struct step *step = called_with(sp, ac, av);
-	/* Where Slurm ends a step, it kills all that is left of it: so the last one tells. */
+	/* If Slurm ends a step, Slurm kills all remaining tasks, so the last task decides. */
 	if (step->shared && get_item(step, S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
-		step->killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
-	/* What is still being set up must be dead first: slurm_spank_exit comes after that. */
+		step->killed = was_killed(status);
+	/* A container that is not ready is finished by slurm_spank_exit(), when its processes are dead. */
 	if (!step->shared || ++step->exited < step->local_tasks || !step->shared->ready)
 		return 0;
-	/* It has said what failed. Slurm would add two lines to that, and change no exit status. */
+	/* The error is printed already. A failure here would add two lines of Slurm's, and change no exit status. */
 	(void)finish_step(step);
 	return 0;
 }
@@ -143,9 +127,9 @@ static void clean_up(struct step *step)
 		slurm_info("pyxis: %s: job %u may have left containers behind", node, step->job_id);
 }
 
-/* Whether this is the extern step, after which with PrologFlags=RunInJob nothing of ours is called: slurmstepd runs the
- * epilog then, where spank_has_epilog() is false: prep_script_slurmd.c, slurmd_script(). What is done twice elsewhere
- * finds nothing the second time. */
+/* Check whether this is the extern step. With PrologFlags=RunInJob it is the last call of the plugin: slurmstepd runs the
+ * epilog then, where spank_has_epilog() is false (prep_script_slurmd.c, slurmd_script()). Otherwise the epilog follows,
+ * and finds nothing left. */
 static bool ends_job(struct step *step)
 {
 	uint32_t id = 0;
@@ -156,10 +140,10 @@ static bool ends_job(struct step *step)
 
 int slurm_spank_exit(spank_t sp, int ac, char **av)
 {
+	struct step *step = called_with(sp, ac, av);
 	int rc = 0;
 
-	struct step *step = called_with(sp, ac, av);
-	/* Only if no container was ready when the last task ended, or a task could not even be launched. */
+	/* Needed only if no container was ready when the last task ended, or if a task could not be launched. */
 	if (step->shared && !step->is_task) {
 		if (!step->shared->ready)
 			(void)end_ahead(step);

@@ -1,4 +1,4 @@
-/* What the files of the plugin share, by file: README.md tells what each of them does. */
+/* Declarations that the files of the plugin share, by file. README.md describes each file. */
 #ifndef PENROOT_PLUGIN_H
 #define PENROOT_PLUGIN_H
 
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 
 #include <slurm/slurm.h>
 #pragma GCC visibility push(default)
@@ -16,34 +17,53 @@
 #pragma GCC visibility pop
 
 #include "proc.h"
-#include "options.h" /* names that pyxis_py has too: what each means, pyxis_py/request/job.py tells */
+#include "options.h" /* names shared with pyxis_py: pyxis_py/request/job.py explains them */
 
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Since Slurm 24.05 the extern step waits for the job's others before its end: mgr.c, _spawn_job_container(). */
+/* Since Slurm 24.05 the extern step waits for the job's other steps before it ends: mgr.c, _spawn_job_container(). */
 #ifndef EXTERN_ENDS_LAST
 #define EXTERN_ENDS_LAST (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(24, 5, 0))
 #endif
 
 extern char **environ;
 
-/* For a descriptor that is to outlive its variable. */
-static inline int keep_fd(int *fd)
+/* Take a descriptor out of a self-closing variable. */
+static inline int release_fd(int *fd)
 {
-	int kept = *fd;
+	int released = *fd;
 
 	*fd = -1;
-	return kept;
+	return released;
 }
 
-/* place.c: the directory of our Python packages, the Python that runs them, and whether a container has both of its node. */
+/* Set errno and return -1. */
+static inline int set_errno(int number)
+{
+	errno = number;
+	return -1;
+}
+
+static inline bool has_prefix(const char *text, const char *prefix)
+{
+	return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* Check whether a process was killed, probably by Slurm. */
+static inline bool was_killed(int status)
+{
+	return WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
+}
+
+/* place.c: the directory of the Python packages, and their interpreter */
 const char *library(void);
 const char *interpreter(void);
-bool is_brought(void);
+/* Check whether this plugin was loaded inside a container that has the Slurm of its node. */
+bool is_in_container(void);
 
-/* coprocess.c: the Python process that decides. All return 0 or a descriptor, or -1 with errno. */
+/* coprocess.c: the Python process. The functions return 0 or a descriptor, or -1 with errno. */
 
-/* Who the process is to be: only slurmstepd, which is root, has to change. */
+/* The user that a process becomes. Only slurmstepd, which is root, changes users. */
 struct credentials {
 	uid_t uid;
 	gid_t gid;
@@ -51,75 +71,72 @@ struct credentials {
 	int group_count;
 };
 
-/* Which process, among all that ever had its number: `started` is in ticks after the boot, proc(5). */
+/* `started`, in ticks after the boot, tells a process from others that get the same id later: proc(5). */
 struct identity {
 	pid_t pid;
 	unsigned long long started;
 };
 
-/* A process and our connection to it: the socket, its stderr, its pid if it is our child, and a pidfd, readable when it
- * ends. As root we wait for a user's process until `until` at most, and are `wary`: we take short answers and no
- * descriptors, as closing one may block (a file of the user's FUSE). */
+/* A process and our connection to it. Root waits for a process of the user until the deadline, and does not trust it: it
+ * accepts short answers only, and no descriptors, because closing one may block (a file of the user's FUSE). */
 struct coprocess {
 	int socket;
-	int log;
-	pid_t pid;
-	int end;
-	int64_t until;
-	bool wary;
+	int log;   /* its stderr */
+	pid_t pid; /* -1 unless it is our child */
+	int pidfd; /* readable when the process ends */
+	int64_t deadline;
+	bool is_untrusted;
 };
 
-#define NO_COPROCESS { .socket = -1, .log = -1, .pid = -1, .end = -1 }
+#define NO_COPROCESS { .socket = -1, .log = -1, .pid = -1, .pidfd = -1 }
 #define COPROCESS_NONE ((struct coprocess)NO_COPROCESS)
 
-/* A file of this size for good: it is memory, and nobody's. */
+/* Create a file in memory, without a name, whose size is fixed. */
 int make_memory(const char *name, off_t size);
 
-/* A moment to wait until; FOREVER is none. */
-#define FOREVER INT64_C(0)
-/* A wait without a limit ends when the process is stopped at so many looks in a row. */
-enum { LOOK_MS = 1500, LOOKS = 6 };
-int64_t in_milliseconds(int64_t milliseconds);
+#define FOREVER INT64_C(0) /* no deadline */
+/* A wait without a deadline ends when the process is found stopped by so many polls in a row. */
+enum { POLL_INTERVAL_MS = 1500, MAX_STOPPED_POLLS = 6 };
+int64_t deadline_in_ms(int64_t milliseconds);
 
-/* The verb of a helper that was started before there is a task, by root: it has its own session as well. */
+/* The verb of a helper that root starts before there is a task. It gets its own session. */
 #define AHEAD "ahead"
 
-/* Which process has this number now. ESRCH where that cannot be known. */
-int identify(pid_t pid, struct identity *who);
-
-/* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it becomes that user for good, and we are
- * wary. `detached`: it is nobody's child and has its own session, so that it outlives the task. */
+/* Start the process for `verb`. `control`, if not -1, becomes fd 4. With `as`, the process becomes that user for
+ * good, and is untrusted. A `detached` process outlives the task: nobody's child, in a new session. */
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
-/* Send one end of a new pair of sockets to the process `who`, which has the other end of `control`. There is no address,
- * so nobody else can answer. ESRCH if the process is gone. */
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary);
+/* Send one end of a new socket pair to the process `who`, which holds the other end of `control`. Without an
+ * address, no other process can answer. ESRCH if the process is gone. */
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted);
 
-/* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first, ETIMEDOUT when it takes too long. */
+/* Check whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid);
+
+/* Wait until `fd` is ready for `events`. ECONNRESET if the process ends first, ETIMEDOUT after the deadline. */
 int coprocess_await(const struct coprocess *process, int fd, short events);
 
-/* Wait for the end of the process, when it has left its cgroup too. One that takes too long is killed: ETIMEDOUT. */
+/* Wait until the process has ended and left its cgroup. After the deadline, kill the process: ETIMEDOUT. */
 int coprocess_wait(const struct coprocess *process);
 
 void coprocess_free(struct coprocess *process);
 
-/* message.c: what is sent to that process, and comes from it. -1 with errno. */
+/* message.c: messages to and from that process. -1 with errno. */
 
-enum { MESSAGE_LIMIT = 64 << 20, WARY_LIMIT = 64 << 10, FDS_LIMIT = 8 };
+enum { MAX_MESSAGE_BYTES = 64 << 20, MAX_UNTRUSTED_BYTES = 64 << 10, MAX_FDS = 8 };
 
-/* A request while it is written; what cannot be written shows at request_finish. */
+/* A request that is being written. request_finish() reports a failed write. */
 struct request {
 	FILE *stream;
 	char *data;
 	size_t length;
 };
 
-/* One answer and the file descriptors that came with it. */
+/* One answer and its file descriptors. */
 struct answer {
 	char *data;
 	size_t length;
-	int fds[FDS_LIMIT];
+	int fds[MAX_FDS];
 	size_t fd_count;
 };
 
@@ -128,9 +145,9 @@ int request_finish(struct request *request);
 int request_send(const struct request *request, const struct coprocess *process);
 void request_free(struct request *request);
 
-/* The pairs in turn: start with *at = 0. False after the last one. */
+/* Get the next pair. Start with *at = 0. Returns false after the last pair. */
 bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value);
-/* The value of a key, or NULL. */
+/* Return the value of a key, or NULL. */
 const char *answer_get(const struct answer *answer, const char *wanted);
 void answer_free(struct answer *answer);
 
@@ -138,79 +155,78 @@ void answer_free(struct answer *answer);
 
 enum { CGROUPS_SIZE = 8192 };
 
-/* The text of /proc/PID/cgroup, all of it. */
+/* Read all of /proc/PID/cgroup. */
 int cgroup_read(pid_t pid, char *text, size_t size);
-/* Move a process to the groups of such a text; where one has gone since, as that of a task, to the one above it. */
+/* Move a process into the cgroups of such a text. If the cgroup of a task is gone, its parent is used. */
 int cgroup_move(pid_t pid, const char *text);
-/* Whether a process is in the groups of such a text, and all that it may is `uid`. */
+/* Check whether a process is in the cgroups of such a text, and whether all its user ids are `uid`. */
 bool cgroup_holds(pid_t pid, const char *text, uid_t uid);
 
 /* plugin.c */
 
-/* What the tasks of one step on one node share. */
+/* Memory shared by the tasks of one step on one node. */
 struct shared {
-	bool started;         /* a helper was started: there may be something to remove */
+	bool started; /* a helper was started: there may be something to remove */
 	bool ready;
 	bool failed;
-	atomic_bool reported; /* one task has said what is wrong */
-	atomic_bool awaited;  /* one task has said that it waits for a stopped one */
-	char why[2048];       /* lines of one that is not heard: see print_error */
-	atomic_uint entered;
-	atomic_uint ended;    /* tasks with an outer process that saves: save.c */
-	bool placed;          /* the helper that was started ahead is in the cgroups of the first task */
-	atomic_bool taken;    /* and is that of the step, or none */
-	struct identity helper; /* pid 0: it has said that there is no container to enter */
-	bool saves;           /* there is something to save at the end */
-	char cgroups[CGROUPS_SIZE]; /* of the helper, whose end is that of the step at the latest */
+	atomic_bool reported;       /* one task has printed the error */
+	atomic_bool awaited;        /* a message about a stopped task has been printed */
+	char unseen_errors[2048];   /* lines of a task whose stderr nobody sees: print_error() */
+	atomic_uint entered;        /* tasks in the container */
+	atomic_uint ended;          /* tasks whose outer process has seen their end: save.c */
+	bool placed;                /* the helper started ahead is in the cgroups of the first task */
+	atomic_bool taken;          /* a task has tried to use that helper */
+	struct identity helper;     /* pid 0: the helper's answer was that there is no container */
+	bool saves;                 /* there is something to save at the end */
+	char cgroups[CGROUPS_SIZE]; /* of the helper: Slurm kills it with the step */
 	char cwd[PATH_MAX];
 };
 
 enum { INHERITED_SIZE = 1024 };
 
-/* A helper that slurmstepd has started, what it is, and what it has of slurmstepd. */
+/* The helper started by slurmstepd, and a description of the attributes inherited from slurmstepd. */
 struct ahead {
 	struct coprocess process;
 	struct identity who;
 	char inherited[INHERITED_SIZE];
 };
 
-/* An option as Slurm has given it. */
-struct given_option {
+struct stored_option {
 	int option;
 	char *value;
-	bool inherited; /* of sbatch, where an srun or sbatch in its script is in a container, too */
+	bool inherited; /* from the sbatch whose script runs this srun or sbatch in a container */
 };
 
-/* What srun, sbatch or salloc has asked, for one component of a job after the other. */
+/* The state of srun, sbatch or salloc, for one component of a job after the other. */
 struct submission {
 	bool begun;
 	bool checked;
-	size_t options_of_first;
+	size_t first_component_options;
 	struct coprocess resolving;
-	bool unheard; /* its first answer is to come, and will be that nothing is wrong */
+	bool is_unanswered; /* the first answer has not been read */
 };
 
-/* All that the plugin knows in one process. Slurm's calls bring no place for it: plugin.c has it. */
+/* All state of the plugin in one process. plugin.c keeps the state: Slurm's callbacks have no argument for it. */
 struct step {
-	spank_t spank; /* what Slurm calls us with, and the arguments in plugstack.conf */
+	spank_t spank;
 	int argument_count;
-	char **arguments;
-	struct given_option *options;
+	char **arguments; /* in plugstack.conf */
+	struct stored_option *options;
 	size_t option_count;
-	bool option_lost; /* for want of memory */
+	bool option_lost; /* out of memory */
 	struct submission submission;
-	bool active; /* a container is asked for: no task runs outside of it */
+	bool active;  /* a container is requested: no task runs outside of it */
 	bool is_task; /* this process is a task, or would have become one */
-	bool starts;  /* and starts the container, with the lock */
-	bool reports; /* and is the one of this node that says what is wrong */
+	bool starts;  /* this task starts the container, and holds the lock */
+	bool reports; /* this task prints the errors of the node */
 	bool finished;
-	bool killed;      /* the task that ended last was killed */
-	size_t log_size;  /* bytes that this process has said */
-	char failure[PATH_MAX + 512]; /* found as root in slurmstepd, raised in the task: see prepare_step */
+	bool killed;                  /* the task that ended last was killed */
+	size_t logged_bytes;          /* by this process */
+	char failure[PATH_MAX + 512]; /* found by root in slurmstepd, raised in the tasks: prepare_step() */
 	unsigned int exited;
 	struct shared *shared;
-	int lock;       /* the file of that memory: held by the task that starts the helper, until the container is ready */
-	int control[2]; /* tasks and slurmstepd have the first, the helper has the second */
+	int lock;       /* the file of that memory, locked by the task that starts the helper until the container is ready */
+	int control[2]; /* the end of tasks and slurmstepd, the end of the helper */
 	pid_t outer;    /* the process that waits for this task: save.c */
 	struct credentials job;
 	struct ahead ahead;
@@ -222,37 +238,37 @@ struct step {
 		.lock = -1, .control = { -1, -1 }, .ahead = { NO_COPROCESS }, .submission = { .resolving = NO_COPROCESS } \
 	}
 
-/* Of the step or job that Slurm calls us for. */
+/* Get an item of the step or job for which Slurm calls the plugin. */
 #define get_item(step, ...) spank_get_item((step)->spank, __VA_ARGS__)
 
 /* log.c */
 
-/* The name of this machine, and what lines begin with: that, or "" where people are in front of it. */
 extern char hostname[HOST_NAME_MAX + 1];
-extern const char *node;
+extern const char *node; /* the host name, or "" in srun, salloc and sbatch: lines begin with it */
 
 void set_node(bool shown);
-bool is_heard(void);
+bool is_stderr_seen(void);
 void print_error(struct step *step, const char *text);
 void print_log(struct step *step, const char *level, const char *text);
-/* Print an error, or have each task print it, and return -1. */
+/* Print an error and return -1. */
 int fail(struct step *step, const char *format, ...) __attribute__((format(printf, 2, 3)));
-int postpone(struct step *step, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Let each task print an error, and return -1. */
+#define postpone(step, ...) ((void)snprintf((step)->failure, sizeof((step)->failure), __VA_ARGS__), -1)
 
-/* The rest returns 0, or -1 where it has failed, and said why. */
+/* Unless noted, the following functions return 0, or print an error and return -1. */
 
 /* options.c */
 const char *runtime_path(struct step *step);
 int register_options(struct step *step);
-bool container_asked_for(struct step *step);
-bool anything_said(struct step *step);
-bool environment_asked_for(struct step *step);
-bool get_only(struct step *step, const char **name, const char **image);
+bool container_requested(struct step *step);
+bool anything_requested(struct step *step);
+bool environment_file_requested(struct step *step);
+bool get_name_and_image(struct step *step, const char **name, const char **image);
 void add_options(struct step *step, struct request *request);
 int check_sizes(struct step *step);
 int check_component(struct step *step);
-int forward_variables(struct step *step, bool of_job);
-int carry(struct step *step, const char *variable, const char *value, bool of_job);
+int forward_variables(struct step *step, bool to_job);
+int forward_content(struct step *step, const char *variable, const char *value, bool to_job);
 int take_variables(struct step *step);
 int take_swarm(struct step *step);
 int take_options_of_sbatch(struct step *step);
@@ -260,19 +276,19 @@ const char *variable_of(const char *word);
 void free_options(struct step *step);
 
 /* message.c again: whole conversations */
-enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
+enum { ANSWERED = 0, REFUSED = -1, NO_ANSWER = -2 };
 
 void begin_request(struct step *step, struct request *request, const char *verb, const char *context, const char *cwd);
 int begin_step_request(struct step *step, struct request *request, const char *verb);
 void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only);
-int listen_to(struct step *step, const struct coprocess *process, struct answer *answer);
-int converse(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer);
-int explain_silence(struct step *step, const struct coprocess *process);
+int read_answer(struct step *step, const struct coprocess *process, struct answer *answer);
+int exchange(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer);
+int explain_no_answer(struct step *step, const struct coprocess *process);
 int ask(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer);
-int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t until);
-int consult(struct step *step, struct coprocess *process, const char *verb, struct request *request);
+int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t deadline);
+int ask_and_wait(struct step *step, struct coprocess *process, const char *purpose, struct request *request);
 
-/* directory.c; these two return -1 with errno */
+/* directory.c: -1 with errno */
 int make_directories(const char *path);
 int open_user_directory(struct step *step, struct statx *info);
 int make_user_directory(struct step *step);
@@ -285,17 +301,17 @@ bool end_ahead(struct step *step);
 
 /* plain.c */
 enum plainness { NOT_PLAIN, PLAIN, PLAIN_TAG };
-enum plainness judge(struct step *step, const char *context);
+enum plainness classify_request(struct step *step, const char *context);
 
 /* save.c */
-int go_on_in_child(struct step *step);
+int continue_in_child(struct step *step);
 void end_with_parent(struct step *step);
-/* End as another process did, but without its core file. */
+/* End with the exit status or signal of another process, but without its core file. */
 _Noreturn void end_like(int status);
 
 /* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */
 int check(struct step *step, const char *context);
-int give_back_variables(struct step *step);
+int restore_variables(struct step *step);
 int take_resolved(struct step *step);
 void prepare_step(struct step *step);
 int finish_step(struct step *step);

@@ -5,10 +5,9 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 
-/* slurmstepd's descriptors would keep others waiting for their end. Their numbers stay taken, as Slurm's log may use them. */
-static void let_go_of_descriptors(struct step *step)
+/* Replace slurmstepd's descriptors by /dev/null: other processes wait for end of file. Slurm's log may use the numbers. */
+static void replace_descriptors(struct step *step)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	long limit = sysconf(_SC_OPEN_MAX);
@@ -19,7 +18,7 @@ static void let_go_of_descriptors(struct step *step)
 	}
 }
 
-/* Let the helper save the container. If the helper is gone, the end of the step saves it. */
+/* Let the helper save the container. If the helper is gone, finish_step() saves it. */
 static int save(struct step *step)
 {
 	cleanup(request_free) struct request request = { 0 };
@@ -29,7 +28,7 @@ static int save(struct step *step)
 	if (begin_step_request(step, &request, "save") < 0 ||
 	    coprocess_connect(&process, step->control[0], &step->shared->helper, FOREVER, false) < 0)
 		return 0;
-	return converse(step, &process, &request, &answer) == REFUSED ? -1 : 0;
+	return exchange(step, &process, &request, &answer) == REFUSED ? -1 : 0;
 }
 
 void end_like(int status)
@@ -48,8 +47,8 @@ void end_like(int status)
 	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE);
 }
 
-/* Wait for the end of a process. Forward signals from Slurm, which knows only this process. Do not forward a signal that the
- * whole process group received. The sender is 0 if it is in an outer PID namespace. */
+/* Wait for the end of a process. Forward signals of Slurm, which knows only this process, but not signals that the whole
+ * process group has received. The sender is 0 if it is in an outer PID namespace. */
 static int await_end(pid_t child)
 {
 	int status = 0;
@@ -67,18 +66,17 @@ static int await_end(pid_t child)
 
 static _Noreturn void await(struct step *step, pid_t child)
 {
-	let_go_of_descriptors(step);
+	replace_descriptors(step);
 	int status = await_end(child);
-	bool killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
 	bool is_last = atomic_fetch_add(&step->shared->ended, 1) + 1 == step->local_tasks;
-	if (is_last && !killed && atomic_load(&step->shared->entered) == step->local_tasks && save(step) < 0 && WIFEXITED(status) &&
-	    WEXITSTATUS(status) == 0)
+	if (is_last && !was_killed(status) && atomic_load(&step->shared->entered) == step->local_tasks && save(step) < 0 &&
+	    WIFEXITED(status) && WEXITSTATUS(status) == 0)
 		_exit(EXIT_FAILURE);
 	end_like(status);
 }
 
-/* Go on in a child, which becomes the user's program. */
-int go_on_in_child(struct step *step)
+/* Continue in a child, which becomes the user's program. */
+int continue_in_child(struct step *step)
 {
 	sigset_t all, before;
 
@@ -91,10 +89,10 @@ int go_on_in_child(struct step *step)
 		return fail(step, "cannot fork: %s", strerror(errno));
 	if (child > 0)
 		await(step, child);
-	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "sigprocmask: %s", strerror(errno)) : 0;
+	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "cannot restore signals: %s", strerror(errno)) : 0;
 }
 
-/* After a change of credentials, which undoes it. */
+/* Call this after the last change of credentials: a change undoes it. */
 void end_with_parent(struct step *step)
 {
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);

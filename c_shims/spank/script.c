@@ -1,9 +1,9 @@
-/* A batch script whose #SBATCH lines ask for a container, of a job without one: nobody has read them. sbatch reads those
- * of a script in a file, not of --wrap (size 0 for process_options_second_pass of its sbatch.c), and slurmrestd and
- * programs with libslurm read none. Here a task does that, as the user. */
+/* Refuse a batch script whose #SBATCH lines ask for a container, if its job has none: Slurm has not read these lines. sbatch
+ * reads those of a script in a file, but not of --wrap (size 0 for process_options_second_pass of its sbatch.c). slurmrestd
+ * and programs with libslurm read none. A task reads them, as the user. */
 #include "plugin.h"
 
-/* The word of a #SBATCH line that asks for a container, or NULL. The rest after a # is a comment. */
+/* Return the word of a #SBATCH line that asks for a container, or NULL. A word with a # begins a comment. */
 static char *find_option(char *line)
 {
 	for (char *word; (word = strsep(&line, " \t\n")) && *word != '#';) {
@@ -14,17 +14,16 @@ static char *find_option(char *line)
 	return NULL;
 }
 
-/* That of the lines before the first command, as sbatch reads them: _opt_batch_script of its opt.c. In `line`. */
+/* Find such a word before the first command, as sbatch does: _opt_batch_script of its opt.c. The word is part of `line`. */
 static char *read_options(FILE *script, char **line)
 {
-	static const char magic[] = "#SBATCH";
 	char *option = NULL;
 	size_t size = 0;
 
 	while (!option && getline(line, &size, script) > 0) {
 		const char *first = *line + strspn(*line, " \t\r\n");
-		if (strncmp(*line, magic, sizeof(magic) - 1) == 0)
-			option = find_option(*line + sizeof(magic) - 1);
+		if (has_prefix(*line, "#SBATCH"))
+			option = find_option(*line + strlen("#SBATCH"));
 		else if (*first && *first != '#')
 			break;
 	}
@@ -45,18 +44,20 @@ int check_script(struct step *step)
 	step->is_task = true;
 	cleanup(close_fd) int fd = open(argv[0], O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
 	FILE *script = fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? fdopen(fd, "re") : NULL;
-	if (!script) /* then nothing can execute it */
+	if (!script) /* it cannot be executed either */
 		return 0;
-	(void)keep_fd(&fd); /* it is the stream's now */
+	(void)release_fd(&fd); /* fclose() closes it */
 	char *line = NULL;
 	const char *option = read_options(script, &line);
 	(void)fclose(script);
-	int rc = !option ? 0 :
-			   fail(step,
-				"#SBATCH %s: nobody has read this line of the script, which would run outside of a container: "
-				"sbatch reads none of --wrap, and slurmrestd none at all; give the option to sbatch itself, or "
-				"set %s in the environment of the job",
-				option, variable_of(option));
+	int rc = 0;
+	if (option)
+		rc = fail(
+			step,
+			"#SBATCH %s: Slurm has not read this line of the script, which would run outside of a container: sbatch ignores "
+			"#SBATCH lines of --wrap, and slurmrestd all of them; give the option to sbatch itself, or set %s in the "
+			"environment of the job",
+			option, variable_of(option));
 	free(line);
 	return rc;
 }

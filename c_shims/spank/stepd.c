@@ -3,13 +3,12 @@
 
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
-/* How long root waits for what the user's processes do, in milliseconds: after a step was killed, less than Slurm's
- * patience; at a normal end without anything to save, before another process does it. */
-enum { KILLED_WAIT = 3000, END_WAIT = 10000 };
+/* How long root waits for processes of the user: after a step was killed, for less time than Slurm waits; at a normal end
+ * without anything to save, until another process finishes the step. */
+enum { KILLED_WAIT_MS = 3000, END_WAIT_MS = 10000 };
 
-/* Memory for all tasks, and a file whose lock goes with a task that is killed while it has it. */
+/* Create the memory for all tasks. If a task is killed, the kernel releases the lock of the file. */
 static int make_shared(struct step *step)
 {
 	step->lock = make_memory("penroot-step", sizeof(*step->shared));
@@ -19,7 +18,7 @@ static int make_shared(struct step *step)
 	if (memory == MAP_FAILED)
 		return -1;
 	step->shared = memory;
-	/* Our end lives as long as slurmstepd and its children before exec: by its end the helper sees theirs. */
+	/* Our end is open in slurmstepd, and in its children until they call exec. When all are gone the helper sees end of file. */
 	return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, step->control);
 }
 
@@ -35,7 +34,7 @@ static int get_job(struct step *step)
 	    (rc = get_item(step, S_JOB_STEPID, &step->step_id)) != ESPANK_SUCCESS ||
 	    (rc = get_item(step, S_JOB_LOCAL_TASK_COUNT, &step->local_tasks)) != ESPANK_SUCCESS ||
 	    (rc = get_item(step, S_JOB_TOTAL_TASK_COUNT, &step->total_tasks)) != ESPANK_SUCCESS)
-		return postpone(step, "cannot learn about the job: %s", spank_strerror(rc));
+		return postpone(step, "cannot get the job from Slurm: %s", spank_strerror(rc));
 	step->job.groups = calloc((size_t)step->job.group_count + 1, sizeof(gid_t));
 	if (!step->job.groups)
 		return postpone(step, "out of memory");
@@ -44,64 +43,64 @@ static int get_job(struct step *step)
 	return 0;
 }
 
-/* Whether the step asks for a container; -1 where that cannot be known. */
-static int read_wishes(struct step *step)
+/* Check whether the step requests a container. Returns -1 if that is unknown. */
+static int read_request(struct step *step)
 {
 	uint32_t step_id = 0;
 	char **variables;
 
 	if (get_item(step, S_JOB_ENV, &variables) != ESPANK_SUCCESS || get_item(step, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
-		return postpone(step, "cannot learn about the step");
+		return postpone(step, "cannot get the step from Slurm");
 	if ((step_id == SLURM_BATCH_SCRIPT && take_options_of_sbatch(step) < 0) || take_variables(step) < 0 || take_swarm(step) < 0 ||
 	    step->option_lost)
-		return postpone(step, "cannot keep the container options: out of memory?");
-	return container_asked_for(step);
+		return postpone(step, "cannot store the container options: out of memory?");
+	return container_requested(step);
 }
 
-/* What fails waits for the tasks, each of which ends with it: an error here would make slurmd drain the node, or srun exit
- * with 0, and where plugstack.conf says "optional" the tasks would run outside of their container. */
+/* A failure is postponed: each task fails with it. An error here would make slurmd drain the node, or srun exit with 0. With
+ * "optional" in plugstack.conf the tasks would run outside of their container. */
 void prepare_step(struct step *step)
 {
-	step->active = read_wishes(step) != 0;
+	step->active = read_request(step) != 0;
 	if (!step->active || *step->failure || get_job(step) < 0)
 		return;
 	if (make_shared(step) < 0)
 		(void)postpone(step, "cannot prepare the step: %s", strerror(errno));
 	else if (make_user_directory(step) < 0)
-		(void)postpone(step, "cannot make the directory %s/%u: %s; it is to be the user's own, in a runtime_path of root's",
+		(void)postpone(step, "cannot make the directory %s/%u: %s; it must belong to the user, and runtime_path to root",
 			       runtime_path(step), (unsigned int)step->job.uid, strerror(errno));
 	else
 		start_ahead(step);
 }
 
-/* Let the helper finish. SILENT if it does not: with ESRCH if it was dead before. */
-static int finish_by_helper(struct step *step, struct request *request, int64_t until)
+/* Let the helper finish the step. Returns NO_ANSWER if it does not; errno is ESRCH if it was dead before. */
+static int finish_by_helper(struct step *step, struct request *request, int64_t deadline)
 {
 	const struct identity *helper = &step->shared->helper;
 	cleanup(answer_free) struct answer answer = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
 	errno = ESRCH;
-	if (!helper->pid || coprocess_connect(&process, step->control[0], helper, until, true) < 0)
-		return SILENT;
-	/* The helper has named its own process, and may have lied. A process in the step's cgroups ends with the step. */
+	if (!helper->pid || coprocess_connect(&process, step->control[0], helper, deadline, true) < 0)
+		return NO_ANSWER;
+	/* The helper itself has sent this process id, and may have lied. A process in the step's cgroups ends with the step. */
 	if (!cgroup_holds(helper->pid, step->shared->cgroups, step->job.uid)) {
 		errno = ESRCH;
-		return SILENT;
+		return NO_ANSWER;
 	}
-	int rc = converse(step, &process, request, &answer);
-	int why = errno;
-	/* Where slurmstepd still finds a process of the step, it sleeps for a second. */
-	process.until = in_milliseconds(rc == SILENT ? 0 : KILLED_WAIT);
+	int rc = exchange(step, &process, request, &answer);
+	int error = errno;
+	/* slurmstepd sleeps for a second if it still finds a process of the step. */
+	process.deadline = deadline_in_ms(rc == NO_ANSWER ? 0 : KILLED_WAIT_MS);
 	if (coprocess_wait(&process) < 0)
-		slurm_info("pyxis: %s: the helper process has not ended, and was killed", node);
+		slurm_info("pyxis: %s: the helper process did not end in time and was killed", node);
 	if (helper->pid == step->ahead.process.pid) /* our child */
 		(void)waitpid(helper->pid, NULL, WNOHANG);
-	errno = why;
+	errno = error;
 	return rc;
 }
 
-/* What the end of the step is to be told; `failed`: there is nothing to save. */
+/* Begin the request for the end of the step. After a failure there is nothing to save. */
 static int begin_finish(struct step *step, struct request *request, bool failed)
 {
 	if (begin_step_request(step, request, "finish") < 0)
@@ -111,25 +110,25 @@ static int begin_finish(struct step *step, struct request *request, bool failed)
 	return 0;
 }
 
-/* Where the helper does not, another process finishes, in the same cgroups: so it ends when Slurm ends the step. */
-static int finish_by_another(struct step *step, bool failed, int64_t until)
+/* Let another process finish the step. Slurm ends the process with the step: both are in the helper's cgroups. */
+static int finish_by_another(struct step *step, bool failed, int64_t deadline)
 {
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (start_as_user(step, &process, "finish", until) < 0)
+	if (start_as_user(step, &process, "finish", deadline) < 0)
 		return -1;
 	if (cgroup_move(process.pid, step->shared->cgroups) < 0 || !step->shared->ready) {
-		/* They go with the last process of a step that never began, and Slurm ends what is in them no more. */
+		/* The cgroups vanish with the last process of a step that never began: Slurm then ends no process in them. */
 		failed = true;
-		if (until == FOREVER)
-			process.until = in_milliseconds(KILLED_WAIT);
+		if (deadline == FOREVER)
+			process.deadline = deadline_in_ms(KILLED_WAIT_MS);
 	}
-	return begin_finish(step, &request, failed) < 0 ? -1 : consult(step, &process, "end of the step", &request);
+	return begin_finish(step, &request, failed) < 0 ? -1 : ask_and_wait(step, &process, "end of the step", &request);
 }
 
-/* The end of the step: what was started is finished as the user. A save at a normal end lasts as long as it lasts, or
- * until Slurm ends the step; after a kill there is no time for anything. */
+/* Finish, as the user, what the step has started. A save at a normal end may last until Slurm ends the step. After a kill
+ * there is no time to save. */
 int finish_step(struct step *step)
 {
 	cleanup(request_free) struct request request = { 0 };
@@ -137,21 +136,21 @@ int finish_step(struct step *step)
 	if (step->finished || !step->shared->started)
 		return 0;
 	step->finished = true;
-	int64_t until = in_milliseconds(step->killed ? KILLED_WAIT : END_WAIT);
+	int64_t deadline = deadline_in_ms(step->killed ? KILLED_WAIT_MS : END_WAIT_MS);
 	bool failed = atomic_load(&step->shared->entered) < step->local_tasks;
 	bool saves = step->shared->saves && !failed && !step->killed;
 	if (begin_finish(step, &request, failed) < 0)
 		return -1;
-	int rc = finish_by_helper(step, &request, saves ? FOREVER : until);
-	if (rc != SILENT)
+	int rc = finish_by_helper(step, &request, saves ? FOREVER : deadline);
+	if (rc != NO_ANSWER)
 		return rc;
 	if (errno != ESRCH && saves) {
-		(void)fail(step, "the container is not saved: what saved it was killed");
+		(void)fail(step, "the container is not saved: the process that saved it was killed");
 		failed = step->killed = true;
-		until = in_milliseconds(KILLED_WAIT);
+		deadline = deadline_in_ms(KILLED_WAIT_MS);
 	}
-	/* Where there is no time left, the rest is the epilog's. */
-	if (step->killed && in_milliseconds(0) >= until)
+	/* If no time is left, the epilog does the rest. */
+	if (step->killed && deadline_in_ms(0) >= deadline)
 		return 0;
-	return finish_by_another(step, failed, step->killed ? until : FOREVER);
+	return finish_by_another(step, failed, step->killed ? deadline : FOREVER);
 }

@@ -1,6 +1,6 @@
-/* In srun, salloc and sbatch: a mistake ends the command before anything is queued. For srun the process then resolves a
- * tag while srun waits for nodes. Of several components of a heterogeneous job only one would get the digest, so there srun
- * waits for it. */
+/* Check the options in srun, salloc and sbatch: an error ends the command before anything is queued. For srun the process
+ * then resolves a tag while srun waits for nodes. Only one component of a heterogeneous job would get the digest that way,
+ * so for these srun waits for the digest. */
 #include "plugin.h"
 
 #include "brought.h"
@@ -10,7 +10,7 @@ static void free_text(char **text)
 	free(*text);
 }
 
-/* What srun knows: a port of its own is to be one of SrunPortRange, and with --quiet it shows no progress. */
+/* Symbols of srun: the tracker uses a port of SrunPortRange, and shows no progress with --quiet. */
 extern slurm_conf_t slurm_conf __attribute__((weak));
 extern int get_log_level(void) __attribute__((weak));
 
@@ -21,7 +21,7 @@ static int set_variable(struct step *step, const char *name, const char *value)
 	return 0;
 }
 
-/* What all nodes of the step are to know goes to them with the environment of its tasks. */
+/* Put the digest and the tracker's address into the environment of the step, for all nodes. */
 int take_resolved(struct step *step)
 {
 	uint32_t nodes, job, id;
@@ -33,12 +33,12 @@ int take_resolved(struct step *step)
 	submission->resolving = COPROCESS_NONE;
 	if (process.socket < 0)
 		return 0;
-	if (submission->unheard) {
-		submission->unheard = false;
-		/* What is wrong all the same ends the step on the nodes: here Slurm would keep the allocation. */
-		int rc = listen_to(step, &process, &answer);
-		if (rc == SILENT)
-			(void)explain_silence(step, &process);
+	if (submission->is_unanswered) {
+		submission->is_unanswered = false;
+		/* An error ends the step on the nodes. If srun ended here, Slurm would keep the allocation. */
+		int rc = read_answer(step, &process, &answer);
+		if (rc == NO_ANSWER)
+			(void)explain_no_answer(step, &process);
 		if (rc != ANSWERED || !answer_get(&answer, "later")) {
 			close_fd(&process.socket);
 			(void)coprocess_wait(&process);
@@ -53,7 +53,7 @@ int take_resolved(struct step *step)
 		request_add(&request, "jobid", "%u", job);
 		request_add(&request, "stepid", "%u", id);
 		const char *list = getenv("SLURM_NODELIST"), *count = getenv("SLURM_NNODES");
-		if (list && count && (uint32_t)atol(count) == nodes) /* else they are those of the job */
+		if (list && count && (uint32_t)atol(count) == nodes) /* otherwise it is the list of the job */
 			request_add(&request, "nodelist", "%s", list);
 		if (get_log_level)
 			request_add(&request, "loglevel", "%d", get_log_level());
@@ -62,11 +62,11 @@ int take_resolved(struct step *step)
 			request_add(&request, "lastport", "%u", slurm_conf.srun_port_range[1]);
 		}
 	}
-	/* Without an answer each node resolves the tag, and says so. */
-	bool answered = converse(step, &process, &request, &answer) == ANSWERED;
+	/* Without an answer each node resolves the tag, and reports it. */
+	bool answered = exchange(step, &process, &request, &answer) == ANSWERED;
 	const char *swarm = answered ? answer_get(&answer, "swarm") : NULL;
-	if (swarm) { /* it is the nodes' tracker, as long as it can hear that srun is there */
-		(void)keep_fd(&process.socket);
+	if (swarm) { /* the process stays as the nodes' tracker until srun's end closes the socket */
+		(void)release_fd(&process.socket);
 	} else {
 		close_fd(&process.socket);
 		(void)coprocess_wait(&process);
@@ -76,22 +76,19 @@ int take_resolved(struct step *step)
 	return set_variable(step, SWARM, swarm);
 }
 
-/* The launcher of a program in a container has taken variables out of its way, c_shims/helpers/slurm.c: the job has
- * them as they were. */
-int give_back_variables(struct step *step)
+/* Restore the variables that the launcher of Slurm's programs in a container has renamed: c_shims/helpers/slurm.c. */
+int restore_variables(struct step *step)
 {
-	static const char kept[] = SLURM_KEPT;
-
-	for (char **at = environ; is_brought() && at && *at;) {
+	for (char **at = environ; is_in_container() && at && *at;) {
 		const char *equals = strchr(*at, '=');
-		if (!equals || strncmp(*at, kept, sizeof(kept) - 1) != 0) {
+		if (!equals || !has_prefix(*at, SLURM_KEPT)) {
 			at++;
 			continue;
 		}
 		cleanup(free_text) char *variable = strndup(*at, (size_t)(equals - *at)), *value = strdup(equals + 1);
 		if (!variable || !value)
 			return fail(step, "out of memory");
-		const char *name = variable + sizeof(kept) - 1;
+		const char *name = variable + strlen(SLURM_KEPT);
 		if (unsetenv(variable) < 0 || (*value ? setenv(name, value, 1) : unsetenv(name)) < 0)
 			return fail(step, "cannot set %s: %s", name, strerror(errno));
 		at = environ;
@@ -99,13 +96,18 @@ int give_back_variables(struct step *step)
 	return 0;
 }
 
-/* What tags are for all of a job. The command of salloc has it of the environment of salloc; so have the other components
- * of a heterogeneous job, for which sbatch comes here again. */
-static int pin(struct step *step, const char *pins, const char *context)
+static int use_answer(struct step *step, const struct answer *answer, const char *context)
 {
-	if (pins && strcmp(context, "sbatch") == 0 && carry(step, PINNED, pins, true) < 0)
+	bool is_sbatch = strcmp(context, "sbatch") == 0;
+	const char *environment = answer_get(answer, "environment"), *pins = answer_get(answer, "pinned");
+
+	if (environment && strcmp(context, "salloc") != 0 && forward_content(step, CARRIED, environment, is_sbatch) < 0)
 		return -1;
-	return set_variable(step, PINNED, pins);
+	/* Pins are in the environment of salloc and sbatch too: for the command of salloc, and for the other components of a
+	 * heterogeneous job, for which sbatch calls the plugin again. */
+	if ((pins && is_sbatch && forward_content(step, PINNED, pins, true) < 0) || set_variable(step, PINNED, pins) < 0)
+		return -1;
+	return set_variable(step, VERBOSE, answer_get(answer, "verbose") ? "1" : NULL);
 }
 
 int check(struct step *step, const char *context)
@@ -116,14 +118,14 @@ int check(struct step *step, const char *context)
 	cleanup(answer_free) struct answer answer = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	/* An srun in a container may have the plugin and no more of us. The nodes check it all again. */
+	/* An srun in a container may have the plugin without the packages. The nodes check the request again. */
 	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/__init__.py", library());
 	if (access(interpreter(), X_OK) < 0 || access(helper, R_OK) < 0) {
-		slurm_debug("pyxis: nothing is checked here: %s or %s: %s", interpreter(), helper, strerror(errno));
+		slurm_debug("pyxis: the options are not checked here: %s or %s: %s", interpreter(), helper, strerror(errno));
 		return 0;
 	}
 	begin_request(step, &request, "check", context, getcwd(cwd, sizeof(cwd)) ? cwd : "");
-	/* It is of a step around this one; but Slurm comes here once for each component, and what the first has found
+	/* Remove variables of an outer step. But Slurm calls this once for each component, and the result of the first component
 	 * holds for all. */
 	if (!submission->checked) {
 		(void)unsetenv(RESOLVED);
@@ -132,9 +134,9 @@ int check(struct step *step, const char *context)
 	}
 	submission->checked = true;
 	add_environ(&request, "environ", environ, true);
-	if (environment_asked_for(step))
+	if (environment_file_requested(step))
 		add_environ(&request, "caller", environ, false);
-	enum plainness plainness = judge(step, context);
+	enum plainness plainness = classify_request(step, context);
 	if (plainness == PLAIN)
 		return 0;
 	request_add(&request, "optind", "%d", optind);
@@ -144,20 +146,15 @@ int check(struct step *step, const char *context)
 	if (plainness == PLAIN_TAG) {
 		if (request_finish(&request) < 0)
 			return fail(step, "out of memory");
-		(void)request_send(&request, &process); /* where that fails there is no answer */
+		(void)request_send(&request, &process); /* if this fails, no answer will come */
 		submission->resolving = process;
 		process = COPROCESS_NONE;
-		submission->unheard = true;
+		submission->is_unanswered = true;
 		return 0;
 	}
 	int rc = ask(step, &process, &request, &answer);
-	const char *environment = rc == ANSWERED ? answer_get(&answer, "environment") : NULL;
-	if (environment && strcmp(context, "salloc") != 0 && carry(step, CARRIED, environment, strcmp(context, "sbatch") == 0) < 0)
+	if (rc == ANSWERED && use_answer(step, &answer, context) < 0)
 		return -1;
-	if (rc == ANSWERED && pin(step, answer_get(&answer, "pinned"), context) < 0)
-		return -1;
-	if (rc == ANSWERED && answer_get(&answer, "verbose") && setenv(VERBOSE, "1", 1) < 0)
-		return fail(step, "cannot set " VERBOSE ": %s", strerror(errno));
 	const char *later = rc == ANSWERED ? answer_get(&answer, "later") : NULL;
 	if (later) {
 		submission->resolving = process;

@@ -1,13 +1,13 @@
-/* A task, as the user: it starts the helper, or finds it, and joins its container. */
+/* A task, as the user: start or find the helper, and join its container. */
 #include "plugin.h"
 
 #include <signal.h>
 #include <sys/time.h>
 
-/* Descriptors that slurmstepd has from its start are below. */
-enum { LAUNCHER_LIMIT = 256 };
-/* A task says that it waits for a stopped one after so many looks. */
-enum { NOTICE_LOOKS = 2 };
+/* The descriptor that Slurm opens for a launcher has a lower number. */
+enum { LAUNCHER_FD_LIMIT = 256 };
+/* After so many polls, report the wait for a stopped task. */
+enum { NOTICE_POLLS = 2 };
 
 static int begin_task_request(struct step *step, struct request *request, const char *verb)
 {
@@ -18,7 +18,7 @@ static int begin_task_request(struct step *step, struct request *request, const 
 
 	if ((rc = get_item(step, S_TASK_ID, &local_id)) != ESPANK_SUCCESS ||
 	    (rc = get_item(step, S_TASK_GLOBAL_ID, &global_id)) != ESPANK_SUCCESS)
-		return fail(step, "cannot learn about the task: %s", spank_strerror(rc));
+		return fail(step, "cannot get the task from Slurm: %s", spank_strerror(rc));
 	if (begin_step_request(step, request, verb) < 0)
 		return -1;
 	request_add(request, "taskid", "%d", local_id);
@@ -31,7 +31,7 @@ static int begin_task_request(struct step *step, struct request *request, const 
 	return 0;
 }
 
-/* The first task: start the helper and wait until the container is ready, which may take an import. */
+/* In the first task: start the helper, and wait until the container is ready. This may include an import. */
 static int start_container(struct step *step, struct answer *answer)
 {
 	struct shared *shared = step->shared;
@@ -45,7 +45,7 @@ static int start_container(struct step *step, struct answer *answer)
 	shared->started = true;
 	shared->helper = (struct identity){ 0 };
 	int taken = take_ahead(step, &process);
-	if (taken == SILENT) {
+	if (taken == NO_ANSWER) {
 		if (cgroup_read(getpid(), shared->cgroups, sizeof(shared->cgroups)) < 0)
 			return fail(step, "cannot read /proc/self/cgroup: %s", strerror(errno));
 		if (coprocess_start(&process, "step", step->control[1], NULL, true) < 0)
@@ -55,16 +55,16 @@ static int start_container(struct step *step, struct answer *answer)
 	}
 	if (ask(step, &process, &request, answer) < 0)
 		return -1;
-	const char *who = answer_get(answer, "helper");
-	if (!who) /* nothing to join */
+	const char *helper = answer_get(answer, "helper");
+	if (!helper) /* there is no container to join */
 		return 0;
 	shared->saves = answer_get(answer, "saves") != NULL;
-	if (sscanf(who, "%d %llu", &shared->helper.pid, &shared->helper.started) != 2 || shared->helper.pid <= 0)
-		return fail(step, "the helper does not say who it is: %s", who);
+	if (sscanf(helper, "%d %llu", &shared->helper.pid, &shared->helper.started) != 2 || shared->helper.pid <= 0)
+		return fail(step, "the helper sent no valid process id: %s", helper);
 	return 0;
 }
 
-/* The others: the helper hands them what the first task has got. */
+/* In the other tasks: get from the helper what the first task got. */
 static int find_container(struct step *step, struct answer *answer)
 {
 	cleanup(request_free) struct request request = { 0 };
@@ -79,7 +79,7 @@ static int find_container(struct step *step, struct answer *answer)
 	return ask(step, &process, &request, answer);
 }
 
-/* Take or give back the lock of the step, fcntl(2): it belongs to this process alone. */
+/* Take or release the lock of the step, fcntl(2). Children of this process do not inherit it. */
 static int lock(struct step *step, int command, short type)
 {
 	struct flock all = { .l_type = type };
@@ -94,33 +94,33 @@ static pid_t lock_holder(const struct step *step)
 	return fcntl(step->lock, F_GETLK, &all) < 0 || all.l_type == F_UNLCK ? 0 : all.l_pid;
 }
 
-static volatile sig_atomic_t looks;
+static volatile sig_atomic_t polls;
 
-static void count_look(int number)
+static void count_poll(int number)
 {
 	(void)number;
-	looks++;
+	polls++;
 }
 
-/* Wait for the lock in fcntl(2), which SIGALRM interrupts for a look at the task that has it. -1 with the reason printed. */
+/* Wait for the lock in fcntl(2). SIGALRM interrupts it, to check whether the task that holds the lock is stopped. */
 static int wait_for_lock(struct step *step)
 {
-	int seen = looks, stopped = 0;
+	int seen = polls, stopped = 0;
 
 	while (lock(step, F_SETLKW, F_WRLCK) < 0) {
 		if (errno != EINTR)
 			return fail(step, "cannot lock the step: %s", strerror(errno));
-		if (seen == looks)
+		if (seen == polls)
 			continue;
-		seen = looks;
+		seen = polls;
 		pid_t holder = lock_holder(step);
 		stopped = holder > 0 && is_stopped(holder) ? stopped + 1 : 0;
-		if (stopped == LOOKS)
+		if (stopped == MAX_STOPPED_POLLS)
 			return fail(step,
 				    "process %d, the task that starts the container on this node, is stopped: "
-				    "let it go on with kill -CONT, or end the step",
+				    "resume it with kill -CONT, or cancel the step",
 				    (int)holder);
-		if (stopped == NOTICE_LOOKS && !atomic_exchange(&step->shared->awaited, true)) {
+		if (stopped == NOTICE_POLLS && !atomic_exchange(&step->shared->awaited, true)) {
 			char text[128];
 			(void)snprintf(text, sizeof(text),
 				       "waiting for process %d, the task that starts the container on this node: it is stopped",
@@ -133,17 +133,17 @@ static int wait_for_lock(struct step *step)
 
 static int take_lock(struct step *step)
 {
-	const struct timeval look_every = { LOOK_MS / 1000, LOOK_MS % 1000 * 1000 };
-	const struct itimerval often = { look_every, look_every }, never = { { 0, 0 }, { 0, 0 } };
-	struct sigaction look = { .sa_handler = count_look }, before;
+	const struct timeval interval = { POLL_INTERVAL_MS / 1000, POLL_INTERVAL_MS % 1000 * 1000 };
+	const struct itimerval every_interval = { interval, interval }, never = { { 0, 0 }, { 0, 0 } };
+	struct sigaction poll = { .sa_handler = count_poll }, before;
 	sigset_t alarm_, mask;
 
 	if (lock(step, F_SETLK, F_WRLCK) == 0)
 		return 0;
 	(void)sigemptyset(&alarm_);
 	(void)sigaddset(&alarm_, SIGALRM);
-	if (sigaction(SIGALRM, &look, &before) < 0 || sigprocmask(SIG_UNBLOCK, &alarm_, &mask) < 0 ||
-	    setitimer(ITIMER_REAL, &often, NULL) < 0)
+	if (sigaction(SIGALRM, &poll, &before) < 0 || sigprocmask(SIG_UNBLOCK, &alarm_, &mask) < 0 ||
+	    setitimer(ITIMER_REAL, &every_interval, NULL) < 0)
 		return fail(step, "cannot set a timer: %s", strerror(errno));
 	int rc = wait_for_lock(step);
 	(void)setitimer(ITIMER_REAL, &never, NULL);
@@ -158,19 +158,19 @@ static int get_container(struct step *step, struct answer *answer)
 
 	if (take_lock(step) < 0)
 		return -1;
-	/* A task that was killed here has left it as it was: its helper goes with it, and we are next. */
+	/* A task killed here has set neither flag. The helper of the killed task ends too, and this task starts another. */
 	step->starts = !shared->ready && !shared->failed;
 	if (step->starts) {
 		shared->ready = start_container(step, answer) == 0;
 		shared->failed = !shared->ready;
-	} else if (shared->failed) { /* mostly the task that failed has said why */
-		for (char *line, *rest = shared->why; is_heard() && (line = strsep(&rest, "\n")) && *line;)
+	} else if (shared->failed) { /* print the errors that nobody has seen */
+		for (char *line, *rest = shared->unseen_errors; is_stderr_seen() && (line = strsep(&rest, "\n")) && *line;)
 			print_error(step, line);
 	}
-	bool found = !step->starts && shared->ready;
+	bool joins = !step->starts && shared->ready;
 	step->starts = false;
 	(void)lock(step, F_SETLK, F_UNLCK);
-	return shared->failed ? -1 : found ? find_container(step, answer) : 0;
+	return shared->failed ? -1 : joins ? find_container(step, answer) : 0;
 }
 
 static int change_environment(struct step *step, const struct answer *answer)
@@ -185,7 +185,7 @@ static int change_environment(struct step *step, const struct answer *answer)
 			const char *equals = strchr(value, '=');
 			char *name = equals ? strndup(value, (size_t)(equals - value)) : NULL;
 			if (!equals)
-				return fail(step, "the helper set %s to nothing", value);
+				return fail(step, "the helper sent a variable without a value: %s", value);
 			if (!name)
 				return fail(step, "out of memory");
 			rc = spank_setenv(step->spank, name, equals + 1, 1);
@@ -197,9 +197,9 @@ static int change_environment(struct step *step, const struct answer *answer)
 	return 0;
 }
 
-/* Until exec resets it a task has slurmstepd's handler for what cancels it, which since Slurm 24.11 does
- * nothing: an import would go on until Slurm kills the step. */
-static void heed_cancel(void)
+/* Until exec, a task has slurmstepd's handlers for cancel signals. Since Slurm 24.11 the handlers do nothing: an import would
+ * continue until Slurm kills the step. */
+static void reset_cancel_signals(void)
 {
 	static const int numbers[] = { SIGTERM, SIGINT };
 	struct sigaction now;
@@ -210,8 +210,8 @@ static void heed_cancel(void)
 	}
 }
 
-/* Whether this Slurm starts a TaskProlog by slurmstepd, whose loader and libraries no image has: ticket 22853, of 24.11.0
- * to 24.11.6, 25.05.0 and 25.05.1. */
+/* Check whether this Slurm starts a TaskProlog by slurmstepd, whose loader and libraries no image has: ticket 22853, in
+ * 24.11.0 to 24.11.6, 25.05.0 and 25.05.1. */
 static bool launches_by_stepd(struct step *step)
 {
 	const char *major, *minor, *micro;
@@ -224,9 +224,9 @@ static bool launches_by_stepd(struct step *step)
 	return (release == 2411 && atoi(micro) < 7) || (release == 2505 && atoi(micro) < 2);
 }
 
-/* Slurm has slurmstepd open for that, run_command.c, run_command_init(): let the descriptor be that of a static program
- * which does the same. It belongs to this process alone. */
-static void bring_launcher(struct step *step)
+/* Slurm has slurmstepd open for that: run_command.c, run_command_init(). In this process only, replace the
+ * descriptor by a static program with the same function. */
+static void replace_launcher(struct step *step)
 {
 	struct stat stepd, info;
 
@@ -234,10 +234,10 @@ static void bring_launcher(struct step *step)
 		return;
 	char launcher[PATH_MAX];
 	(void)snprintf(launcher, sizeof(launcher), "%s/libexec/penroot-launch", library());
-	cleanup(close_fd) int ours = open(launcher, O_PATH | O_CLOEXEC);
-	for (int fd = STDERR_FILENO + 1; ours >= 0 && fd < LAUNCHER_LIMIT; fd++) {
+	cleanup(close_fd) int replacement = open(launcher, O_PATH | O_CLOEXEC);
+	for (int fd = STDERR_FILENO + 1; replacement >= 0 && fd < LAUNCHER_FD_LIMIT; fd++) {
 		if (fstat(fd, &info) == 0 && info.st_dev == stepd.st_dev && info.st_ino == stepd.st_ino)
-			(void)dup3(ours, fd, O_CLOEXEC);
+			(void)dup3(replacement, fd, O_CLOEXEC);
 	}
 }
 
@@ -246,21 +246,21 @@ int init_task(struct step *step)
 	cleanup(answer_free) struct answer answer = { 0 };
 
 	step->is_task = true;
-	heed_cancel();
+	reset_cancel_signals();
 	if (*step->failure)
 		return fail(step, "%s", step->failure);
 	if (geteuid() != step->job.uid)
 		return fail(step, "this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step->job.uid);
 	if (get_container(step, &answer) < 0 || change_environment(step, &answer) < 0)
 		return -1;
-	if (step->shared->helper.pid) { /* else there is no container for this step */
+	if (step->shared->helper.pid) { /* else the step has no container */
 		bool saves = step->shared->saves;
-		if (saves && go_on_in_child(step) < 0)
+		if (saves && continue_in_child(step) < 0)
 			return -1;
-		bring_launcher(step);
+		replace_launcher(step);
 		if (enter(step, &answer) < 0)
 			return -1;
-		/* Of execve(2) slurmstepd reports the error number and the program, not the interpreter, link or mount. */
+		/* If execve(2) fails, slurmstepd prints the error and the program, but not the interpreter, link or mount. */
 		if (answer_get(&answer, "broken"))
 			(void)fail(step, "%s", answer_get(&answer, "broken"));
 		if (saves)

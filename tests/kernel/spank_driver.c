@@ -1,10 +1,12 @@
-/* A Slurm that has one plugin: the symbols and the order of calls of spank(8), nothing of ours.
+/* A stand-in for Slurm with one plugin: the symbols and the order of calls of spank(8), without any code of ours.
  *
  * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch=SCRIPT | pty= | mute= | option name=value]...
- * CONTEXT is srun, sbatch, stepd, or judge, which prints what plain.c makes of all words as those of an srun; stepd must be started by root and runs TASKS tasks as UID,
- * each of which prints how it finds itself. With pty= nobody hears any but the last, which comes when the others
- * have ended. With unshare= a task is in another mount namespace than slurmstepd was. With hold=FILE no task is there
- * before the file. With mute= it does not tell the groups of the user. Launch failure: TASKS=0 says 1 task and starts none.
+ *
+ * CONTEXT: srun, sbatch, stepd, or judge, which prints the result of plain.c for the words as those of an srun. stepd must
+ * be started by root. It runs TASKS tasks as UID, each of which prints its environment, namespaces and privileges.
+ * pty=: only the stderr of the last task is shown, and the last task starts when the others have ended.
+ * unshare=: a task is in another mount namespace than slurmstepd. hold=FILE: no task starts before FILE exists.
+ * mute=: the driver does not give the user's groups. TASKS=0, a launch failure: it reports 1 task and starts none.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -36,7 +38,7 @@ static uid_t uid;
 static gid_t groups[] = { 2001, 44 };
 static uint32_t tasks, step_id = 3;
 static char *script[2];
-static int task_id = -1, exit_status, pty, mute, unshares;
+static int task_id = -1, exit_status, pty, is_mute, unshares;
 static const char *hold = "/";
 
 enum spank_context spank_context(void)
@@ -88,7 +90,7 @@ spank_err_t spank_setenv(spank_t sp, const char *name, const char *value, int ov
 	return ESPANK_SUCCESS;
 }
 
-/* sbatch gives the script what a plugin sets for the job, under such a name. */
+/* sbatch passes variables that a plugin sets for the job to the script, under these names. */
 spank_err_t spank_job_control_setenv(spank_t sp, const char *name, const char *value, int overwrite)
 {
 	char variable[256];
@@ -106,6 +108,11 @@ spank_err_t spank_unsetenv(spank_t sp, const char *name)
 	return ESPANK_SUCCESS;
 }
 
+#define ITEM(name, type, value) \
+	case name: \
+		*(type *)to = value; \
+		break
+
 spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 {
 	va_list arguments;
@@ -115,50 +122,25 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	va_start(arguments, item);
 	void *to = va_arg(arguments, void *);
 	switch (item) {
-	case S_JOB_UID:
-		*(uid_t *)to = uid;
-		break;
-	case S_JOB_GID:
-		*(gid_t *)to = uid;
-		break;
-	case S_JOB_ID:
-		*(uint32_t *)to = 7;
-		break;
-	case S_JOB_STEPID:
-		*(uint32_t *)to = step_id;
-		break;
-	case S_JOB_LOCAL_TASK_COUNT:
-		*(uint32_t *)to = tasks ? tasks : 1;
-		break;
-	case S_JOB_TOTAL_TASK_COUNT:
-		*(uint32_t *)to = tasks;
-		break;
-	case S_TASK_EXIT_STATUS:
-		*(int *)to = exit_status;
-		break;
-	case S_JOB_ENV:
-		*(char ***)to = job_env;
-		break;
+		ITEM(S_JOB_UID, uid_t, uid);
+		ITEM(S_JOB_GID, gid_t, uid);
+		ITEM(S_JOB_ID, uint32_t, 7);
+		ITEM(S_JOB_STEPID, uint32_t, step_id);
+		ITEM(S_JOB_LOCAL_TASK_COUNT, uint32_t, tasks ? tasks : 1);
+		ITEM(S_JOB_TOTAL_TASK_COUNT, uint32_t, tasks);
+		ITEM(S_TASK_EXIT_STATUS, int, exit_status);
+		ITEM(S_TASK_PID, pid_t, task_pid);
+		ITEM(S_TASK_ID, int, task_id);
+		ITEM(S_TASK_GLOBAL_ID, uint32_t, 100 + (uint32_t)task_id);
+		ITEM(S_JOB_ENV, char **, job_env);
 	case S_JOB_ARGV:
-		*(int *)to = 1;
-		*va_arg(arguments, char ***) = script;
+		*(int *)to = 1, *va_arg(arguments, char ***) = script;
 		break;
 	case S_JOB_SUPPLEMENTARY_GIDS:
-		if (mute) {
+		if (is_mute)
 			rc = ESPANK_ERROR;
-			break;
-		}
-		*(gid_t **)to = groups;
-		*va_arg(arguments, int *) = sizeof(groups) / sizeof(groups[0]);
-		break;
-	case S_TASK_PID:
-		*(pid_t *)to = task_pid;
-		break;
-	case S_TASK_ID:
-		*(int *)to = task_id;
-		break;
-	case S_TASK_GLOBAL_ID:
-		*(uint32_t *)to = 100 + (uint32_t)task_id;
+		else
+			*(gid_t **)to = groups, *va_arg(arguments, int *) = sizeof(groups) / sizeof(groups[0]);
 		break;
 	default:
 		rc = ESPANK_BAD_ARG;
@@ -200,18 +182,18 @@ static int task(int ac, char **av)
 {
 	char cwd[4096], link[256], go;
 
-	/* Slurm's parent has a task wait until the task is where it belongs. */
+	/* In Slurm a task waits until its parent has moved it into its cgroup. */
 	if (read(gate[0], &go, 1) != 1)
 		return 97;
 	if (pty && task_id + 1 < (int)tasks && dup2(open("/dev/null", O_WRONLY), 2) < 0)
 		return 98;
 	if ((unshares && unshare(CLONE_NEWNS)) || setgroups(2, groups) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
 		return 99;
-	/* What another plugin has left open. */
+	/* Descriptors that another plugin has left open. */
 	int directory = open("/", O_RDONLY), file = open("/dev/null", O_RDONLY);
 	int rc = slurm_spank_task_init(NULL, ac, av);
 	if (rc != 0) {
-		/* What Slurm's child does: the plugin's exit must not finish the step from here. */
+		/* Slurm's child does this too: the plugin's exit must not finish the step from here. */
 		slurm_spank_exit(NULL, ac, av);
 		return 1;
 	}
@@ -241,8 +223,10 @@ int main(int argc, char **argv)
 
 	if (argc < 4)
 		return 64;
-	int judges = strcmp(argv[1], "judge") == 0;
-	context = judges || strcmp(argv[1], "srun") == 0 ? S_CTX_LOCAL : strcmp(argv[1], "stepd") == 0 ? S_CTX_REMOTE : S_CTX_ALLOCATOR;
+	int is_judge = strcmp(argv[1], "judge") == 0;
+	context = is_judge || strcmp(argv[1], "srun") == 0 ? S_CTX_LOCAL :
+		  strcmp(argv[1], "stepd") == 0            ? S_CTX_REMOTE :
+							     S_CTX_ALLOCATOR;
 	tasks = (uint32_t)atoi(argv[2]);
 	uid = (uid_t)atoi(argv[3]);
 	for (int i = 4; i < argc; i++) {
@@ -252,7 +236,7 @@ int main(int argc, char **argv)
 			step_id = SLURM_BATCH_SCRIPT;
 			script[0] = argv[i] + 6;
 		} else if (strcmp(argv[i], "mute=") == 0)
-			mute = 1;
+			is_mute = 1;
 		else if (strcmp(argv[i], "unshare=") == 0)
 			unshares = 1;
 		else if (strncmp(argv[i], "hold=", 5) == 0)
@@ -262,25 +246,25 @@ int main(int argc, char **argv)
 		else if (strncmp(argv[i], "env=", 4) == 0)
 			*find("") = argv[i] + 4;
 	}
-	struct step mine = NO_STEP;
-	if (judges ? register_options(&mine) : slurm_spank_init(NULL, ac, av))
+	struct step step = NO_STEP;
+	if (is_judge ? register_options(&step) : slurm_spank_init(NULL, ac, av))
 		return 2;
 	for (int i = 4; i < argc; i++) {
 		char *value = strchr(argv[i], '=');
 		for (int o = 0; value && o < table_length; o++) {
 			if (strncmp(argv[i], table[o].name, (size_t)(value - argv[i])) != 0 || table[o].name[value - argv[i]])
 				continue;
-			/* Slurm calls twice in some contexts. */
+			/* In some contexts Slurm calls the callback twice. */
 			for (int twice = 0; twice < 2; twice++) {
 				if (table[o].cb(table[o].val, table[o].has_arg ? value + 1 : NULL, context == S_CTX_REMOTE))
 					return 3;
 			}
 		}
 	}
-	if (judges) {
+	if (is_judge) {
 		optind = argc;
-		int rc = printf("%d\n", judge(&mine, "srun")) < 0;
-		free_options(&mine);
+		int rc = printf("%d\n", classify_request(&step, "srun")) < 0;
+		free_options(&step);
 		return rc;
 	}
 	if (slurm_spank_init_post_opt(NULL, ac, av)) {

@@ -237,7 +237,7 @@ def test_scrontab_is_refused(driver: Driver) -> None:
         os.unlink(f"{driver.directory}/scrontab")
     assert done.returncode == 3  # of the option itself: scrontab says that the crontab has errors, and installs none
     assert (
-        "pyxis: --container-mounts: scrontab hands no options of plugins on, and the job would run outside"
+        "pyxis: --container-mounts: scrontab drops the options of plugins, and the job would run outside"
         in done.stderr
     )
 
@@ -254,7 +254,7 @@ def test_without_options_no_process_is_started(driver: Driver) -> None:
         (
             "crash",
             "RuntimeError: the sky fell\n"
-            "error: pyxis: the helper process of the container ended without an answer: pyxis-py check",
+            "error: pyxis: the helper process of the container ended without an answer: run pyxis-py check",
         ),
         ("silent", "the helper process of the container ended without an answer: killed? see --mem and dmesg"),
         ("garbage", "no answer from the helper process of the container: Bad message"),
@@ -550,7 +550,7 @@ def test_what_slurm_does_not_tell_fails_the_tasks(driver: Driver) -> None:
     """Where plugstack.conf says "optional", an error in slurmstepd itself would let them run on the node."""
     done = driver.run("stepd", 2, "container-image=ok", "mute=")
     assert (done.returncode, done.stdout) == (5, "")
-    assert "cannot learn about the job: Error" in done.stderr
+    assert "cannot get the job from Slurm: Error" in done.stderr
 
 
 @as_root
@@ -618,7 +618,7 @@ def test_what_a_helper_leaves_behind_does_not_keep_root(driver: Driver) -> None:
     began = time.monotonic()
     done = driver.run("stepd", 1, "container-image=ok", "env=SAVES=1", "env=FINISH=bequeath")
     assert time.monotonic() - began < MOMENTS
-    assert "has not ended" not in done.stderr
+    assert "did not end in time" not in done.stderr
 
 
 def kernel() -> tuple[int, ...]:

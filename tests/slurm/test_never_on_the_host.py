@@ -127,7 +127,7 @@ def test_lines_of_a_wrapped_script(lab: Lab, line: str) -> None:
     """sbatch does not read them; as little as slurmrestd does those of any script."""
     out = batch(lab, f"--wrap={line}\n{INSIDE}")
     assert "host\n" not in out
-    assert "nobody has read this line of the script" in out
+    assert "Slurm has not read this line of the script" in out
     name = "NAME" if "name" in line else "IMAGE"
     assert f"set PYXIS_CONTAINER_{name} in the environment of the job" in out
 
