@@ -78,7 +78,7 @@ def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_p
         realm = {"WWW-Authenticate": f'Bearer realm="http://{other.host}/token",service="x"'}
         front.faults.append(Fault("/v2/", status=401, headers=realm))
         said = log_in(user, "-u", "me", front.host, status=1).stderr
-        assert f"{other.host}, which hands out the tokens of {front.host}, gets no login for it" in said
+        assert f"the login for {front.host} is not sent to the unknown token server {other.host}" in said
         assert f"registries.conf: {front.host} token={other.host}" in said
         assert [request.authorization for request in other.seen] == [""]
     assert not (user.home / ".docker").exists()

@@ -219,7 +219,7 @@ def test_precedence_of_login_files(home: Home) -> None:
 def test_helper_that_fails_is_told_without_its_answer(
     home: Home, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(credentials, "_PATIENCE", 1.0)
+    monkeypatch.setattr(credentials, "_HELPER_TIMEOUT_S", 1.0)
     (home.path / "docker-credential-bad").write_text(script)
     (home.path / "docker-credential-bad").chmod(0o755)
     home.docker({"credsStore": "bad"})

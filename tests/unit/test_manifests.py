@@ -119,7 +119,7 @@ class Shelf:
 def test_document_of_two_meanings_is_refused() -> None:
     shelf = Shelf()
     digest = shelf.put({"schemaVersion": 2, "config": CONFIG, "layers": [LAYER], "manifests": []})
-    with pytest.raises(ImageError, match="an index and an image"):
+    with pytest.raises(ImageError, match="an index and of an image"):
         shelf.find(digest)
 
 
