@@ -73,10 +73,10 @@ def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: 
     older = profile.read_text().replace("userns,", "userns, # older")
     for path in (profile, debian.path / "var/lib/penroot-package/apparmor-profile"):
         path.write_text(older)
-    assert "and stays" not in debian.run(again).stdout
+    assert "keeping /etc/apparmor.d/penroot" not in debian.run(again).stdout
     assert "older" not in profile.read_text()
     profile.write_text(older)
-    assert "[INFO] /etc/apparmor.d/penroot is not as a package wrote it and stays;" in debian.run(again).stdout
+    assert "[INFO] keeping /etc/apparmor.d/penroot, which an admin has changed;" in debian.run(again).stdout
     assert profile.read_text() == older
     debian.run("apt-get -qq remove --yes penroot")
     assert not profile.exists()
