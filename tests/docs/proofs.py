@@ -1,7 +1,8 @@
-"""Which tests prove what docs/ says.
+"""Find the tests that prove a statement of docs/.
 
-A test names what it proves in a mark: ``parity`` has the first words of lines of docs/parity-*.md and docs/beyond.md,
-``security`` keys of docs/security.md, ``clusters`` headings of docs/clusters.md. Several tests may have one mark.
+A test names the statement in a mark: ``parity`` has the first words of a line of docs/reference/parity-*.md or beyond.md,
+``security`` a key of docs/explanation/security.md, ``clusters`` a heading of docs/howto/clusters.md. Several tests may
+have the same mark.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cache
 
 from tests.docs import NOTE, ROOT
 
-PAGES = ("parity-enroot", "parity-pyxis", "parity-cases", "beyond")
+PAGES = ("parity-enroot", "parity-pyxis", "parity-cases", "beyond")  # in docs/reference
 _LINE = re.compile(r"^(?:-|\d+\.) (.*)", re.M)
 _MISSING = " **missing:** "
 
@@ -39,7 +40,7 @@ def _arguments(function: ast.FunctionDef, kind: str) -> Iterator[str]:
 
 def sections(page: str) -> Iterator[tuple[str, list[str]]]:
     """The headings of a page, each with the lines of its list."""
-    for section in re.split(r"^## ", (ROOT / f"docs/{page}.md").read_text(), flags=re.M)[1:]:
+    for section in re.split(r"^## ", (ROOT / f"docs/reference/{page}.md").read_text(), flags=re.M)[1:]:
         yield section.partition("\n")[0], _LINE.findall(section)
 
 
@@ -62,13 +63,13 @@ def pages() -> dict[str, str]:
     """The tables of all of them, as a page of the site."""
     out = [NOTE, "", "# Tests behind each statement", "", "Files are beneath `tests/`; `make test` runs them all."]
     security = sorted(marks("security").items(), key=lambda item: (item[0][0], int(item[0][1:])))
-    out += _table("Security", ((f"[{key}](../security.md)", tests) for key, tests in security))
+    out += _table("Security", ((f"[{key}](../explanation/security.md)", tests) for key, tests in security))
     out += _table("Which setting for which cluster", marks("clusters").items())
     proofs: dict[str, list[str]] = {}
     for mark, tests in marks("parity").items():
         proofs.setdefault(named(mark)[0], []).extend(tests)
     for page in PAGES:
-        title = (ROOT / f"docs/{page}.md").read_text().partition("\n")[0].removeprefix("# ")
+        title = (ROOT / f"docs/reference/{page}.md").read_text().partition("\n")[0].removeprefix("# ")
         out += _table(title, ((line, proofs.get(line, [])) for _, found in sections(page) for line in found))
     return {"proofs.md": "\n".join(out) + "\n"}
 

@@ -85,10 +85,10 @@ def test_pages_fit(browser: Browser, width: int, theme: str) -> None:
 def test_search_needs_no_server(browser: Browser) -> None:
     document = browser.show(f"file://{browser.site}/search.html?q=flock", "--dump-dom")
     results = re.findall(r'<a href="([^"]*)"', document.partition('id="search-results"')[2])
-    assert any(result.startswith("docs/clusters.html") for result in results), document
+    assert any(result.startswith("docs/howto/clusters.html") for result in results), document
 
 
-@pytest.mark.parametrize("page", ["index", "docs/first-hour-user", "docs/troubleshooting", "docs/clusters"])
+@pytest.mark.parametrize("page", ["index", "docs/tutorials/user", "docs/howto/mount-data", "docs/reference/events"])
 def test_pictures_for_people(browser: Browser, page: str) -> None:
     """Into build/docs: somebody should look at them."""
     SHOTS.mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,10 @@ def data(user: User) -> pathlib.Path:
     return squash(user, "data.sqsh", file="of data\n")
 
 
-@pytest.mark.parity("the examples of docs/images.md")
+@pytest.mark.parity("the examples of docs/explanation/images.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path) -> None:
     """With another name of the image and a command; those of Slurm are in tests/slurm/test_mounts.py."""
-    text = (pathlib.Path(__file__).parents[2] / "docs/images.md").read_text()
+    text = (pathlib.Path(__file__).parents[2] / "docs/explanation/images.md").read_text()
     (example,) = re.findall(r"```console\n(\$ mksquashfs [^`]*)```", text)
     make, _, start = (line.removeprefix("$ ") for line in example.strip().splitlines())
     (user.home / "imagenet").mkdir()

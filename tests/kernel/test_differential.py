@@ -1,4 +1,4 @@
-"""Ours does with some hundred command lines what enroot does, or what docs/enroot.md says: tests/parity/lines."""
+"""Compare penroot with enroot on the command lines of tests/parity/lines, but for differences in reference/enroot.md."""
 
 from __future__ import annotations
 
@@ -32,4 +32,6 @@ def test_each_difference_from_enroot_has_its_reason() -> None:
     assert len(lines) > 400
     for line in lines:
         assert not line.why or line.enroot != line.ours, line.command
-        assert not line.why or documented(line.why), f"docs/enroot.md has no words {line.why!r}: {line.command}"
+        assert not line.why or documented(line.why), (
+            f"reference/enroot.md does not have {line.why!r}: {line.command}"
+        )

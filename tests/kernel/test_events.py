@@ -174,10 +174,10 @@ def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file
             assert match and match[1] in typed, line
 
 
-@pytest.mark.parity("the examples of docs/events.md")
+@pytest.mark.parity("the examples of docs/reference/events.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
     """The record has keys that records have, and metrics go where the command says."""
-    text = (pathlib.Path(__file__).parents[2] / "docs/events.md").read_text()
+    text = (pathlib.Path(__file__).parents[2] / "docs/reference/events.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", text, re.S)
     (command,) = re.findall(r"```console\n\$ (.*)\n```", text)
     user.start("box", "true")

@@ -199,14 +199,14 @@ def test_cray_libfabric_with_its_provider(user: User, box: pathlib.Path) -> None
     assert user.start(*command, env={**path, "ENROOT_FABRIC": "libfabric"}).splitlines() == expected
 
 
-@pytest.mark.parity("ENROOT_FABRIC_PATH", "the examples of docs/fabric.md")
+@pytest.mark.parity("ENROOT_FABRIC_PATH", "the examples of docs/howto/fabric.md")
 def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> None:
     """The plugin without a variant where the site asks, and in one where an annotation says it."""
     require_nodes()
     host = become(user, slingshot(user.home / "cray"))
     for place in ("/opt/site/ofi-nccl", "/opt/site/ofi-nccl/cuda12"):
         build(host.root, f"{place}/libnccl-net.so", needs=[f"{CRAY}/libfabric.so.1"])
-    docs = (pathlib.Path(__file__).parents[2] / "docs/fabric.md").read_text()
+    docs = (pathlib.Path(__file__).parents[2] / "docs/howto/fabric.md").read_text()
     settings = re.search(r"```yaml\n(.*?)```", docs, re.S)
     assert settings
     (user.home / "etc/penroot.yaml").write_text(settings[1])

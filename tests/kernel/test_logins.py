@@ -180,9 +180,9 @@ def test_no_process_shows_the_password(user: User, front: Faulty) -> None:
     assert kept(user) == {front.host: {}}
 
 
-@pytest.mark.parity("the example of docs/images.md")
+@pytest.mark.parity("the example of docs/explanation/images.md")
 def test_the_example_of_the_documentation(user: User, front: Faulty) -> None:
-    text = (pathlib.Path(__file__).parents[2] / "docs/images.md").read_text()
+    text = (pathlib.Path(__file__).parents[2] / "docs/explanation/images.md").read_text()
     (example,) = re.findall(r"```console\n(\$ [^`]*penroot login[^`]*)```", text)
     assert front.login
     front.login.users["jane"] = "her token"

@@ -1,4 +1,4 @@
-"""Containers in pods, as tests/pod.py makes them: the table of docs/pods.md, and what is behind its cells."""
+"""Containers in pods, as tests/pod.py makes them: the table of docs/howto/pods.md, and what is behind its cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.images import entry
 from tests.kernel.conftest import PREFIX, User, require
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs/pods.md"
+PAGE = ROOT / "docs/howto/pods.md"
 EXAMPLES = ROOT / "examples/pods"
 HIDDEN = "cannot mount proc on /proc: Operation not permitted"
 # What stands in the first column, and the options of tests/pod.py that make such a pod.
@@ -80,7 +80,7 @@ def fixes(told: str, message: str) -> list[str]:
     return [after.strip() for line, after in zip(lines, lines[1:], strict=False) if message in line]
 
 
-@pytest.mark.parity("the table of docs/pods.md")
+@pytest.mark.parity("the table of docs/howto/pods.md")
 @pytest.mark.parametrize("row", rows(), ids=lambda row: str(row[0]))
 def test_table_of_the_documentation(user: User, layout: pathlib.Path, image: pathlib.Path, row: list[str]) -> None:
     name, *cells, message = row[0], *row[1:4], row[4].strip("`")

@@ -460,10 +460,10 @@ def test_a_slip_lets_nothing_in_and_is_told_with_its_line(user: User, registry: 
     assert not (user.home / "cache/layers").exists() or not list((user.home / "cache/layers").iterdir())
 
 
-@pytest.mark.parity("the examples of docs/signed.md")
+@pytest.mark.parity("the examples of docs/howto/signed.md")
 def test_the_examples_of_the_documentation(user: User, registry: Server) -> None:
     """What cosign does in them is done here; the registries are reached by a mirror."""
-    text = (Path(__file__).parents[2] / "docs/signed.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/howto/signed.md").read_text()
     policies = re.findall("```json\n(.*?)```", text, re.S)
     (commands,) = re.findall("```console\n(.*?)```", text, re.S)
     ours = [shlex.split(line[2:]) for line in commands.splitlines() if line.startswith("$ penroot ")]

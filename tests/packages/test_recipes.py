@@ -75,7 +75,7 @@ def test_easybuild_checks_and_installs_it(easybuild: Path, site: Path) -> None:
 
 
 def test_the_recipe_of_spack_is_for_the_archive(archive: Path) -> None:
-    """Spack itself is on no index that pip or apt has; docs/install.md says which one has run the recipe by hand."""
+    """No index of pip or apt has Spack; docs/howto/install.md names the version that ran the recipe by hand."""
     text = (PROJECT / "packages/spack/packages/penroot/package.py").read_text()
     tree = ast.parse(recipes.filled(text, archive))
     (recipe,) = (node for node in tree.body if isinstance(node, ast.ClassDef))

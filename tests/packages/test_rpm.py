@@ -68,7 +68,7 @@ def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
         debian.run(f"{DNF} {NEEDS}; rpm --initdb")
         for path in packages.glob("*.rpm"):
             debian.put(path)
-        install = "install ./penroot-1*.rpm ./penroot-slurm-plugin-*.rpm"  # as docs/install.md has it
+        install = "install ./penroot-1*.rpm ./penroot-slurm-plugin-*.rpm"  # as docs/howto/install.md has it
         assert "nothing provides libc.so.6(GLIBC_2.34)(64bit)" in dnf(debian, install, check=False)
         dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)}")
         before = debian.files()

@@ -118,7 +118,7 @@ def test_plugin_of_a_shared_place_runs_a_job(packages: Path) -> None:
         (archive,) = packages.glob("penroot-*-x86_64.tar.xz")
         shared, link = "/opt/shared", "/opt/shared/penroot"
 
-        def bring(version: str) -> None:  # as docs/install.md has it
+        def bring(version: str) -> None:  # as docs/howto/install.md has it
             debian.run(f"{shared}/{version}/bin/pyxis-py choose; ln -sfn {version} {link}")
             assert debian.run(f"readlink -f {link}/lib/penroot/spank_pyxis.so").stdout.startswith(
                 f"{shared}/{version}/"

@@ -1,7 +1,7 @@
 """Command lines and what enroot answers, as data: lines/*.t, run here against ours and against enroot itself.
 
 The form is cram's: a command behind ``  $ ``, going on behind ``  > ``; its stdout; ``  [STATUS]`` where that is
-not 0. Where ours differs, ``  ~ WHY`` follows with words that docs/enroot.md has, and then what ours gives.
+not 0. Where ours differs, ``  ~ WHY`` follows with words that docs/reference/enroot.md has, and then what ours gives.
 
     python3 -m tests.parity.differential --enroot /usr/bin/enroot        # make differential
 
@@ -101,8 +101,8 @@ def transcripts() -> list[Transcript]:
 
 
 def documented(why: str) -> bool:
-    """Whether docs/enroot.md has these words."""
-    return " ".join(why.split()) in " ".join((ROOT / "docs/enroot.md").read_text().split())
+    """Whether docs/reference/enroot.md has these words."""
+    return " ".join(why.split()) in " ".join((ROOT / "docs/reference/enroot.md").read_text().split())
 
 
 class Place:
@@ -343,7 +343,9 @@ def main(arguments: Sequence[str]) -> int:
                 write(found, enroot.result(), ours.result())
     known = sum(f"\n{_KNOWN}" in text for text in texts)
     count = sum(len(found.lines) for found in files)
-    print(f"{count} lines: {known} differ as docs/enroot.md says, {len(texts) - known} are not as they should be")
+    print(
+        f"{count} lines: {known} differ as docs/reference/enroot.md states, {len(texts) - known} are wrong"
+    )
     return 1 if len(texts) > known else 0
 
 

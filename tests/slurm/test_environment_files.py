@@ -37,7 +37,7 @@ def write(lab: Lab, name: str, text: str) -> None:
     lab.run(f"mkdir -p {LOGIN}; cat > {LOGIN}/{name}.toml", input=text)
 
 
-DOCS = (Path(__file__).parents[2] / "docs/environments.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +238,7 @@ def test_a_heterogeneous_job(lab: Lab) -> None:
     assert lab.run(words, env=ENV).stdout == "/usr/lib\n" * 2
 
 
-@pytest.mark.parity("the examples of docs/environments.md")
+@pytest.mark.parity("the examples of docs/reference/environments.md")
 def test_the_examples_of_the_documentation(lab: Lab) -> None:
     """With an image and directories that are here, and a program of that image."""
     here = {"nvcr.io#nvidia/pytorch:24.05-py3": MINIMAL, "/data/sets": "/usr/share"}

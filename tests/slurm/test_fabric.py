@@ -66,10 +66,10 @@ def test_the_plugin_of_nccl_in_the_variant_that_is_asked_for(lab: Lab, cray: dic
     assert "penroot fabric IMAGE" in done.stderr
 
 
-@pytest.mark.parity("the examples of docs/fabric.md")
+@pytest.mark.parity("the examples of docs/howto/fabric.md")
 def test_the_examples_of_the_documentation(lab: Lab, cray: dict[str, str]) -> None:
     """With an image that is here."""
-    docs = (pathlib.Path(__file__).parents[2] / "docs/fabric.md").read_text()
+    docs = (pathlib.Path(__file__).parents[2] / "docs/howto/fabric.md").read_text()
     file = re.search(r"```toml\n# ~/\.edf/nccl\.toml\n(.*?)```", docs, re.S)
     lines = re.search(r"```console\n(.*?)```", docs, re.S)
     assert file and lines

@@ -83,7 +83,7 @@ def home(lab: Lab) -> Iterator[None]:
 
 @pytest.mark.parity("a first hour for a user and for an admin")
 def test_of_a_user(lab: Lab, debian: None, home: None) -> None:
-    follow(lab, "first-hour-user.md")
+    follow(lab, "tutorials/user.md")
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def site(lab: Lab) -> Iterator[None]:
 @pytest.mark.clusters("Homes on NFS, a local disk in each node")
 @pytest.mark.parity("a first hour for a user and for an admin")
 def test_of_an_admin(lab: Lab, debian: None, site: None) -> None:
-    follow(lab, "first-hour-admin.md")
+    follow(lab, "tutorials/admin.md")
 
 
 def test_of_who_looks_for_an_error(lab: Lab, debian: None) -> None:
-    follow(lab, "troubleshooting.md")
+    follow(lab, "reference/troubleshooting.md")
     assert_nothing_left(lab)

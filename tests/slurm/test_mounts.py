@@ -57,10 +57,10 @@ def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
     assert out == "of data\n" * 8
 
 
-@pytest.mark.parity("the examples of docs/images.md")
+@pytest.mark.parity("the examples of docs/explanation/images.md")
 def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
     """With another image, and a command of that."""
-    text = (Path(__file__).parents[2] / "docs/images.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/explanation/images.md").read_text()
     (line,) = re.findall(r"^\$ (srun .*:sqsh) python train.py$", text, re.M)
     words = shlex.split(line.replace("pytorch.sqsh", MINIMAL).replace("imagenet.sqsh", data))
     assert lab.run([*words, "cat", "/data/file"]).stdout == "of data\n"

@@ -1,6 +1,6 @@
 """Whoever asks for a container never runs on the host instead: the ways that a container can be asked for, and lost.
 
-The table in docs/security.md names the tests of each way.
+The table in docs/explanation/security.md names the tests of each way.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.slurm.test_pull import delete, front, meaning, numbered
 from tests.waiting import until
 
 SHOW = "cat /number"
-DOCS = (Path(__file__).parents[2] / "docs/pins.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs/howto/pins.md").read_text()
 
 
 @pytest.fixture
@@ -481,7 +481,7 @@ def test_the_comment_of_each_job_of_an_array(lab: Lab, tag: Tag) -> None:
         lab.run(["scancel", array])
 
 
-@pytest.mark.parity("the examples of docs/pins.md")
+@pytest.mark.parity("the examples of docs/howto/pins.md")
 def test_the_examples_of_the_documentation(lab: Lab, tag: Tag) -> None:
     """With an image that is here, and a program of that image."""
     block = re.search(r"```console\n(.*?)```", DOCS, re.S)

@@ -1,4 +1,4 @@
-"""slurmd in a pod, as tests/pod.py makes one: docs/pods.md."""
+"""slurmd in a pod, as tests/pod.py makes one: docs/howto/pods.md."""
 
 from __future__ import annotations
 

@@ -359,10 +359,10 @@ def test_explain_says_what_is_brought(lab: Lab, debian: str) -> None:
     assert re.search(rf"^set      PATH={HERE}/bin:.*\(command line\)$", out, re.M)
 
 
-@pytest.mark.parity("the examples of docs/slurm-inside.md")
+@pytest.mark.parity("the examples of docs/howto/slurm-inside.md")
 def test_the_examples_of_the_documentation(lab: Lab, debian: str) -> None:
     """With the image of Debian as a file, in a directory of alice's."""
-    page = (pathlib.Path(__file__).parents[2] / "docs/slurm-inside.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs/howto/slurm-inside.md").read_text()
     workflow, lines = re.search(r"```sh\n(.*?)```", page, re.S), re.search(r"```console\n(.*?)```", page, re.S)
     assert workflow and lines
     image = debian.partition("=")[2]

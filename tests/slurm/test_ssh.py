@@ -22,7 +22,7 @@ from tests.waiting import until
 LAPTOP = "registry"  # a machine of the lab that is no part of the cluster
 WHO = "bob"  # the user there; the one of the cluster is alice
 PORT = 2222
-DOCS = (pathlib.Path(__file__).parents[2] / "docs/ssh.md").read_text()
+DOCS = (pathlib.Path(__file__).parents[2] / "docs/howto/ssh.md").read_text()
 SSHD = f"""\
 Port {PORT}
 HostKey /home/alice/login/host
@@ -467,7 +467,7 @@ def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> N
             assert laptop.ssh(host, "ls /tmp") == "c\n"
 
 
-@pytest.mark.parity("the examples of docs/ssh.md")
+@pytest.mark.parity("the examples of docs/howto/ssh.md")
 def test_the_examples_of_the_documentation(lab: Lab, laptop: Laptop) -> None:
     """Each line of the console; what goes on is ended, and what stands for something else is replaced."""
     first, *examples = re.findall(r"^\$ (.*?)(?: +#.*)?$", DOCS, re.M)

@@ -1,4 +1,4 @@
-"""What pyproject.toml declares is used, what is imported is declared, and docs/developing.md says why."""
+"""What pyproject.toml declares is used, what is imported is declared, and docs/explanation/developing.md says why."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_nothing_imports_is_told_where_it_is_used(tool: str) -> None:
 
 
 def test_each_dependency_has_its_reason_in_the_docs() -> None:
-    text = (ROOT / "docs/developing.md").read_text()
+    text = (ROOT / "docs/explanation/developing.md").read_text()
     section = text.partition("## What it stands on")[2].partition("\n## ")[0]
     names = {name for cell in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall("`([^`]*)`", cell)}
     everything = declared("build", "run", *FEATURES, "test", "docs")

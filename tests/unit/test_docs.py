@@ -63,14 +63,14 @@ def test_explained_messages_are_in_the_source() -> None:
     paths = [path for room in ("enroot_py", "pyxis_py", "c_shims") for path in (ROOT / room).rglob("*.[cp]*")]
     source = "".join(path.read_text() for path in paths if path.suffix in (".c", ".py"))
     source = re.sub(r'"\s+f?"', "", source)  # strings in several lines
-    messages = re.findall(r"^### `(.*)`$", (ROOT / "docs/troubleshooting.md").read_text(), re.M)
+    messages = re.findall(r"^### `(.*)`$", (ROOT / "docs/reference/troubleshooting.md").read_text(), re.M)
     assert len(messages) > 20
     for message in messages:
         for words in re.split(r"\(?(?<![A-Za-z])[A-Z][A-Z-]+(?![a-z])\)?", message):
             assert words in source, message
 
 
-CLUSTERS = (ROOT / "docs/clusters.md").read_text()
+CLUSTERS = (ROOT / "docs/howto/clusters.md").read_text()
 
 
 @pytest.mark.parity("which setting for which cluster")
@@ -124,7 +124,7 @@ def test_a_manual_page_has_every_word_that_man_shows(name: str) -> None:
 
 
 def test_walk_of_a_reference_names_functions_that_exist() -> None:
-    steps = re.findall(r"^\d+\. `(.+?)`, `(.+?)\(\)`: ", (ROOT / "docs/developing.md").read_text(), re.M)
+    steps = re.findall(r"^\d+\. `(.+?)`, `(.+?)\(\)`: ", (ROOT / "docs/explanation/developing.md").read_text(), re.M)
     assert len(steps) == 10
     for path, function in steps:
         definition = rf"^ *def {function}\(" if path.endswith(".py") else rf"^[a-z].* {function}\("

@@ -397,9 +397,9 @@ def test_what_was_not_carried_by_us_does_not_parse(text: str) -> None:
         edf.loads(text)
 
 
-@pytest.mark.parity("the examples of docs/environments.md")
+@pytest.mark.parity("the examples of docs/reference/environments.md")
 def test_the_examples_of_the_documentation(home: Home) -> None:
-    text = (Path(__file__).parents[2] / "docs/environments.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text()
     examples = re.findall(r"```toml\n# ~/\.edf/(\w+)\.toml\n(.*?)```", text, re.S)
     assert [name for name, _ in examples] == ["pytorch", "common"]
     for name, example in examples:

@@ -211,7 +211,7 @@ def test_phases_in_words() -> None:
     ],
 )
 def test_the_documentation_has_every_row(rows: set[str]) -> None:
-    assert rows <= set((ROOT / "docs/events.md").read_text().splitlines())
+    assert rows <= set((ROOT / "docs/reference/events.md").read_text().splitlines())
 
 
 def test_record_of_any_shape_breaks_no_metrics(tmp_path: pathlib.Path) -> None:

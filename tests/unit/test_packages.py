@@ -57,13 +57,13 @@ def test_pythons_are_the_same_everywhere() -> None:
     for version in vendored.PYTHONS:
         assert f"python{version}" in script
         assert re.search(rf"\b{version.partition('.')[2]}[,)]", launcher)
-    assert f"Python {first} to {last}" in (ROOT / "docs/install.md").read_text()
+    assert f"Python {first} to {last}" in (ROOT / "docs/howto/install.md").read_text()
 
 
 def test_slurms_are_the_same_everywhere() -> None:
     assert list(tree.SLURMS) == sorted(tree.SLURMS)
     said = ", ".join(tree.SLURMS[:-1]) + f" and {tree.SLURMS[-1]}"
-    for page in ("docs/install.md", "docs/developing.md"):
+    for page in ("docs/howto/install.md", "docs/explanation/developing.md"):
         assert said in " ".join((ROOT / page).read_text().split()), page
 
 
@@ -100,7 +100,7 @@ def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
     """What penroot makes there, also what is not complete, and what its pages recommend."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
-    texts = [path.read_text() for path in (*(ROOT / "docs").glob("*.md"), ROOT / "enroot_py/cli/doctor.py")]
+    texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/doctor.py")]
     said = {place for text in texts for place in re.findall(r"/(?:var/)?tmp/\.?p?enroot[\w.-]*", text)}
     assert said
     runtime = base_directories({"HOME": "/home/alice"})["XDG_RUNTIME_DIR"]

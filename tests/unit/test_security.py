@@ -1,4 +1,4 @@
-"""Every promise of docs/security.md and every row of its tables has tests, and every attack belongs to one of them."""
+"""Each promise and each table row of the security page has tests, and every attack belongs to one of them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import pytest
 from tests.docs import ROOT
 from tests.docs.proofs import marks
 
-PAGE = (ROOT / "docs/security.md").read_text()
+PAGE = (ROOT / "docs/explanation/security.md").read_text()
 PROMISES = PAGE.partition("## The promise")[2].partition("## What is outside of the promise")[0]
 POINTS = re.split(r"^- ", PROMISES, flags=re.M)[1:]
 ROWS = re.findall(r"^\| (?!---|request|setting).*", PAGE, flags=re.M)
 # KEY: [NAME](FILE), ...
-_PROOF = re.compile(r"\b([A-Z]\d+): ((?:,? ?\[[^]]+\]\(\.\./tests/[^)]+\))+)")
+_PROOF = re.compile(r"\b([A-Z]\d+): ((?:,? ?\[[^]]+\]\(\.\./\.\./tests/[^)]+\))+)")
 
 
 def proofs(text: str) -> dict[str, set[str]]:
     """The keys in a text, each with the files to which it links."""
     return {
-        key: set(re.findall(r"\(\.\./tests/(.*?)\)", links)) for key, links in _PROOF.findall(" ".join(text.split()))
+        key: set(re.findall(r"\(\.\./\.\./tests/(.*?)\)", links))
+        for key, links in _PROOF.findall(" ".join(text.split()))
     }
 
 
