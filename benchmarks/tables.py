@@ -33,7 +33,7 @@ def p10(times: list[float]) -> float:
 
 
 def judge(cost: float, budget: float | None, unit: str = "x", *, also: bool = True) -> tuple[bool, str]:
-    """Return whether ``cost`` is within the budget and ``also`` is true, and the verdict in words ("" for no budget)."""
+    """Return whether ``cost`` is within the budget and ``also`` is true, and a verdict to print ("" for no budget)."""
     if budget is None:
         return True, ""
     within = cost <= budget and also

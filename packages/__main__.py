@@ -37,9 +37,7 @@ RELEASE = {**KINDS, "wheel": wheel, "sdist": sdist, "sbom": bill, "recipes": rec
 def check_release() -> None:
     """Raise PackageError if the release could not be reproduced."""
     if place.commit().endswith("+"):
-        raise PackageError(
-            "the working tree has changes: commit them, or run `make packages` for a build that is no release"
-        )
+        raise PackageError("the working tree has changes: commit them first, or build without --release: make packages")
     changes = (PROJECT / "CHANGELOG.md").read_text()
     if not re.search(rf"^## {re.escape(place.version())} ", changes, re.MULTILINE):
         raise PackageError(f"CHANGELOG.md has no section `## {place.version()} (DATE)`")

@@ -1,4 +1,4 @@
-"""``penroot login`` and ``logout`` at a registry that asks who is there, and beside skopeo, as an ordinary user."""
+"""``penroot login`` and ``logout`` at a registry with logins, and together with skopeo, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "pass word:%$1"
 
 @pytest.fixture
 def front(tmp_path: pathlib.Path) -> Iterator[Faulty]:
-    """A registry that lets in ``me`` alone."""
+    """A registry that only ``me`` can read."""
     with serve(tmp_path / "registry") as server, faulty(server.host, login=Login({"me": SECRET})) as made:
         yield made
 
@@ -48,7 +48,7 @@ def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
     assert "401 from" in user.penroot("digest", image, status=1).stderr
     done = log_in(user, "-u", "me", front.host, secret=SECRET + "\n")
     assert f"logged in to {front.host} as me: {user.home}/.docker/config.json" in done.stderr and not done.stdout
-    assert "401 from" not in user.penroot("digest", image, status=1).stderr  # there is no such image
+    assert "401 from" not in user.penroot("digest", image, status=1).stderr  # the image does not exist
     assert list(kept(user)) == [front.host]
     assert f"logged out of {front.host}" in user.penroot("logout", front.host).stderr
     assert not kept(user)
@@ -69,7 +69,7 @@ def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty
 @pytest.mark.parity("login: one that the registry refuses")
 @pytest.mark.security("G2")
 def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
-    """It gives a token to anybody, and the registry takes that: whose password it is nobody has asked."""
+    """The unknown server gives a token to anyone, and the registry accepts it."""
     with (
         serve(tmp_path / "registry") as server,
         faulty(server.host, bind="127.0.0.2", login=Login({"": ""})) as other,
