@@ -187,7 +187,6 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
     number = 0
 
     def place() -> str:
-        """Make a new directory for each run: see the docstring of this module."""
         nonlocal number
         number += 1
         path = user.home / str(number)

@@ -115,7 +115,6 @@ def _tar(directory: str, names: Sequence[str]) -> Iterator[bytes]:
 
 
 def _python() -> str:
-    """Return the version of the Python in the image, such as 3.11."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     command = ["/usr/bin/python3", "-ISc", code]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()

@@ -34,7 +34,6 @@ BUDGETS = {"read 1 GB of libraries": 1.1, "python imports": 1.1, "walk and stat"
 
 
 def bench_reading(rounds: int) -> bool:
-    """Measure reads inside a container of ten layers."""
     links = [Layer(tar([symlink(n, os.readlink(f"/{n}")) for n in ("lib", "lib64") if os.path.islink(f"/{n}")]))]
     more = [Layer(tar([entry("opt/inside.py", INSIDE.read_bytes())]))]
     layers = [*busybox().layers, *links, *(compressed(paths) for paths in LAYERS), *more]

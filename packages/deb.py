@@ -23,7 +23,6 @@ INSTALLED = "configure | triggered | abort-upgrade | abort-remove | abort-deconf
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """Build each package from the tree ``root``."""
     return [one(package, root, work, to) for package in PACKAGES]
 
 

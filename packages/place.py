@@ -14,7 +14,7 @@ ARCHITECTURE = "x86_64"
 
 
 class PackageError(Exception):
-    """A package cannot be built."""
+    """The build failed."""
 
 
 def run(*command: str | Path, cwd: Path | None = None, **environ: str) -> str:

@@ -29,7 +29,6 @@ MACROS = {
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """Build each package from the tree ``root``."""
     return pack(written(root, work / "rpm"), to)
 
 
@@ -76,7 +75,6 @@ cp -a {whole}/. %{{buildroot}}/
 
 
 def section(package: Package, files: Path) -> str:
-    """Return the section of one package in the spec file."""
     name = package.name
     relations = "".join(
         f"{field}: {value.format(version=place.packaged_version())}\n" for field, value in package.rpm.items()

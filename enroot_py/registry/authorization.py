@@ -77,9 +77,8 @@ class Authorization:
             _TOKENS[self._place] = "Bearer " + self._token(bearer)
             return
         if "basic" not in schemes:
-            raise RegistryError(
-                f"cannot log in to {self._reference.registry}: unknown authentication scheme: {challenge[:80]!r}"
-            )
+            registry = self._reference.registry
+            raise RegistryError(f"cannot log in to {registry}: unknown authentication scheme: {challenge[:80]!r}")
         self._credential = self._login()
         if self._credential is None:
             raise self.unauthorized()
@@ -246,7 +245,6 @@ def challenges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _split_value(text: str) -> tuple[str, str]:
-    """Split a token or quoted string from the text after it."""
     if not text.startswith('"'):
         end = next((at for at, c in enumerate(text) if c in " ,"), len(text))
         return text[:end], text[end:]

@@ -110,8 +110,7 @@ class Connections:
         """
         if addresses.is_of_this_machine(peer) and not self._is_here():
             raise RegistryError(
-                f"{self._host} redirects to {connection.host} ({peer}), "
-                "which is this machine or has a link-local address"
+                f"{self._host} redirects to {connection.host} ({peer}): this machine or a link-local address"
             )
 
     def _is_here(self) -> bool:

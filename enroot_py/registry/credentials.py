@@ -119,7 +119,6 @@ def helper_of(config: Mapping[str, Any], registry: str) -> str:
 
 
 def _helpers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of credential helpers by registry."""
     return {spelling(str(host)): name for host, name in (config.get("credHelpers") or {}).items()}
 
 
@@ -143,7 +142,6 @@ def netrc_path(settings: Settings) -> str:
 
 
 def _docker_paths(environ: Mapping[str, str]) -> list[str]:
-    """Return the files in docker's format: REGISTRY_AUTH_FILE, docker's, and podman's."""
     base = base_directories(environ)
     podman_directories = [base["XDG_CONFIG_HOME"]]
     if environ.get("XDG_RUNTIME_DIR"):
@@ -272,14 +270,12 @@ def _run(command: Sequence[str], environ: Mapping[str, str], text: str = "") -> 
 
 
 def _from_docker(path: str, query: _Query) -> Credential | None:
-    text, _ = _read(path)
-    if not text:
-        return None
+    document = config(path)
     try:
-        for credential in _docker_credentials(json.loads(text), path, query):
+        for credential in _docker_credentials(document, path, query):
             if credential and (not query.user or credential.user in (query.user, "")):
                 return credential
-    except (ValueError, AttributeError, TypeError, RecursionError) as e:
+    except (ValueError, AttributeError, TypeError) as e:
         raise ConfigError(f"{path}: {e}", hint=HINT) from e
     return None
 

@@ -84,10 +84,9 @@ class Retries:
 
 
 class Response:
-    """A response whose body is read as it arrives. Use it in a ``with``. Methods raise Transient."""
+    """A response from ``address``, read as it arrives. Use it in a ``with``. Methods raise Transient."""
 
     def __init__(self, response: urllib3.response.BaseHTTPResponse, address: Address) -> None:
-        """``address`` is the address after redirects."""
         self.status = response.status
         self.server = address
         self.address = str(address).partition("?")[0][:_MAX_SHOWN_CHARS]  # for messages: a query may have secrets
@@ -235,9 +234,8 @@ class HttpClient:
             try:
                 address = addresses.read(location, address)
             except ValueError as e:
-                raise RegistryError(
-                    f"{first.netloc} redirects to the bad address {addresses.shown(location)}: {e}"
-                ) from e
+                target = addresses.shown(location)
+                raise RegistryError(f"{first.netloc} redirects to the bad address {target}: {e}") from e
             if (first.scheme, address.scheme) == ("https", "http"):
                 raise RegistryError(f"{first.netloc} redirects from https to {address.origin}")
             if address.origin != first.origin:
@@ -277,7 +275,6 @@ class HttpClient:
         return Response(response, address)
 
     def is_own(self, address: Address) -> bool:
-        """Return whether an address is on the server's own host."""
         return self._connections.is_own(address)
 
     def _passing(self, address: Address, error: Exception) -> Transient:

@@ -18,8 +18,7 @@ from enroot_py.registry.reference import MANIFEST_TYPES
 
 _MAX_NESTED = 4  # indexes in indexes
 _MAX_FETCHED = 16  # manifests read to learn their platform, and indexes
-_MAX_SHOWN_PLATFORMS = 40
-_MAX_SHOWN_CHARS = 40  # of a platform
+_MAX_SHOWN = 40  # platforms, and characters of each
 MAX_CONFIG = 8 << 20  # bytes
 _MAX_LAYERS = 1000  # engines make 127 at most; beyond the limit of overlayfs, the lowest layers are merged
 
@@ -110,7 +109,6 @@ class Search:
         raise _none_fits(self._platforms, self._platform, self._name)
 
     def _fits(self, config: bytes) -> bool:
-        """Return whether the platform in an image config fits."""
         try:
             document = fields(json.loads(config))
         except (ValueError, RecursionError):
@@ -173,7 +171,7 @@ def _images(entries: object) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _none_fits(available: list[str], platform: Platform, name: object) -> ImageError:
-    shown = ", ".join(other[:_MAX_SHOWN_CHARS] for other in available[:_MAX_SHOWN_PLATFORMS]) or "none"
+    shown = ", ".join(other[:_MAX_SHOWN] for other in available[:_MAX_SHOWN]) or "none"
     return ImageError(f"{name}: no image for {platform}", hint=f"available platforms: {shown}; choose with --arch")
 
 

@@ -106,7 +106,6 @@ class LocalImage:
     __repr__ = __str__
 
     def uri(self) -> str:
-        """Return the URI that is recorded as provenance, and that parse() reads back."""
         return str(self)
 
     def filename(self) -> str:

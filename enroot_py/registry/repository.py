@@ -101,9 +101,7 @@ class Repository:
         """Return the image's config. Checks its digest."""
         digest, size = manifest.config.digest, manifest.config.size
         if size > manifests.MAX_CONFIG:
-            raise ImageError(
-                f"{self._reference}: the config is larger than {manifests.MAX_CONFIG >> 20} MiB: {size} bytes"
-            )
+            raise ImageError(f"{self._reference}: the config is too large: {size} bytes")
         data = self._document(self._blob_path(manifest.config), size, f"the config {digest}")
         return self._checked(data, digest, "config")
 
@@ -136,9 +134,6 @@ class Repository:
         return self._document(path, _MAX_MANIFEST_BYTES, "a manifest", _MANIFEST_HEADERS)
 
     def _if_there(self, path: str) -> bytes | None:
-        """Return a manifest or index, or None if the registry has none."""
-        retries = Retries(self._settings)
-
         def read() -> bytes | None:
             with self._authorized("GET", path, _MANIFEST_HEADERS) as response:
                 if response.status not in (*_ABSENT, *_GOOD):
@@ -147,7 +142,7 @@ class Repository:
                     return None
                 return self._read(response, _MAX_MANIFEST_BYTES)
 
-        data = retries.run(self._reference.registry, read)
+        data = Retries(self._settings).run(self._reference.registry, read)
         if data is not None and len(data) > _MAX_MANIFEST_BYTES:
             raise ImageError(f"{self._reference}: {path} is larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
         return data
@@ -232,12 +227,10 @@ class Repository:
                 failures.append(f"{addresses.shown(url)}: {e}")
         if transient is not None:
             raise transient
-        raise RegistryError(
-            f"cannot fetch the blob {descriptor.digest} from the URLs in its manifest: {'; '.join(failures)}"
-        )
+        details = "; ".join(failures)
+        raise RegistryError(f"cannot fetch the blob {descriptor.digest} from the URLs in its manifest: {details}")
 
     def _refuse(self, response: Response, path: str) -> NoReturn:
-        """Raise the error for a response's status."""
         if response.status == 404 and "/manifests/" in path:
             response.discard()
             raise refusals.absent(self._reference, self._tags())

@@ -208,7 +208,6 @@ class _Turn:
             os.unlink(self._own, dir_fd=self._directories.tmp)
 
     def _holder(self) -> Holder | None:
-        """Return the holder of the lock; None if it cannot be read."""
         try:
             with Fd(_open_file(self._directories.blobs, self._lock)) as fd:
                 return holders.loads(os.read(fd, holders.MAX_BYTES))

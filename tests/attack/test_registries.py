@@ -490,7 +490,7 @@ def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: st
         ):
             away.answer = lambda request, reply=reply: reply  # type: ignore[misc]
             said = user.penroot("digest", away.uri, status=1, env=env).stderr
-            assert here.seen == [] and "which is this machine or has a link-local address" in said
+            assert here.seen == [] and ": this machine or a link-local address" in said
         # A registry on this machine may, as those of a site's own do.
         here.answer = registry_of(image_of())
         with fake(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
