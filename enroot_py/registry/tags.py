@@ -52,7 +52,7 @@ def soon(reference: Reference, settings: Settings, seconds: float, silence: floa
 
     Raises PenrootError, as Unreachable after ``seconds``.
     """
-    return _in_child(reference.registry, settings, lambda once, on: resolve(reference, once, on), seconds, silence)
+    return _in_child(reference.registry, settings, lambda *arguments: resolve(reference, *arguments), seconds, silence)
 
 
 def _in_child(
