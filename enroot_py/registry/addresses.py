@@ -6,15 +6,14 @@ Sources: RFC 3986; RFC 9110, 4.2; curl(1), NO_PROXY.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import urljoin
 
 from urllib3.exceptions import LocationParseError
 from urllib3.util import parse_url
 
-_T = TypeVar("_T")
 _PORTS = {"http": 80, "https": 443}
 _MAX_SHOWN_CHARS = 100
 _HOST_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-_")
@@ -82,25 +81,20 @@ def bypasses(netloc: str, no_proxy: str) -> bool:
     """
     host, _, port = netloc.rpartition(":") if netloc.rpartition(":")[2].isdecimal() else (netloc, "", "")
     host = host.strip("[]").rstrip(".").lower()
-    return any(_matches(word, host, port) for word in no_proxy.replace(",", " ").lower().split())
+    ip = None
+    with contextlib.suppress(ValueError):
+        ip = ipaddress.ip_address(host)
+    return any(_matches(word, host, port, ip) for word in no_proxy.replace(",", " ").lower().split())
 
 
-def _matches(word: str, host: str, port: str) -> bool:
+def _matches(word: str, host: str, port: str, ip: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> bool:
     if word == "*":
         return True
-    ip = _or_none(ipaddress.ip_address, host)
-    network = _or_none(lambda text: ipaddress.ip_network(text, strict=False), word.strip("[]"))
-    if ip is not None and network is not None and ip in network:
-        return True
+    with contextlib.suppress(ValueError):
+        if ip is not None and ip in ipaddress.ip_network(word.strip("[]"), strict=False):
+            return True
     name, colon, wanted_port = word.rpartition(":")
     if not (colon and wanted_port.isdecimal()):
         name, wanted_port = word, ""
     name = name.strip("[]").removeprefix("*").strip(".")
     return bool(name) and wanted_port in ("", port) and (host == name or ip is None and host.endswith("." + name))
-
-
-def _or_none(parse: Callable[[str], _T], text: str) -> _T | None:
-    try:
-        return parse(text)
-    except ValueError:
-        return None

@@ -71,18 +71,7 @@ def authority(directory: Path) -> tuple[Path, ssl.SSLContext]:
     """Make a certificate authority, and the TLS context of a server at 127.0.0.1 with its certificate."""
     require(shutil.which("openssl"), "openssl is not installed")
     ca, key, cert = directory / "ca.pem", directory / "key.pem", directory / "cert.pem"
-    new = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
+    new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split()
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
     use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # Python requires it since 3.13
     for command in (
