@@ -237,7 +237,7 @@ class HttpClient:
                 target = addresses.shown(location)
                 raise RegistryError(f"{first.netloc} redirects to the bad address {target}: {e}") from e
             if (first.scheme, address.scheme) == ("https", "http"):
-                raise RegistryError(f"{first.netloc} redirects from https to {address.origin}")
+                raise RegistryError(f"{first.netloc} redirects to {address.origin}, which does not use https")
             if address.origin != first.origin:
                 headers = {key: value for key, value in headers.items() if key != "Authorization"}
         raise RegistryError(f"{first.netloc} redirects more than {_MAX_REDIRECTS} times")

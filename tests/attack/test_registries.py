@@ -531,7 +531,7 @@ def test_redirect_from_https_to_http_is_refused(user: User) -> None:
             ):
                 server.answer = lambda request, reply=reply: reply  # type: ignore[misc]
                 said = user.penroot("digest", server.uri, status=1, env=env).stderr
-                assert "not secure" in said and other.seen == [] and server.logins == set()
+                assert "does not use https" in said and other.seen == [] and server.logins == set()
     finally:
         shutil.rmtree(directory)
 
