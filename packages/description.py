@@ -54,9 +54,9 @@ SIGNATURES = Package(
     name="penroot-signatures",
     summary="image signatures and image transfer between nodes, for penroot",
     text="""\
-The Python library cryptography. With it penroot verifies image signatures, if
-a policy of the site requires them, and the nodes of a step authenticate each
-other before they exchange an image.""",
+The Python library cryptography. penroot needs the library to verify image
+signatures, if a policy of the site requires them, and to authenticate the
+nodes of a step before an exchange of images.""",
     files=(f"{LIBRARY}/cryptography/*",),
     deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)"},
     rpm={"Requires": "penroot = {version}"},
@@ -66,8 +66,8 @@ SSH = Package(
     name="penroot-ssh",
     summary="ssh into the containers of running jobs, for penroot",
     text="""\
-The Python library asyncssh. With it users reach the containers of their jobs
-over ssh, sftp and tools built on them.""",
+The Python library asyncssh, to reach the containers of running jobs with ssh,
+sftp and other tools over ssh.""",
     files=(f"{LIBRARY}/asyncssh/*", f"{LIBRARY}/typing_extensions.py"),
     deb={"Depends": "penroot (= {version}), penroot-signatures (= {version})"},
     rpm={"Requires": "penroot = {version}, penroot-signatures = {version}"},
@@ -78,8 +78,8 @@ NAMES = Package(
     name="penroot-enroot-names",
     summary="links to penroot under the names of enroot's programs",
     text="""\
-With these links, scripts that call enroot, enroot-mount and others run
-penroot, which has the same commands and options.""",
+Scripts that call enroot, enroot-mount and others run penroot through these
+links. penroot has the same commands and options.""",
     files=("usr/bin/enroot*", "usr/share/man/man1/enroot.1*", "usr/share/bash-completion/completions/enroot"),
     deb={"Depends": "penroot (>= {version})", "Conflicts": "enroot, enroot+caps, enroot-hardened"},
     rpm={"Requires": "penroot >= {version}", "Conflicts": "enroot, enroot+caps, enroot-hardened"},

@@ -121,7 +121,7 @@ def library(to: Path, ours: Path) -> None:
 
 
 def put(path: Path, data: bytes, *, strip: bool = False) -> None:
-    """Write a file. Raises PackageError if it exists with other content."""
+    """Write a file. Raises PackageError if the file exists with other content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
@@ -235,5 +235,5 @@ def files(tree: Path) -> list[str]:
 
 
 def place_of(version: str) -> Path:
-    """Return the work directory of a version: always the same path, because some programs record it."""
+    """Return the work directory of a version. The path is constant, because some programs record it."""
     return CACHE / "work" / hashlib.sha256(f"{PROJECT} {version}".encode()).hexdigest()[:8]

@@ -130,7 +130,7 @@ class Archive:
 
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an untrusted tar file. Raises ValueError for an endless one, and what tarfile raises."""
+    """Yield the members of an untrusted tar file. Raises ValueError for an endless file, and tarfile's errors."""
     last_offset = -1
     with tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
         for count, member in enumerate(iter(tar.next, None)):
@@ -186,7 +186,7 @@ def scratch(settings: Settings) -> IO[bytes]:
 
 
 def reopened(file: IO[bytes]) -> IO[bytes]:
-    """Reopen a temporary file at its beginning, so that its writer can close it."""
+    """Duplicate a temporary file, at its beginning, for use after the writer closes the original."""
     file.seek(0)
     return os.fdopen(os.dup(file.fileno()), "rb")
 

@@ -249,7 +249,7 @@ class _Netrc:
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], text: str = "") -> tuple[str, ConfigError | None]:
-    """Run a program with ``text`` on stdin. Return its stdout, which is a secret, and its error."""
+    """Run a program with ``text`` on stdin. Return stdout, which is a secret, and the error."""
     with open(os.memfd_create("stdin"), "w+b") as stdin, open(os.memfd_create("stdout"), "w+b") as stdout:
         stdin.write(text.encode())
         stdin.seek(0)
@@ -281,7 +281,7 @@ def _from_docker(path: str, query: _Query) -> Credential | None:
 
 
 def _docker_credentials(config: Any, path: str, query: _Query) -> Iterator[Credential | None]:
-    """Yield a file's logins for the hosts, each with those of its helpers, which run as late as possible."""
+    """Yield the logins for each host, from the file and then from its helper, which runs as late as possible."""
     auths = config.get("auths") or {}
     helpers = _helpers(config)
     for host in query.hosts:

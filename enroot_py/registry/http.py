@@ -110,7 +110,7 @@ class Response:
         return str(self._response.headers.get(name, ""))
 
     def read(self, size: int, *, decode: bool = False) -> bytes:
-        """Return up to ``size`` bytes: those that arrive within a second, at least one; b"" at the end."""
+        """Return the bytes of the next second, at least one and at most ``size``; b"" at the end."""
         if self._ahead:
             data, self._ahead = self._ahead[:size], self._ahead[size:]
             return data
@@ -136,7 +136,7 @@ class Response:
         return b"".join(parts)
 
     def skip(self, size: int) -> None:
-        """Discard the next ``size`` bytes of the body, if there are so many."""
+        """Discard up to ``size`` bytes of the body."""
         while size and (data := self.read(min(size, _CHUNK_BYTES))):
             size -= len(data)
 
@@ -175,7 +175,7 @@ class Response:
             )
 
     def discard(self) -> None:
-        """Read the rest of a small body, so that its connection can be reused."""
+        """Read the rest of a small body, to reuse the connection."""
         with self, contextlib.suppress(Transient):
             self.document(_MAX_DISCARDED_BYTES)
 

@@ -156,7 +156,7 @@ def _json(files: Files, name: str, reference: LocalImage) -> Any:
 
 
 class Engine:
-    """An image of docker or podman, copied with ``save``. If the engine does not have the image, it pulls it first."""
+    """An image of docker or podman, copied with ``save``. The engine pulls a missing image first."""
 
     def __init__(self, reference: LocalImage, settings: Settings) -> None:
         self._reference = reference

@@ -1,4 +1,4 @@
-"""Log in and out: try a login at its registry, and store it where docker and podman store theirs.
+"""Log in and out: try a login at its registry, and store the login in the files of docker and podman.
 
 Sources: docker-login(1), "Credential helper protocol"; containers-auth.json(5); OCI distribution specification,
 "Determining Support", for the request that tries a login.
@@ -95,7 +95,7 @@ class AuthFile:
             if helper := credentials.helper_of(config, reference.registry):
                 secret = {"ServerURL": key, "Username": login.user, "Secret": login.secret}
                 credentials.tell_helper(helper, "store", json.dumps(secret), self._environ)
-                auths[key] = {}  # as docker, which lists registries by these keys
+                auths[key] = {}  # docker lists registries by these keys
                 return f"docker-credential-{helper}"
             auths[key] = {"auth": base64.b64encode(f"{login.user}:{login.secret}".encode()).decode()}
         return self.path

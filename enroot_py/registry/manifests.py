@@ -27,7 +27,7 @@ _MAX_LAYERS = 1000  # engines make 127 at most; beyond the limit of overlayfs, t
 class Descriptor:
     """A descriptor of a blob: OCI image specification, "Content Descriptors". ``size`` is in bytes.
 
-    ``urls`` are other places of the blob. Layers that may not be redistributed have them.
+    ``urls`` are other places of the blob, for layers under a licence without redistribution.
     """
 
     media_type: str

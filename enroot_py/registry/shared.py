@@ -1,4 +1,4 @@
-"""A directory of compressed blobs that nodes share: one node downloads a blob, the others read it.
+"""A shared directory of compressed blobs: one node downloads a blob, the other nodes read it.
 
 ``sha256/HEX`` is a complete blob, ``sha256/HEX.lock`` names the process that downloads it, ``tmp`` has partial
 downloads. Locks work on NFS and Lustre without flock(2): link(2) makes them, and only the file server's clock decides
@@ -293,7 +293,7 @@ class _Tee:
         return data
 
     def publish(self) -> None:
-        """Share the blob, whose digest was right."""
+        """Share the blob after a successful check of its digest."""
         if self._out.closed:
             return
         try:

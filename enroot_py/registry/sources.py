@@ -1,4 +1,4 @@
-"""Sources of images: a registry and its mirrors, or this machine. All have one interface for the import."""
+"""Sources of images, with one interface for the import: a registry and its mirrors, or this machine."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def places(
 
 
 class Mirrored:
-    """A registry behind its mirrors. The first of them that has the manifest serves the whole image."""
+    """A registry behind its mirrors. The first repository with the manifest serves the whole image."""
 
     def __init__(self, repositories: list[Repository]) -> None:
         self._repositories = repositories
