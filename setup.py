@@ -1,4 +1,4 @@
-"""Only what pyproject.toml cannot say: the cffi module, and the file that says of which commit a build is."""
+"""The parts of the build that pyproject.toml cannot describe: the cffi module, and BUILD with the commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUILD = "enroot_py/BUILD"
 
 
 def build() -> str:
-    """COMMIT DATE KIND: as the environment says, as the source distribution was told, or as git says."""
+    """Return "COMMIT DATE KIND" from the environment, from BUILD of a source distribution, or from git."""
     kind = os.environ.get("PENROOT_BUILD", "pip")
     if commit := os.environ.get("PENROOT_COMMIT"):
         date = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"])))
@@ -38,7 +38,7 @@ class Modules(build_py):
 
 
 class Extensions(build_ext):
-    """Build a source tree without a compiler too: linters and unit tests run without the module in C."""
+    """Allow an editable install without a compiler: linters and unit tests do not need the C module."""
 
     def run(self) -> None:
         for extension in self.extensions if self.editable_mode else ():

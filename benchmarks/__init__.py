@@ -1,1 +1,1 @@
-"""Figures of speed, as ratios between commands that were measured in one run."""
+"""Benchmarks: ratios between commands that are measured in the same run."""

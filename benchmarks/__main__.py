@@ -1,6 +1,6 @@
-"""``make bench``: what a start costs, and a step, next to peers. Each group's rows are in its module.
+"""``make bench``: the cost of starts, steps and imports, compared with other tools. Each module has a group of rows.
 
-The status is 1 where a row is over its budget.
+The exit status is 1 if a row exceeds its budget.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", default=list(BENCHMARKS), help=", ".join(BENCHMARKS))
     parser.add_argument("--rounds", type=int, help="runs of each command")
-    parser.add_argument("--against", metavar="PREFIX", help="compare with the penroot there, and nothing else")
-    given = parser.parse_args()
-    if given.against:
-        return 0 if bench_against(given.rounds or 200, given.against) else 1
+    parser.add_argument("--against", metavar="PREFIX", help="only compare with the penroot in PREFIX")
+    arguments = parser.parse_args()
+    if arguments.against:
+        return 0 if bench_against(arguments.rounds or 200, arguments.against) else 1
     good = True
-    for name in given.names:
+    for name in arguments.names:
         run, rounds = BENCHMARKS[name]
-        good &= run(given.rounds or rounds)
+        good &= run(arguments.rounds or rounds)
     return 0 if good else 1
 
 

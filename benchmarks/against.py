@@ -1,4 +1,4 @@
-"""What a start and a step cost next to those of another penroot on this machine, as one before a change."""
+"""Compare starts and steps with another penroot on this machine, such as the version before a change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMAGE = "--container-image=registry:5000#mpi:1"
 
 
 def bench_against(rounds: int, other: str, budget: float = 1.02) -> bool:
-    """Starts and steps of PREFIX and of the prefix ``other`` by turns; ratios are of the first to the second."""
+    """Measure PREFIX and the prefix ``other`` in turn. The ratios are PREFIX / ``other``."""
     rows = {"start NAME": ["box"], "start --root NAME": ["--root", "box"], "start x.sqsh": []}
     with ordinary_user() as user:
         rows["start x.sqsh"].append(str(user.home / "box.sqsh"))

@@ -1,8 +1,8 @@
-"""A large image, next to plain tools: its first use, and programs in it when nothing of it is in memory.
+"""Compare a large image with plain tools: its first use, and programs in it with a cold page cache.
 
-The image is that of pytorch.py. First use is compared by the time, by the time until all of it is on the disk, and by
-what the disk has written, which is of all that happens there: PENROOT_BENCH_DIR can name a directory on a disk of its
-own, which needs 40 GB. Before a program runs the caches of the kernel are dropped, for all that runs on the machine.
+pytorch.py makes the image. For the first use we compare the time, the time until all data is on disk, and the bytes
+written to the disk. The bytes include those of other processes: PENROOT_BENCH_DIR can name a directory on a separate
+disk, which needs 40 GB. Before each program runs, we drop the kernel's caches for the whole machine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.kernel.conftest import PREFIX, User
 from tests.kernel.registry import Server
 
 IMAGE = "bench/pytorch"
-FIRST = 2.2  # times the plain tools, which check no digest; where the disk is what is short it is 1
+FIRST = 2.2  # times the plain tools, which check no digest; 1 if the disk is the bottleneck
 WRITTEN = 1.02
-# What a program may take, in units of the directory that create makes of the file: over layers, and over the file.
+# Budgets of a program for layers and for the file, as ratios to the unpacked directory.
 PROGRAMS = {
     "import torch": ("import torch", 1.1, 1.3),
     "read all .py": (
@@ -48,10 +48,10 @@ def bench_pytorch(rounds: int) -> bool:
 
 
 def _directory(user: User, name: str) -> pathlib.Path:
-    made = user.home / name
-    made.mkdir()
-    user.own(made)
-    return made
+    path = user.home / name
+    path.mkdir()
+    user.own(path)
+    return path
 
 
 # ---------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def _first_use(user: User, server: Server) -> bool:
 
 
 def _first(user: User, server: Server, *command: str, **environ: str) -> tuple[Cost, float, int]:
-    """What a command costs, the seconds until the disk has all of it, and the bytes that the disk has written."""
+    """Return the cost of a command, the seconds until all data is on disk, and the bytes that the disk wrote."""
     subprocess.run(["sync", "-f", PLACE], check=True)
     before, begun = _written(), time.perf_counter()
     cost = measure(user, server, *command, **environ)
@@ -94,7 +94,7 @@ def _first(user: User, server: Server, *command: str, **environ: str) -> tuple[C
 
 
 def _written() -> int:
-    """Bytes that the disk beneath PLACE has written: the kernel's block/stat. 0 where that is no disk."""
+    """Return the bytes that the disk of PLACE has written: the kernel's block/stat. 0 if PLACE is not on a disk."""
     device = os.stat(PLACE).st_dev
     try:
         text = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text()
@@ -113,7 +113,7 @@ def _reference(server: Server) -> str:
 
 def _cold(user: User, server: Server, rounds: int) -> bool:
     if os.geteuid() != 0:
-        print(f"{'programs, caches cold: only root drops them':44} {'MISSING':>8}")
+        print(f"{'programs with cold caches: need root':44} {'MISSING':>8}")
         return True
     os.chmod("/dev/fuse", 0o666)
     file = str(user.home / "x.sqsh")
@@ -137,7 +137,7 @@ def _cold(user: User, server: Server, rounds: int) -> bool:
 
 
 def _seconds(user: User, words: list[str], code: str) -> float:
-    """Seconds that a program of the container takes, by its own clock."""
+    """Return the seconds that a program in the container takes, by its own clock."""
     os.sync()
     pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
     command = user.command(f"{PREFIX}/bin/penroot", "start", *words, "/usr/bin/python3", "-c", CLOCK.format(code))

@@ -1,4 +1,4 @@
-"""The first use of a large image on a node of a cluster, through srun, next to the plain tools in a step like it."""
+"""Compare the first use of a large image through srun on a cluster node with plain tools in the same kind of step."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ CHANGED = 1 / 20  # of cold
 
 
 def bench_first(rounds: int) -> bool:
-    """Seconds of a step whose image the node has never seen, has seen but for a small layer, and has."""
+    """Measure steps with an image that the node does not have, has except for a small layer, and has."""
     lab = Lab()
-    found = lab.is_up()
+    was_up = lab.is_up()
     lab.up(2, prefix=PREFIX)
-    here = pathlib.Path(lab.root, "home/registry")  # which its nodes see as /home/registry
-    here.mkdir()
+    storage = pathlib.Path(lab.root, "home/registry")  # /home/registry on the nodes
+    storage.mkdir()
     try:
-        with serve(here) as server:
+        with serve(storage) as server:
             packed = push(server)
-        with on_node(lab, here) as host:
+        with on_node(lab, storage) as host:
             return rows(lab, host, packed, rounds)
     finally:
-        shutil.rmtree(here)
+        shutil.rmtree(storage)
         lab.run(["rm", "-rf", "/var/tmp/bench"], node=NODE)
-        if not found:
+        if not was_up:
             lab.down()
 
 
 def push(server: Server) -> int:
-    """Push both tags of the large image; bytes of its blobs."""
+    """Push both tags of the large image. Return the size of its blobs in bytes."""
     images = images_of("large")
     for tag, image in enumerate(images):
         server.pusher.image("bench/it", str(tag), image)
@@ -50,7 +50,7 @@ def push(server: Server) -> int:
 
 @contextlib.contextmanager
 def on_node(lab: Lab, directory: pathlib.Path) -> Iterator[str]:
-    """Serve what was pushed to ``directory`` on the loopback of the node, for no network shall be measured."""
+    """Serve the registry in ``directory`` on the node's loopback, to leave the network out of the measurement."""
     port = 5555
     lines = (directory / "config.yml").read_text().replace(str(directory), f"/home/{directory.name}").splitlines()
     lines = [line for line in lines if not line.startswith("http:")]
@@ -71,7 +71,7 @@ def rows(lab: Lab, host: str, packed: int, rounds: int) -> bool:
     times: dict[str, list[float]] = {}
     for number in range(rounds):
         unpacked = f"/var/tmp/bench/plain{number}"
-        # The store is moved, not deleted: see images.py.
+        # Move the store instead of deleting it: see images.py.
         lab.run(f"cd /var/tmp && mkdir -p enroot-cache-$UID {unpacked} && mv enroot-cache-$UID {unpacked}", node=NODE)
         images = [[f"--container-image={host}#bench/it:{tag}", "true"] for tag in (0, 0, 1)]
         tools = [*PLAIN, f"http://{host}", "bench/it", "0", unpacked]
@@ -90,9 +90,9 @@ def rows(lab: Lab, host: str, packed: int, rounds: int) -> bool:
 
 
 def seconds(lab: Lab, words: list[str]) -> float:
-    """A step of a task that has both CPUs."""
+    """Time a step with one task on two CPUs."""
     environ = {"PYTHONPATH": LIBRARY}  # for isal
     subprocess.run(["sync"], check=True)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     lab.run(["srun", "-w", NODE, "-c2", *words], env=environ, timeout=900)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started

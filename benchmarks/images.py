@@ -1,14 +1,12 @@
-"""What images cost: first use, one layer changed, stored; next to the plain tools.
+"""Compare images with plain tools: first use, with one changed layer, and stored.
 
-Images are made of what is on this machine and pushed to a registry on loopback. Seconds
-are the least wall time of some runs in turn, page cache warm; CPU is that of all processes;
-memory is the greatest sum of anonymous memory that all processes had at one moment, but
-for mksquashfs, which has a bound of its own; disk is what was written, by getrusage(2).
+Images are made from files of this machine, and pushed to a registry on loopback. Seconds are the minimum wall time of
+several alternating runs with a warm page cache. CPU is the time of all processes. Memory is the peak sum of anonymous
+memory of all processes except mksquashfs, which has its own limit. Disk is the written data by getrusage(2).
 
-Nothing is deleted between runs: for minutes ext4 looks for inodes that were not freed
-lately, and what comes after a deletion would be charged several times its own cost
-(fs/ext4/ialloc.c, recently_deleted). Others' deletions count too: PENROOT_BENCH_DIR can
-name a directory on a file system of its own.
+Runs delete nothing: for minutes after a deletion, ext4 avoids recently freed inodes, and the next command would take
+several times as long (fs/ext4/ialloc.c, recently_deleted). Deletions by other processes count, too: PENROOT_BENCH_DIR
+can name a directory on a separate file system.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ from tests.kernel.conftest import PREFIX, UID, User
 from tests.kernel.registry import Server, serve
 
 PLACE = os.environ.get("PENROOT_BENCH_DIR", "/var/tmp")
-# Peers, as text: the user whom they run as may have no way to this directory.
+# Scripts of peers as text, because their user may not have access to this directory.
 PLAIN = ("/usr/bin/python3", "-c", pathlib.Path(__file__).with_name("plain.py").read_text())
 STEPS = ("bash", "-c", pathlib.Path(__file__).with_name("steps.sh").read_text(), "steps.sh")
-# Where layers come from: what a distribution and a wheel have, small files and large ones.
+# Directories for the layers: small and large files, as in distributions and wheels.
 LAYERS = {
     "4 layers": (("/usr/lib/python3.11", "/usr/lib/python3"), ("/usr/bin",), ("/usr/include", "/usr/sbin")),
     "large": (
@@ -53,7 +51,7 @@ LAYERS = {
 
 @dataclass
 class Cost:
-    """What one run took."""
+    """The cost of one run: seconds, and bytes of memory, network and disk."""
 
     seconds: float
     cpu: float
@@ -70,26 +68,26 @@ HEAD = f"{'':44} {'seconds':>8} {'CPU':>8} {'MB anon':>9} {'MB net':>9} {'MB dis
 
 
 def compressed(paths: Sequence[str]) -> Layer:
-    """A layer of some directories of this machine, gzip; what has no slash in ``paths`` is the directory to be in."""
+    """Make a gzip layer of this machine's directories, beneath a name without a slash in ``paths`` if there is one."""
     from isal import igzip
 
-    there = [path.lstrip("/") for path in paths if os.path.isdir(path)]
+    existing = [path.lstrip("/") for path in paths if os.path.isdir(path)]
     moved = [f"--transform=s,^,{name}/,rSh" for name in paths if "/" not in name]
-    command = ["tar", "-C", "/", "--sort=name", "--exclude=*.sock", *moved, "-cf", "-", *there]
+    command = ["tar", "-C", "/", "--sort=name", "--exclude=*.sock", *moved, "-cf", "-", *existing]
     data = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     return Layer(data, blob=igzip.compress(data, 1))
 
 
 def images_of(name: str) -> list[Image]:
-    """Two images that differ in their last layer, of 10 MB."""
-    made = [compressed(paths) for paths in LAYERS.get(name, ())]
+    """Make two images that differ in their last layer of 10 MB."""
+    layers = [compressed(paths) for paths in LAYERS.get(name, ())]
     changed = [Layer(tar([entry("changed", os.urandom(1 << 20) * 10)])) for _ in range(2)]
     base = busybox()
-    return [Image([*base.layers, *made, change], base.settings) for change in changed]
+    return [Image([*base.layers, *layers, change], base.settings) for change in changed]
 
 
 def anonymous(uid: int) -> int:
-    """Bytes of anonymous memory that all processes of a user have now, but for mksquashfs."""
+    """Return the bytes of anonymous memory of a user's processes, except mksquashfs."""
     total = 0
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -98,58 +96,58 @@ def anonymous(uid: int) -> int:
             status = pathlib.Path(f"/proc/{pid}/status").read_text()
         except OSError:
             continue
-        found = re.search(r"RssAnon:\s+(\d+) kB", status)
-        if found and not status.startswith("Name:\tmksquashfs\n"):
-            total += int(found[1]) * 1024
+        match = re.search(r"RssAnon:\s+(\d+) kB", status)
+        if match and not status.startswith("Name:\tmksquashfs\n"):
+            total += int(match[1]) * 1024
     return total
 
 
 def sent(server: Server) -> int:
-    """Bytes of all blobs that the registry has sent."""
+    """Return the bytes of all blobs that the registry has sent."""
     lines = server.log.read_text().splitlines()
     return sum(int(line.split('" 20', 1)[1].split()[1]) for line in lines if '"GET /v2/' in line and '" 20' in line)
 
 
 def measure(user: User, server: Server, *command: str, **environ: str) -> Cost:
-    """Run a command as the user."""
-    before, peak, over = sent(server), 0, threading.Event()
+    """Run a command as the user, and return its cost."""
+    before, peak, ended = sent(server), 0, threading.Event()
 
     def watch() -> None:
         nonlocal peak
-        while not over.wait(0.03):
+        while not ended.wait(0.03):
             peak = max(peak, anonymous(UID))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     os.sync()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--", *command],
             env={**user.environ, **environ}, cwd=user.home, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=err,
         )  # fmt: skip
-        _, status, used = os.wait4(process.pid, 0)
-        took = time.perf_counter() - begun
-        over.set()
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        ended.set()
         watcher.join()
         err.seek(0)
         if status:
             raise RuntimeError(f"{command}: {err.read().decode()}")
-    return Cost(took, used.ru_utime + used.ru_stime, peak, sent(server) - before, used.ru_oublock * 512)
+    return Cost(seconds, usage.ru_utime + usage.ru_stime, peak, sent(server) - before, usage.ru_oublock * 512)
 
 
 def show(name: str, cost: Cost | None, against: Cost | None = None, budget: float | None = None) -> bool:
-    """Print a row; False where it took longer than ``budget`` times what ``against`` took."""
+    """Print a row. Return False if it took longer than ``budget`` times the seconds of ``against``."""
     if cost is None:
         print(f"{name:44} {'MISSING':>8}")
         return True
-    said, good = "", True
+    comparison, good = "", True
     if against is not None:
         ratio = cost.seconds / against.seconds
         good, verdict = judge(ratio, budget)
-        said = f"  {ratio:6.2f}x {verdict}"
-    print(f"{name:44} {cost}{said}", flush=True)
+        comparison = f"  {ratio:6.2f}x {verdict}"
+    print(f"{name:44} {cost}{comparison}", flush=True)
     return good
 
 
@@ -167,7 +165,7 @@ def place() -> Iterator[tuple[User, Server]]:
 
 
 def bench_images(rounds: int, names: Sequence[str] = ("small", *LAYERS)) -> bool:
-    """First use of an image, one layer changed, stored; to a running container and to a file."""
+    """Measure first use, one changed layer, and a stored image: to a running container, and to a file."""
     good = True
     for name in names:
         with place() as (user, server):
@@ -184,18 +182,17 @@ def bench_images(rounds: int, names: Sequence[str] = ("small", *LAYERS)) -> bool
 
 
 def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -> bool:
-    """The table of one image, whose tag 1 differs from 0 in the last layer; ``judged``: the budgets are for it."""
+    """Print the table of one image. Tags 0 and 1 differ in the last layer. Budgets apply if ``judged``."""
     penroot = f"{PREFIX}/bin/penroot"
     number = 0
 
     def place() -> str:
-        """A new directory: see the head of this module."""
         nonlocal number
         number += 1
-        made = user.home / str(number)
-        made.mkdir()
-        user.own(made)
-        return str(made)
+        path = user.home / str(number)
+        path.mkdir()
+        user.own(path)
+        return str(path)
 
     def plain() -> Cost:
         path = {"PYTHONPATH": LIBRARY}  # for isal
@@ -255,8 +252,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
     if shutil.which("enroot"):
         reference = image.replace("/", "#", 1)
         command = ("enroot", "import", "-o", f"{place()}/image.sqsh", f"docker://{reference}:0")
-        found = measure(user, server, *command, ENROOT_ALLOW_HTTP="yes", ENROOT_CACHE_PATH=place())
-        show("enroot import", found, base)
+        show("enroot import", measure(user, server, *command, ENROOT_ALLOW_HTTP="yes", ENROOT_CACHE_PATH=place()), base)
     else:
         show("enroot import", None)
     return good

@@ -1,4 +1,4 @@
-"""Runs inside the container: does what each line of its input names, and answers with the seconds it took."""
+"""Run inside the container: for each line of stdin, run the test of that name and print its seconds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ IMPORTS = (
 
 
 def files(top: str) -> list[tuple[str, int]]:
-    found = []
+    regular = []
     for directory, _, names in os.walk(top):
         for name in names:
             path = f"{directory}/{name}"
             status = os.lstat(path)
             if status.st_mode & 0o170000 == 0o100000:
-                found.append((path, status.st_size))
-    return found
+                regular.append((path, status.st_size))
+    return regular
 
 
 def read(paths: list[str]) -> None:
@@ -34,14 +34,14 @@ def read(paths: list[str]) -> None:
 
 
 def main() -> None:
-    found = files("/usr")
-    large = sorted((path for path, size in found if size > 1 << 20), key=len)
+    regular = files("/usr")
+    large = sorted((path for path, size in regular if size > 1 << 20), key=len)
     total, libraries = 0, []
     for path in large:
         if total < 10**9:
             libraries.append(path)
             total += os.stat(path).st_size
-    small = [path for path, size in found if size < 16384][:20000]
+    small = [path for path, size in regular if size < 16384][:20000]
     tests = {
         "read 1 GB of libraries": lambda: read(libraries),
         "python imports": lambda: subprocess.run([sys.executable, "-I", "-c", f"import {IMPORTS}"], check=True),
@@ -49,9 +49,9 @@ def main() -> None:
         "open many small files": lambda: read(small),
     }
     for line in sys.stdin:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         tests[line.rstrip("\n")]()
-        print(time.perf_counter() - begun, flush=True)
+        print(time.perf_counter() - started, flush=True)
 
 
 main()

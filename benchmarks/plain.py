@@ -1,4 +1,4 @@
-"""What the image path can be compared with: each layer through isal into tar -x, two at a time, nothing checked.
+"""The baseline for imports: unpack each layer with isal and tar -x, in parallel on all CPUs, without checks.
 
 Arguments: URL of the registry, repository, tag, directory.
 """
@@ -37,6 +37,6 @@ if __name__ == "__main__":
     with urllib.request.urlopen(request) as answer:
         layers = sorted(json.load(answer)["layers"], key=lambda layer: -layer["size"])
     work = [(f"{registry}/v2/{repository}/blobs/{x['digest']}", f"{directory}/{n}") for n, x in enumerate(layers)]
-    # Since 3.14 Python would ask a server for processes, which does not find a program that was given by -c.
+    # Python 3.14 starts workers from a fork server by default, which cannot find a program of python3 -c.
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork")) as pool:
         list(pool.map(unpack, work))

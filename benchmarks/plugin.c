@@ -1,7 +1,7 @@
-/* What the plugin does in a step that has no container: it is loaded, registers its options and is asked four times.
+/* Time the plugin in a step without a container: load it, and make Slurm's calls.
  *
- * plugin ROUNDS FILE.so: for each round a new process, as srun and as slurmstepd by turns, loads the
- * plugin as Slurm does and makes the calls that Slurm makes; nanoseconds of each on a line, srun's first.
+ * plugin ROUNDS FILE.so: in each round, one new process acts as srun and one as slurmstepd. Each loads the plugin
+ * as Slurm does and makes Slurm's calls. A line has the nanoseconds of both, srun's first.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +27,7 @@ enum spank_context spank_context(void)
 spank_err_t spank_option_register(spank_t sp, struct spank_option *option)
 {
 	(void)sp;
-	options[registered++ % 64] = *option; /* Slurm copies it too */
+	options[registered++ % 64] = *option; /* Slurm also copies it */
 	return ESPANK_SUCCESS;
 }
 
@@ -49,7 +49,7 @@ spank_err_t spank_unsetenv(spank_t sp, const char *name)
 	return ESPANK_SUCCESS;
 }
 
-/* What slurmstepd says of the first step of a job: the plugin asks for that before it lets a step be. */
+/* Answer as slurmstepd does for a job's first step: the plugin reads these items before it ignores a step. */
 spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 {
 	static char path[] = "PATH=/usr/bin", *environment[] = { path, NULL };
@@ -95,7 +95,7 @@ static const char *const calls[2][6] = {
 	  "slurm_spank_task_exit", "slurm_spank_exit" },
 };
 
-/* Nanoseconds, or -1. */
+/* Load the plugin and make its calls. Return the nanoseconds, or -1. */
 static int64_t once(const char *file, int remote)
 {
 	struct timespec begin, end;

@@ -1,6 +1,6 @@
-"""An image like those of PyTorch: Python and its libraries, CUDA's and torch, from this machine and pip's wheels.
+"""Make an image like PyTorch's: Python, CUDA's libraries and torch, from this machine and from wheels.
 
-4.5 GB compressed, 8.4 GB unpacked, 14 layers: few large files are most of the bytes, many small ones most of the names.
+It has 14 layers: 4.5 GB compressed, 8.4 GB unpacked. A few large files have most of the bytes; most files are small.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from isal import igzip
 
 from tests.images import DOCKER, Pusher, digest, directory, symlink, tar
 
-TORCH = "torch==2.8.0"  # the last one of CUDA 12
+TORCH = "torch==2.8.0"  # the last release for CUDA 12
 PACKAGES = "usr/local/lib/python{}/dist-packages"
-# What is in a layer: directories of this machine, or wheels, by how their names begin.
+# Contents of layers: directories of this machine, or wheels by the start of their names.
 BASE = (
     ("/usr/bin", "/usr/sbin", "/usr/lib64"),
     ("/usr/lib/x86_64-linux-gnu",),
@@ -42,7 +42,7 @@ WHEELS = (
 
 
 def download(directory: pathlib.Path) -> None:
-    """Fetch the wheels of torch, and of all that it needs, unless they are there."""
+    """Download the wheels of torch and its dependencies, unless they exist."""
     if not list(directory.glob("torch-*.whl")):
         version = ["--only-binary=:all:", "--python-version", _python()]
         command = [sys.executable, "-m", "pip", "download", "-q", *version, "-d", str(directory), TORCH, "numpy"]
@@ -50,9 +50,9 @@ def download(directory: pathlib.Path) -> None:
 
 
 def push(pusher: Pusher, repository: str, wheels: pathlib.Path, scratch: pathlib.Path) -> None:
-    """Push the image with the tag 1. It is never whole in memory."""
-    there = sorted(wheels.glob("*.whl"))
-    layers = [_links(), *map(_of_machine, BASE), *(_of_wheels(there, names, scratch / "root") for names in WHEELS)]
+    """Push the image with the tag 1, layer by layer: it may not fit into memory."""
+    files = sorted(wheels.glob("*.whl"))
+    layers = [_links(), *map(_of_machine, BASE), *(_of_wheels(files, names, scratch / "root") for names in WHEELS)]
     blobs, diff_ids = [], []
     packed = scratch / "blob"
     for layer in layers:
@@ -71,7 +71,7 @@ def push(pusher: Pusher, repository: str, wheels: pathlib.Path, scratch: pathlib
 
 
 def _compress(layer: Iterator[bytes], packed: pathlib.Path) -> str:
-    """Write the tar of a layer to a file, gzip; returns its diff-id."""
+    """Write a layer to a gzip file. Return its diff_id."""
     diff_id = hashlib.sha256()
     with igzip.open(packed, "wb", compresslevel=1) as out:  # type: ignore[no-untyped-call]
         for data in layer:
@@ -91,13 +91,13 @@ def _of_machine(paths: Sequence[str]) -> Iterator[bytes]:
 
 
 def _of_wheels(wheels: Sequence[pathlib.Path], names: Sequence[str], root: pathlib.Path) -> Iterator[bytes]:
-    """What pip installs of some wheels, compiled as it does that, in the directory ``root``."""
+    """Yield a layer of installed wheels with bytecode, made in the directory ``root``."""
     place = root / PACKAGES.format(_python())
     chosen = [str(wheel) for wheel in wheels if wheel.name.startswith(tuple(names))]
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
     install += ["--only-binary=:all:", "--python-version", _python(), "--target", str(place)]
     subprocess.run([*install, *chosen], check=True)
-    # Some files of torch are templates, and no Python: its status is 1 then, as pip finds.
+    # Ignore the exit status, as pip does: some .py files of torch are templates, not Python.
     compile_all = ["/usr/bin/python3", "-m", "compileall", "-q", "-s", str(root), "-p", "/", str(place)]
     subprocess.run(compile_all, stdout=subprocess.DEVNULL)
     yield from _tar(str(root), ["usr"])
@@ -105,7 +105,7 @@ def _of_wheels(wheels: Sequence[pathlib.Path], names: Sequence[str], root: pathl
 
 
 def _tar(directory: str, names: Sequence[str]) -> Iterator[bytes]:
-    """In the order of names, as docker makes layers."""
+    """Yield a tar of directories, sorted by name as docker's layers are."""
     command = ["tar", "-C", directory, "--sort=name", "--owner=0", "--group=0", "-cf", "-", *names]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -115,7 +115,6 @@ def _tar(directory: str, names: Sequence[str]) -> Iterator[bytes]:
 
 
 def _python() -> str:
-    """The version of the Python in the image, as 3.11."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     command = ["/usr/bin/python3", "-ISc", code]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()

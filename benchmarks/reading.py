@@ -1,8 +1,7 @@
-"""What it costs to read inside a container: an overlay of ten layers, next to the same tree as one directory, and FUSE.
+"""Compare reads inside a container: an overlay of ten layers, the same tree as one directory, and FUSE.
 
-Each row is the least of some rounds, page cache warm: the same program of the image runs
-in each of the three, and they take turns at each reading, for a shared machine is fast
-at one moment and slow at the next.
+Each row is the minimum of several rounds with a warm page cache. The same program of the image runs in all three. They
+take turns at each read, because the speed of a shared machine varies.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tests.images import Image, Layer, busybox, entry, symlink, tar
 from tests.kernel.conftest import PREFIX, UID
 
 INSIDE = pathlib.Path(__file__).with_name("inside.py")
-# Python and what it needs, libraries by their names so that layers are alike, and many small files.
+# Python and its libraries, and many small files.
 LAYERS = (
     ("/usr/bin", "/usr/lib64"),
     ("/usr/lib/python3.11", "/usr/lib/python3"),
@@ -30,12 +29,11 @@ LAYERS = (
     ("/usr/share/python-wheels", "/usr/share/icons"),
     ("/usr/lib/gcc",),
 )
-# What an overlay may cost in units of the directory.
+# Budgets of the overlay, as ratios to the directory.
 BUDGETS = {"read 1 GB of libraries": 1.1, "python imports": 1.1, "walk and stat": 3.0, "open many small files": 3.0}
 
 
 def bench_reading(rounds: int) -> bool:
-    """Inside a container of ten layers."""
     links = [Layer(tar([symlink(n, os.readlink(f"/{n}")) for n in ("lib", "lib64") if os.path.islink(f"/{n}")]))]
     more = [Layer(tar([entry("opt/inside.py", INSIDE.read_bytes())]))]
     layers = [*busybox().layers, *links, *(compressed(paths) for paths in LAYERS), *more]
@@ -56,7 +54,7 @@ def bench_reading(rounds: int) -> bool:
                 for number in range(rounds + 1):  # the first warms the cache
                     for kind, inside in insides.items():
                         if kind == "FUSE" and number > 3:
-                            continue  # it is far off, and slow
+                            continue  # slow, and far above the others
                         seconds = _ask(inside, what)
                         if number:
                             least[kind][what] = min(seconds, least[kind].get(what, seconds))

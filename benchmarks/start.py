@@ -1,4 +1,4 @@
-"""What a start costs: of the program alone, of images, of bundles, of the hooks for devices."""
+"""Measure starts: of the program alone, of containers, images and bundles, and with the device hooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = [f"{PREFIX}/bin/penroot", "start"]
 
 @contextmanager
 def ordinary_user() -> Iterator[User]:
-    """A user with the container ``box`` and the image ``box.sqsh``."""
+    """Make a user with the container ``box`` and the image ``box.sqsh``."""
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-bench-", dir="/var/tmp"))
     home.chmod(0o755)
     user = User(home)
@@ -35,19 +35,19 @@ def ordinary_user() -> Iterator[User]:
 
 
 def measured(user: User, rows: list[Row], rounds: int) -> dict[str, list[float]]:
-    """The times of the rows, run by the user."""
+    """Measure the rows' commands, run by the user."""
     as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "/usr/bin/python3", "-"]
     environ = {**user.environ, "USER": "bench"}
-    asked = {row.name: row.command for row in rows if row.command}
+    commands = {row.name: row.command for row in rows if row.command}
     done = subprocess.run(
-        as_user, input=program(asked, rounds), env=environ, cwd="/", stdout=subprocess.PIPE, text=True, check=True
+        as_user, input=program(commands, rounds), env=environ, cwd="/", stdout=subprocess.PIPE, text=True, check=True
     )
     times: dict[str, list[float]] = json.loads(done.stdout)
     return times
 
 
 def bench_start(rounds: int) -> bool:
-    """A container from the command line."""
+    """Measure starts from the command line."""
     with ordinary_user() as user:
         box, image, bundle = str(user.data / "box"), str(user.home / "box.sqsh"), str(user.home / "box.run")
         user.penroot("bundle", "-o", bundle, image)
@@ -70,15 +70,15 @@ def bench_start(rounds: int) -> bool:
 
 
 def bench_devices(rounds: int) -> bool:
-    """The hooks for GPUs and InfiniBand on the fake DGX: 8 GPUs of which two are cut up, 10 HCAs."""
+    """Measure the hooks for GPUs and InfiniBand on a fake DGX: 8 GPUs, two of them with MIG instances, and 10 HCAs."""
     with ordinary_user() as user:
         host = fakehost.dgx_a100(user.home / "dgx")
         host.cdi()
         user.environ.update(fakehost.as_host(host, user.home / "etc"))
 
         def start(nvidia: str, mellanox: str, *variables: str) -> list[str]:
-            asked = [f"NVIDIA_VISIBLE_DEVICES={nvidia}", f"MELLANOX_VISIBLE_DEVICES={mellanox}", *variables]
-            return [*asked, *START, "box", "true"]
+            devices = [f"NVIDIA_VISIBLE_DEVICES={nvidia}", f"MELLANOX_VISIBLE_DEVICES={mellanox}"]
+            return [*devices, *variables, *START, "box", "true"]
 
         native, own = "PENROOT_NVIDIA_MODE=native", "ENROOT_RESTRICT_DEV=yes"
         rows = [

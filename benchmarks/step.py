@@ -1,4 +1,4 @@
-"""What a container adds to a step, and the plugin to a step that has no container."""
+"""Measure the time that a container adds to a step, and that the plugin adds to a step without a container."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from benchmarks.tables import PREFIX, PYTHON, Row, added, judge, more, program, 
 from tests.installation import LIBRARY
 from tests.slurm.lab import Lab
 
-MOST = 0.150  # seconds that any container may add to a step
-UNUSED = 0.3e-3  # seconds that the plugin may add where nobody asks for a container
+MAX_ADDED_S = 0.150  # by a container to a step
+MAX_UNUSED_S = 0.3e-3  # by the plugin to a step without a container
 PLUGIN = pathlib.Path(__file__).with_name("plugin.py")
 REFERENCE = "registry:5000#mpi:1"
-# At the end of a step slurmstepd leaves its cgroups. The kernel waits some milliseconds for that, unless a process has
-# come into a cgroup just before: percpu_down_write() waits for a grace period of RCU. So a step whose program ends at
-# once is done sooner than any other, and a container would seem to cost the difference.
+# At the end of a step slurmstepd leaves its cgroups, which takes some milliseconds: the kernel's percpu_down_write()
+# waits for an RCU grace period, unless a process has entered a cgroup just before. So a step whose program ends at once
+# is faster than all others, and a container would seem to cost the difference.
 PROGRAM = ["sleep", "0.05"]
 
 
 def bench_step(rounds: int) -> bool:
-    """Steps on one node of a cluster, over what a plain srun costs."""
+    """Measure steps on one node, compared with a plain srun."""
     lab = Lab()
-    found = lab.is_up()
+    was_up = lab.is_up()
     lab.up(2, prefix=PREFIX)
     try:
         return container(lab, rounds) & unused_plugin(lab, 2 * rounds)
     finally:
-        if not found:
+        if not was_up:
             lab.down()
 
 
@@ -53,8 +53,8 @@ def container(lab: Lab, rounds: int) -> bool:
             Row(f"./x.sqsh of {size:.0f} MB", [*srun, "--container-image=./big.sqsh", *PROGRAM]),
             Row("python3 -IS -c pass", PYTHON),
         ]
-        asked = {row.name: row.command for row in rows if row.command}
-        done = lab.run(["/usr/bin/python3", "-"], input=program(asked, rounds), timeout=900)
+        commands = {row.name: row.command for row in rows if row.command}
+        done = lab.run(["/usr/bin/python3", "-"], input=program(commands, rounds), timeout=900)
     finally:
         for node in lab.nodes:
             lab.run(["penroot", "remove", "-f", "pyxis_bench"], node=node, check=False)
@@ -64,30 +64,30 @@ def container(lab: Lab, rounds: int) -> bool:
     plain, many_plain = rows[0].name, rows[1].name
     compared = [("named and stored", plain, 4.0), (rows[3].name, plain, 5.0), (rows[5].name, plain, 5.5)]
     good = added("over plain srun", times, times[rows[-1].name], [*compared, (rows[4].name, many_plain, None)])
-    slow = [name for name, *_ in compared if more(times, name, plain) > MOST]
+    slow = [name for name, *_ in compared if more(times, name, plain) > MAX_ADDED_S]
     one, sixteen = (more(times, rows[i + 3].name, rows[i].name) for i in (0, 1))
     within, verdict = judge(sixteen / one, 1.3)
     print(f"{'16 tasks over one task':44} {sixteen / one:25.2f}x  {verdict}")
     for name in slow:
-        print(f"{name} adds more than {MOST * 1000:.0f} ms")
+        print(f"{name} adds more than {MAX_ADDED_S * 1000:.0f} ms")
     return good and within and not slow
 
 
 def unused_plugin(lab: Lab, rounds: int) -> bool:
-    """What the plugin costs where nobody asks for a container.
+    """Measure the plugin in steps without a container.
 
-    The verdict is over the calls that srun and slurmstepd make, each in a new process. Next to it are whole steps on
-    the cluster, with the plugin and without by turns: there the difference drowns in what Slurm's own work varies.
+    The budget applies to the calls of srun and slurmstepd, each in a new process. Whole steps with and without the
+    plugin are shown, too, but their difference is smaller than the variance of Slurm's own work.
     """
     added_by_calls = statistics.median(calls_of_plugin(100 * rounds))
-    good, verdict = judge(added_by_calls * 1000, UNUSED * 1000, " ms")
+    good, verdict = judge(added_by_calls * 1000, MAX_UNUSED_S * 1000, " ms")
     print(f"\n{'a step without a container':44} {'plain ms':>9} {'added':>6}  budget")
     print(f"{'loading the plugin and its calls':44} {'':9} {added_by_calls * 1000:6.2f}  {verdict}")
     times = by_turns(lab, rounds)
     for kind in ("processor", "wall"):
         without, with_plugin = times["without"][kind], times["with"][kind]
         more = [b - a for a, b in zip(without, with_plugin, strict=True)]
-        error = 1.25 * statistics.pstdev(more) / len(more) ** 0.5  # of a median, were it normal
+        error = 1.25 * statistics.pstdev(more) / len(more) ** 0.5  # of the median of a normal distribution
         print(
             f"{'srun true, ' + kind + ' time':44} {statistics.median(without) * 1000:9.2f} "
             f"{statistics.median(more) * 1000:6.2f}  +- {error * 1000:.2f}"
@@ -96,7 +96,7 @@ def unused_plugin(lab: Lab, rounds: int) -> bool:
 
 
 def calls_of_plugin(rounds: int) -> list[float]:
-    """Seconds that srun and slurmstepd together spend on the plugin in a step without a container, for each round."""
+    """Return the seconds that srun and slurmstepd spend on the plugin in a step without a container, for each round."""
     with tempfile.TemporaryDirectory() as directory:
         binary = f"{directory}/plugin"
         subprocess.run(["gcc", "-O2", "-rdynamic", "-o", binary, PLUGIN.with_suffix(".c"), "-ldl"], check=True)
@@ -106,11 +106,11 @@ def calls_of_plugin(rounds: int) -> list[float]:
 
 
 def by_turns(lab: Lab, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of plain steps "with" and "without" the plugin: "processor" of all of Slurm on the node, and "wall"."""
+    """Measure plain steps "with" and "without" the plugin: "processor" time of Slurm on the node, and "wall" time."""
     conf = pathlib.Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf")
     line = conf.read_text()
-    asked = json.dumps({"rounds": rounds, "conf": "/etc/slurm/plugstack.conf.d/pyxis.conf", "line": line})
-    source = PLUGIN.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(asked)})")
+    parameters = json.dumps({"rounds": rounds, "conf": "/etc/slurm/plugstack.conf.d/pyxis.conf", "line": line})
+    source = PLUGIN.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(parameters)})")
     try:
         done = lab.run(["/usr/bin/python3", "-"], input=source, user="root", node="n1", timeout=900)
     finally:

@@ -1,8 +1,8 @@
 #!/bin/bash
-# What enroot import does, step by step, with the programs that it uses: fetch each layer and
-# keep it as zstd, unpack all, turn whiteouts into overlayfs's, squash the overlay with lzo.
+# The steps of enroot import, with the same programs: download each layer and store it as zstd,
+# unpack all layers, convert whiteouts to overlayfs's, squash the overlay with lzo.
 # Arguments: URL of the registry, repository, tag, working directory, directory of helpers.
-# shellcheck disable=SC2016 # what is in single quotes is for other shells
+# shellcheck disable=SC2016 # other shells expand the text in single quotes
 set -euo pipefail
 
 registry=$1 repository=$2 tag=$3 helpers=$5
@@ -33,7 +33,7 @@ done | xargs -P "$cpus" -L 1 bash -c 'set -euo pipefail; unpack "$0" "$1"'
 
 squash() {
     lower=
-    "$helpers/penroot-aufs2ovlfs" . # of all layers at once: ours starts an interpreter
+    "$helpers/penroot-aufs2ovlfs" . # once for all layers, because our program starts an interpreter
     for ((number = 1; number <= $1; number++)); do
         lower=$number${lower:+:$lower}
     done

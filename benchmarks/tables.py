@@ -1,9 +1,8 @@
-"""Rows, their ratios, and what each may cost.
+"""Tables of rows with their ratios and budgets.
 
-Ratios of rows are of the 10th percentile: what the program costs, not what the
-machine was doing. What one command takes more than another is the median of what it
-took more in each round: the machine was doing the same then. A peer that is not
-installed is MISSING.
+Ratios use the 10th percentile, which depends least on other work of the machine. The time that one command adds to
+another is the median of the differences within each round, when the machine did the same. A peer that is not installed
+is MISSING.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TIMING = pathlib.Path(__file__).with_name("timing.py")
 
 
 class Row:
-    """One line: a command, and the most that it may cost in units of the baseline."""
+    """One line: a command, and its budget as a ratio to the baseline."""
 
     def __init__(self, name: str, command: list[str] | None, budget: float | None = None) -> None:
         self.name = name
@@ -34,7 +33,7 @@ def p10(times: list[float]) -> float:
 
 
 def judge(cost: float, budget: float | None, unit: str = "x", *, also: bool = True) -> tuple[bool, str]:
-    """Whether ``cost`` is within a budget, and ``also`` what else is asked for; and that in words, "" for no budget."""
+    """Return whether ``cost`` is within the budget and ``also`` is true, and a verdict to print ("" for no budget)."""
     if budget is None:
         return True, ""
     within = cost <= budget and also
@@ -42,7 +41,7 @@ def judge(cost: float, budget: float | None, unit: str = "x", *, also: bool = Tr
 
 
 def table(title: str, rows: list[Row], times: dict[str, list[float]], baseline: str) -> bool:
-    """Print one table; False where a row costs more than it may."""
+    """Print one table. Return False if a row exceeds its budget."""
     print(f"\n{title}\n{'':44} {'p10 ms':>8} {'median':>8} {'ratio':>6}  budget")
     unit = p10(times[baseline])
     good = True
@@ -64,22 +63,22 @@ def installed(name: str, *arguments: str) -> list[str] | None:
 
 
 def program(commands: dict[str, list[str]], rounds: int) -> str:
-    """The source of a program that measures commands, for an interpreter that reads stdin."""
-    asked = json.dumps({"rounds": rounds, "commands": commands})
-    return TIMING.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(asked)})")
+    """Return the source of a program that measures commands, for an interpreter that reads stdin."""
+    parameters = json.dumps({"rounds": rounds, "commands": commands})
+    return TIMING.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(parameters)})")
 
 
 def more(times: dict[str, list[float]], name: str, plain: str) -> float:
-    """Seconds that a command takes more than another."""
+    """Return the median of the seconds that the command ``name`` takes longer than ``plain``."""
     return statistics.median(a - b for a, b in zip(times[name], times[plain], strict=True))
 
 
 def added(
     title: str, times: dict[str, list[float]], bare: list[float], rows: Sequence[tuple[str, str, float | None]]
 ) -> bool:
-    """Print what a command costs more than another; False where that is more than its budget.
+    """Print the time that commands add to others. Return False if one exceeds its budget.
 
-    ``rows`` are the command, what it is compared with, and the budget in units of ``bare``.
+    ``rows`` are the command, the command to compare with, and the budget as a ratio to ``bare``.
     """
     print(f"\n{title:44} {'ms':>8} {'of bare python3':>17}  budget")
     good = True

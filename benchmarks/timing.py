@@ -1,8 +1,7 @@
-"""Time commands in turn, in random order, so that a noisy machine is as noisy for each.
+"""Time commands in random order in each round, so that other work of the machine affects all equally.
 
-Run as a program it reads {"rounds": N, "commands": {name: argv}} from stdin
-and writes {name: [seconds]}; so it measures as any user, on any node. Words
-NAME=value before a program are its variables.
+As a program, it reads {"rounds": N, "commands": {name: argv}} from stdin and writes {name: [seconds]}, so it can run as
+any user, on any node. NAME=value before a program sets a variable.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 
 
 def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, list[float]]:
-    """Wall seconds of each run of each command, whose output is dropped. Raises RuntimeError where one fails."""
+    """Return the wall seconds of each run of each command. Drops their output. Raises RuntimeError if one fails."""
     null = os.open(os.devnull, os.O_RDWR)
     actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
     split = {name: _variables(words) for name, words in commands.items()}
@@ -25,14 +24,14 @@ def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, list[float
         random.shuffle(order)
         for name in order:
             environ, argv = split[name]
-            begin = time.perf_counter()
+            started = time.perf_counter()
             pid = os.posix_spawnp(argv[0], argv, environ, file_actions=actions)
             _, status = os.waitpid(pid, 0)
-            took = time.perf_counter() - begin
+            seconds = time.perf_counter() - started
             if status:
-                raise RuntimeError(f"{name}: {' '.join(argv)} gave {os.waitstatus_to_exitcode(status)}")
-            if round_ > 1:  # the first ones warm the caches
-                times[name].append(took)
+                raise RuntimeError(f"{name}: {' '.join(argv)}: exit status {os.waitstatus_to_exitcode(status)}")
+            if round_ > 1:  # the first rounds warm the caches
+                times[name].append(seconds)
     return times
 
 
@@ -46,5 +45,5 @@ def _variables(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    json.dump(measure(asked["commands"], asked["rounds"]), sys.stdout)
+    parameters = json.load(sys.stdin)
+    json.dump(measure(parameters["commands"], parameters["rounds"]), sys.stdout)

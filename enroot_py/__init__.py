@@ -2,17 +2,17 @@
 
 import sys
 
-from enroot_py.base.pack import LIBRARY as LIBRARY  # and lets an installation import its modules from one file
+from enroot_py.base.pack import LIBRARY as LIBRARY  # the import also lets an installation import from the pack
 
 __version__ = "1.0.0rc1"
-ENROOT_VERSION = "4.1.2"  # of enroot, whose commands, hooks and files these are: scripts compare it
+ENROOT_VERSION = "4.1.2"  # of the enroot that we are compatible with: scripts compare it
 
 
 def version() -> str:
-    """The version to tell: ours, or that of enroot where its name was used."""
+    """Return our version, or enroot's if this process was called as ``enroot``."""
     return ENROOT_VERSION if called_as() == "enroot" else __version__
 
 
 def called_as() -> str:
-    """The name that this process was called by: ``enroot`` has enroot's manners where ours are others."""
+    """Return "penroot", or "enroot" if called by that name: behaviour that differs is then enroot's."""
     return "enroot" if sys.argv[0].rpartition("/")[2] == "enroot" else "penroot"

@@ -1,4 +1,4 @@
-"""Entry of the command ``penroot``: the quick verbs here, the others through click."""
+"""Entry of the command ``penroot``: runs start, batch, version and --help itself, other verbs through click."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 def main(command: Callable[[list[str]], int] | None = None) -> None:
-    """Run the command line of this process, penroot's or that of another ``command``, and exit with its status."""
+    """Run this process's command line with ``command`` (default: penroot's), and exit with its status."""
     import _signal
 
     from enroot_py.base import pack
 
     if sys.argv[1:2] in (["start"], ["batch"]):
-        # Nothing lives long enough there to be garbage, and collections cost a twentieth; a pull has them again.
+        # A start is too short to need garbage collection, which takes 5 % of its time. A pull turns it on again.
         gc.disable()
         pack.load(pack.START)
     from enroot_py.base.errors import PenrootError, cause
 
-    # Whose parent ignores it loses the status of each child, and Python would take failures for successes.
+    # If the parent ignores SIGCHLD, the kernel drops the status of our children, and Python reports success for each.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
-        _plug()
+        _open_standard_streams()
     try:
         status = (command or _run)(sys.argv[1:])
-        sys.stdout.flush()  # or what cannot be written is told at exit, not by us
+        sys.stdout.flush()  # report a write error here instead of at exit
         sys.exit(status)
     except PenrootError as e:
         from enroot_py import called_as
@@ -44,7 +44,7 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our stdout is gone; nothing is left to say to it.
+        # The reader of stdout has gone: discard the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(141)
     except ImportError as e:
@@ -52,8 +52,8 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
             raise
         from enroot_py import LIBRARY
 
-        hint = f"install it again, or make a source tree ready: make dev; see {LIBRARY}"
-        _say(PenrootError(f"penroot is not whole: {e}", hint=hint))
+        hint = f"install penroot again, or run `make dev` in a source tree ({LIBRARY})"
+        _say(PenrootError(f"the installation of penroot is incomplete: {e}", hint=hint))
         sys.exit(1)
     except OSError as e:
         if os.environ.get("PENROOT_DEBUG"):
@@ -61,27 +61,26 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
         if of_image := cause(e):
             _say(of_image)
         else:
-            _failed(e)
+            _report(e)
         sys.exit(1)
     finally:
-        # Python would look for garbage three times as it ends. An exception and the frames of its traceback are a
-        # cycle, which may hold a tuple with named fields, as of pwd.getpwuid(). In the last collection its type may be
-        # cleared first, and CPython 3.11 then prints a SystemError: structseq_dealloc() asks the type for a length.
+        # Skip the three garbage collections at exit. An exception and its traceback are a cycle, which may include a
+        # struct sequence such as pwd.getpwuid()'s. If the last collection clears its type first, CPython 3.11 prints a
+        # SystemError, because structseq_dealloc() reads the length from the type.
         gc.freeze()
 
 
-def _plug() -> None:
-    """Give what was closed among stdin, stdout and stderr something that cannot be read or written.
+def _open_standard_streams() -> None:
+    """Open /dev/null for closed standard streams: stdin write-only, stdout read-only, so that their use fails.
 
-    Else the next file that is opened takes the number, and what a program prints goes into it. What goes to stderr
-    nobody misses.
+    Otherwise the next open(2) would get the number, and a program's output would go to that file.
     """
     for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDWR)):
         try:
             os.fstat(number)
         except OSError:
             fd = os.open(os.devnull, flags)
-            os.dup2(fd, number)  # which lets programs have it
+            os.dup2(fd, number)  # makes it inheritable
             if fd != number:
                 os.close(fd)
             else:
@@ -105,27 +104,27 @@ def _run(arguments: list[str]) -> int:
     if arguments in (["-h"], ["--help"]) and (text := _help()):
         sys.stdout.write(text)
         return 0
-    gc.disable()  # nothing of what is imported is garbage
+    gc.disable()  # imports leave no garbage
     from enroot_py.cli.verbs import main as cli
 
     gc.freeze()
     gc.enable()
-    os.umask(os.umask(0o077) & 0o077)  # what is made here, its owner can use
+    os.umask(os.umask(0o077) & 0o077)  # the owner can always use new files
     return cli(arguments)
 
 
 def _help() -> str:
-    """What click would say, where that is known; "" where it would be another text."""
+    """Return the packed help text, or "" if click would print another one for this name or width."""
     from enroot_py.base import pack
 
     if os.path.basename(sys.argv[0]) != "penroot":
         return ""
-    asked = os.environ.get("COLUMNS", "").strip()
-    columns = int(asked) if asked.isdecimal() else 0
+    variable = os.environ.get("COLUMNS", "").strip()
+    columns = int(variable) if variable.isdecimal() else 0
     try:
         columns = columns or os.get_terminal_size(1).columns
     except OSError:
-        pass  # as many as it takes
+        pass  # no terminal: no limit
     return "" if 0 < columns < 80 else pack.help_text()
 
 
@@ -137,8 +136,8 @@ def _say(error: PenrootError) -> None:
         log.hint(error.hint)
 
 
-def _failed(error: OSError) -> None:
-    """Report a failed system call for which no caller has words."""
+def _report(error: OSError) -> None:
+    """Report a failed system call that no caller has translated."""
     import errno
 
     from enroot_py.base import log
@@ -150,8 +149,8 @@ def _failed(error: OSError) -> None:
         return
     message, hint = filesystems.in_words(error)
     if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush of buffered output fails at exit
         message = f"cannot write the output: {error.strerror}"
-        hint = "what stdout goes to is full, broken or closed"
+        hint = "check the file or pipe that stdout goes to: it is full, broken or closed"
     log.error(message)
-    log.hint(hint or "PENROOT_DEBUG=1 shows where")
+    log.hint(hint or "set PENROOT_DEBUG=1 to show a traceback")

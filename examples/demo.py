@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""What ``make demo`` shows: an MPI job in a container on a small Slurm cluster, and the same image by hand.
+"""The tour of ``make demo``: an MPI job in a container on a small Slurm cluster, then the same image by hand.
 
-Everything runs on this machine: the cluster of tests/slurm/lab, its registry,
-its users. Nothing of it stays.
+Everything runs on this machine: the cluster of tests/slurm/lab with its registry and users. The demo removes them.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from tests.installation import PREFIX
 from tests.slurm.lab import CommandFailed, Lab, LabError
 
-# Open MPI where Slurm has PMIx, which Debian's 26.05 lacks; else MPICH, which speaks PMI-2.
+# Open MPI needs Slurm's PMIx plugin, which Debian's 26.05 does not have. MPICH uses PMI-2.
 IMAGES = {"pmix": "registry:5000#mpi:1", "pmi2": "registry:5000#mpich:1"}
 
 
 def show(lab: Lab, command: str, node: str = "ctl") -> str:
-    """Run ``command`` as alice, as she would type it, and show what it prints."""
+    """Run ``command`` as alice in a shell, and print its output."""
     print(
         f"\n\033[1malice@{node}$ {command}\033[0m" if sys.stdout.isatty() else f"\nalice@{node}$ {command}", flush=True
     )
@@ -33,9 +32,9 @@ def show(lab: Lab, command: str, node: str = "ctl") -> str:
 
 
 def demo(lab: Lab) -> None:
-    """The tour. Raises LabError or CommandFailed where a step does not do what it should."""
-    offered = lab.run(["srun", "--mpi=list"])
-    mpi = next(kind for kind in IMAGES if kind in (offered.stdout + offered.stderr).split())
+    """Run the tour. Raises LabError or CommandFailed if a step fails."""
+    supported = lab.run(["srun", "--mpi=list"])
+    mpi = next(kind for kind in IMAGES if kind in (supported.stdout + supported.stderr).split())
     image = IMAGES[mpi]
     job = f"srun -N2 --ntasks-per-node=2 --mpi={mpi} --container-image={image} ./hello"
     out = show(lab, job)
@@ -43,15 +42,15 @@ def demo(lab: Lab) -> None:
     hosts = {line.split()[-1] for line in ranks}
     if len(ranks) != 4 or len(hosts) != 2 or "sum 6" not in out.splitlines():
         raise LabError("the job should have had 4 ranks on 2 hosts, with the sum 6")
-    show(lab, job)  # now the image is stored on both nodes
+    show(lab, job)  # both nodes now have the image in their store
     show(lab, f"penroot import -o mpi.sqsh docker://{image}", "n1")
     show(lab, "penroot create -n mpi mpi.sqsh && penroot list", "n1")
     show(lab, "penroot start mpi cat /etc/os-release", "n1")
     show(lab, "srun -N2 --container-image=./mpi.sqsh sh -c 'echo a squashfs file on $(hostname)'")
     show(lab, "penroot remove -f mpi && rm mpi.sqsh", "n1")
-    left = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
-    if left:
-        raise LabError("something is left on the nodes:\n" + "\n".join(left))
+    residue = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
+    if residue:
+        raise LabError("the nodes are not clean:\n" + "\n".join(residue))
     print("\nNo mount, process, cgroup or file is left on the nodes.")
 
 

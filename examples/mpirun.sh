@@ -1,11 +1,11 @@
 #!/bin/bash
-# mpirun of the host, ranks in containers: without Slurm, or as the MPI Operator does.
+# Start ranks in containers with the host's mpirun: without Slurm, or like the MPI Operator.
 #
 #   mpirun.sh 4 docker://ubuntu:24.04 ./program
 #
-# The ranks of a node share one container, which the first of them makes. A program
-# of the image needs no more than: mpirun -np 4 penroot start IMAGE PROGRAM. This
-# one is the host's, in the directory where mpirun starts it.
+# The ranks of a node share one container; the first rank creates it. This script runs
+# a program of the host, in the directory of mpirun. For a program of the image, use:
+# mpirun -np 4 penroot start IMAGE PROGRAM
 set -e
 
 ranks=${1:?usage: mpirun.sh RANKS IMAGE COMMAND...} image=${2:?} && shift 2

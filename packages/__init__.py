@@ -1,3 +1,3 @@
-"""penroot as packages: README.md beside this shows how they are made and of what."""
+"""Build penroot's packages: see README.md in this directory."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes packages, and with --release all that a release has: make packages, make release."""
+"""Build packages, or with --release all files of a release: make packages, make release."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from packages import deb, place, recipes, rpm, sbom, tarball, tree, vendored
@@ -14,7 +15,7 @@ from packages.place import PROJECT, PackageError
 
 
 def wheel(root: Path, work: Path, to: Path) -> list[Path]:
-    """For pip install penroot, which gives the command line to one user, without static helpers."""
+    """Copy the wheel for pip install penroot: the command line for one user, without static helpers."""
     return [Path(shutil.copy(path, to)) for path in work.glob("penroot-*.whl")]
 
 
@@ -34,21 +35,21 @@ RELEASE = {**KINDS, "wheel": wheel, "sdist": sdist, "sbom": bill, "recipes": rec
 
 
 def check_release() -> None:
-    """Raise PackageError for what nobody could make again."""
+    """Raise PackageError if the release could not be reproduced."""
     if place.commit().endswith("+"):
-        raise PackageError("the working tree has changes: commit them first, or `make packages`, which is no release")
+        raise PackageError("the working tree has changes: commit them first, or build without --release: make packages")
     changes = (PROJECT / "CHANGELOG.md").read_text()
     if not re.search(rf"^## {re.escape(place.version())} ", changes, re.MULTILINE):
-        raise PackageError(f"CHANGELOG.md has no part `## {place.version()} (DATE)`")
+        raise PackageError(f"CHANGELOG.md has no section `## {place.version()} (DATE)`")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m packages", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(RELEASE))
     parser.add_argument("--output", type=Path, default=PROJECT / "dist/packages", metavar="DIRECTORY")
-    parser.add_argument("--release", action="store_true", help="all kinds, of a commit, with checksums")
-    given = parser.parse_args()
-    if given.release:
+    parser.add_argument("--release", action="store_true", help="all kinds, from a clean commit, with checksums")
+    arguments = parser.parse_args()
+    if arguments.release:
         check_release()
     work = tree.place_of(place.version())
     work.parent.mkdir(parents=True, exist_ok=True)
@@ -56,23 +57,19 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        make(given, work)
+        make(arguments.kinds or (RELEASE if arguments.release else KINDS), work, arguments.output)
 
 
-def make(given: argparse.Namespace, work: Path) -> None:
-    """Make what was asked for, and say how large it is."""
-    given.output.mkdir(parents=True, exist_ok=True)
-    for old in (*given.output.glob("penroot[-_]*"), *given.output.glob("SHA256SUMS")):
+def make(kinds: Iterable[str], work: Path, output: Path) -> None:
+    """Build the packages of ``kinds`` in ``output``, and print their sizes."""
+    output.mkdir(parents=True, exist_ok=True)
+    for old in (*output.glob("penroot[-_]*"), *output.glob("SHA256SUMS")):
         old.unlink()
     root = tree.build(work)
-    made = [
-        path
-        for kind in given.kinds or (RELEASE if given.release else KINDS)
-        for path in RELEASE[kind](root, work, given.output)
-    ]
-    sums = [f"{vendored.sha256(path)}  {path.name}\n" for path in sorted(made)]
-    (given.output / "SHA256SUMS").write_text("".join(sums))
-    for path in made:
+    built = [path for kind in kinds for path in RELEASE[kind](root, work, output)]
+    sums = [f"{vendored.sha256(path)}  {path.name}\n" for path in sorted(built)]
+    (output / "SHA256SUMS").write_text("".join(sums))
+    for path in built:
         print(f"{path.stat().st_size / 1e6:7.2f} MB  {path}")
 
 

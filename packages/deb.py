@@ -1,4 +1,4 @@
-"""Debian packages, by dpkg-deb(1): a directory with the files and DEBIAN/ for each row of the table."""
+"""Build Debian packages with dpkg-deb(1): a directory with files and DEBIAN/ for each row of description.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ INSTALLED = "configure | triggered | abort-upgrade | abort-remove | abort-deconf
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """One file for each package, of the tree ``root``."""
     return [one(package, root, work, to) for package in PACKAGES]
 
 
@@ -70,7 +69,7 @@ def control_file(package: Package, size: int) -> str:
 
 
 def scripts(package: Package) -> dict[str, str]:
-    """postinst and prerm, where the table says what to do."""
+    """Return postinst and prerm, if the package has actions."""
     if not package.on:
         return {}
     return {
@@ -80,27 +79,27 @@ def scripts(package: Package) -> dict[str, str]:
 
 
 def documents(package: Package) -> dict[str, bytes]:
-    """What Debian's policy wants in each package."""
+    """Return the documentation that Debian's policy requires in each package."""
     directory = f"usr/share/doc/{package.name}"
     date = run("date", "--utc", "--rfc-email", f"--date=@{place.epoch()}", LC_ALL="C").strip()
     entry = f"""\
 penroot ({place.packaged_version()}) stable; urgency=medium
 
-  * Commit {place.commit()}; CHANGELOG.md of penroot says what is new.
+  * Commit {place.commit()}; CHANGELOG.md of penroot lists the changes.
 
  -- {MAINTAINER}  {date}
 """
-    made = {f"{directory}/changelog.gz": gzip.compress(entry.encode(), mtime=0)}
+    texts = {f"{directory}/changelog.gz": gzip.compress(entry.encode(), mtime=0)}
     if package.name != "penroot":
         from packages import sbom
 
-        made[f"{directory}/copyright"] = sbom.copyright().encode()
+        texts[f"{directory}/copyright"] = sbom.copyright().encode()
     if lines := overrides(package):
-        made[f"usr/share/lintian/overrides/{package.name}"] = "".join(f"{line}\n" for line in lines).encode()
-    return made
+        texts[f"usr/share/lintian/overrides/{package.name}"] = "".join(f"{line}\n" for line in lines).encode()
+    return texts
 
 
 def overrides(package: Package) -> Sequence[str]:
-    """What lintian(1) says of a package and is meant so, each with a reason above it."""
+    """Return the lintian(1) overrides of a package, each below its reason."""
     path = Path(__file__).with_name("files") / f"{package.name}.lintian-overrides"
     return path.read_text().splitlines() if path.exists() else ()

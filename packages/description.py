@@ -1,4 +1,4 @@
-"""The packages, of which deb.py and rpm.py write what dpkg-deb(1) and rpmbuild(8) read: one table for both."""
+"""The table of packages, for dpkg-deb(1) by deb.py and rpmbuild(8) by rpm.py."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from packages.vendored import PYTHONS
 MAINTAINER = "penroot maintainers <maintainers@penroot.invalid>"
 LICENCE = "Apache-2.0"
 
-LIBRARY = "usr/lib/penroot-package"  # of which scripts/packaged makes a version, /usr/lib/penroot-versions/…
+LIBRARY = "usr/lib/penroot-package"  # scripts/packaged makes a version of it: /usr/lib/penroot-versions/…
 SETUP = "/usr/libexec/penroot/packaged"
 
 
 @dataclass(frozen=True)
 class Package:
-    """One package. ``files`` are patterns of fnmatch(3) without a leading slash: the first package has a file.
+    """One package. ``files`` are patterns of fnmatch(3) without a leading slash. The first match owns a file.
 
-    ``on`` are calls of scripts/packaged: when it is installed, upgraded or triggered, and before it is removed.
-    ``watches`` are files of other packages: who installs, replaces or removes one of them is a reason to call again.
+    ``on`` are the arguments of scripts/packaged after an installation, upgrade or trigger, and before a removal.
+    ``watches`` are files of other packages: installing, replacing or removing one of them triggers scripts/packaged.
     """
 
     name: str
@@ -40,10 +40,10 @@ PLUGIN = Package(
     name="penroot-slurm-plugin",
     summary="container options for srun, sbatch and salloc",
     text="""\
-The SPANK plugin of penroot, compiled for each release of Slurm; that of the
-Slurm on the machine is taken, again whenever Slurm is upgraded. It gives srun,
-sbatch and salloc the options that NVIDIA pyxis has, --container-image and
-others. Slurm loads it once `pyxis-py install` has written its line.""",
+The SPANK plugin of penroot, compiled for each release of Slurm. The package
+chooses the plugin for the installed Slurm, and again when Slurm is upgraded.
+It adds the options of NVIDIA pyxis, such as --container-image, to srun, sbatch
+and salloc. Run `pyxis-py install` to have Slurm load it.""",
     files=(f"{LIBRARY}/plugins/*", f"{LIBRARY}/PLUGINS", "usr/share/man/man7/penroot-srun.7*"),
     deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)", "Enhances": "slurmd, slurm-client"},
     rpm={"Requires": "penroot = {version}"},
@@ -52,11 +52,11 @@ others. Slurm loads it once `pyxis-py install` has written its line.""",
 )
 SIGNATURES = Package(
     name="penroot-signatures",
-    summary="checks of image signatures, and images from node to node, for penroot",
+    summary="image signatures and image transfer between nodes, for penroot",
     text="""\
-The Python library cryptography, by which penroot checks signatures of images,
-where a policy of the site asks for them, and by which the nodes of a step
-prove to each other who they are when they give each other an image.""",
+The Python library cryptography. penroot needs the library to verify image
+signatures, if a policy of the site requires them, and to authenticate the
+nodes of a step before an exchange of images.""",
     files=(f"{LIBRARY}/cryptography/*",),
     deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)"},
     rpm={"Requires": "penroot = {version}"},
@@ -66,8 +66,8 @@ SSH = Package(
     name="penroot-ssh",
     summary="ssh into the containers of running jobs, for penroot",
     text="""\
-The Python library asyncssh, by which users reach the containers of their jobs
-with ssh, sftp and what is built on them.""",
+The Python library asyncssh, to reach the containers of running jobs with ssh,
+sftp and other tools over ssh.""",
     files=(f"{LIBRARY}/asyncssh/*", f"{LIBRARY}/typing_extensions.py"),
     deb={"Depends": "penroot (= {version}), penroot-signatures (= {version})"},
     rpm={"Requires": "penroot = {version}, penroot-signatures = {version}"},
@@ -76,10 +76,10 @@ with ssh, sftp and what is built on them.""",
 )
 NAMES = Package(
     name="penroot-enroot-names",
-    summary="penroot under the names of enroot's programs",
+    summary="links to penroot under the names of enroot's programs",
     text="""\
-Links by which scripts that call enroot, enroot-mount and others find penroot,
-which has their commands and options.""",
+Scripts that call enroot, enroot-mount and others run penroot through these
+links. penroot has the same commands and options.""",
     files=("usr/bin/enroot*", "usr/share/man/man1/enroot.1*", "usr/share/bash-completion/completions/enroot"),
     deb={"Depends": "penroot (>= {version})", "Conflicts": "enroot, enroot+caps, enroot-hardened"},
     rpm={"Requires": "penroot >= {version}", "Conflicts": "enroot, enroot+caps, enroot-hardened"},
@@ -91,8 +91,8 @@ MAIN = Package(
     text="""\
 Imports images from registries and runs them as containers of ordinary users,
 without a daemon and without root: the commands of NVIDIA enroot, rebuilt as a
-Python core over small C shims. What it needs of Python beside the standard
-library is in the package, for Python 3.10 to 3.14.""",
+Python core over small C shims. The package includes the Python libraries that
+it needs, for Python 3.10 to 3.14.""",
     files=("*",),
     deb={
         "Depends": f"python3 (>= {PYTHONS[0]}), python3 (<< 3.15), libc6 (>= 2.34)",
@@ -106,7 +106,7 @@ library is in the package, for Python 3.10 to 3.14.""",
     on="library",
     watches=("/usr/bin/python3", "/etc/apparmor.d/abi/4.0"),
 )
-PACKAGES = (PLUGIN, SIGNATURES, SSH, NAMES, MAIN)  # in the order in which they are asked for a file
+PACKAGES = (PLUGIN, SIGNATURES, SSH, NAMES, MAIN)  # owner() tries them in this order
 
 
 def owner(path: str) -> Package:

@@ -1,6 +1,6 @@
-"""Make a directory of modules small: what penroot needs of each library, stripped, and our modules in one archive.
+"""Shrink a directory of modules: keep what penroot needs of each library, and put our modules into one archive.
 
-python -m packages.library DIRECTORY     # where pip has put penroot and the libraries
+python -m packages.library DIRECTORY     # where pip installed penroot and the libraries
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from packages.vendored import KEPT
 
 OURS = ("enroot_py", "pyxis_py")
-# Python imports these before it can read the archive: enroot_py/base/pack.py.
-ENTRANCE = {"enroot_py/__init__.py", "enroot_py/base/__init__.py", "enroot_py/base/pack.py", "pyxis_py/__init__.py"}
-# Files that people read and copy, and that the plugin is built of.
-OPEN = ("enroot_py/standard_hooks/*", "pyxis_py/c_shims/*")
+# Python imports these modules before it can read the archive: enroot_py/base/pack.py.
+BOOTSTRAP = {"enroot_py/__init__.py", "enroot_py/base/__init__.py", "enroot_py/base/pack.py", "pyxis_py/__init__.py"}
+# Hooks that people read and copy, and the sources of the plugin.
+UNPACKED = ("enroot_py/standard_hooks/*", "pyxis_py/c_shims/*")
 ARCHIVE = "modules.zip"
 
 
 def reduce(library: Path) -> None:
-    """Remove everything that no module of ours imports from what pip has installed, and compile the rest."""
+    """Remove the files that our modules do not import, and compile the rest."""
     patterns = [pattern for kept in KEPT.values() for pattern in kept]
     for path in library.rglob("*"):
         name = str(path.relative_to(library))
@@ -34,12 +34,12 @@ def reduce(library: Path) -> None:
     gather_hooks(library)
     archive_modules(library)
     remove_empty(library)
-    # Without the columns of each line, which a start would load: a quarter of the code.
+    # Leave out column numbers, a quarter of the code, because every start would load them.
     subprocess.run([sys.executable, "-X", "no_debug_ranges", "-m", "compileall", "-q", library], check=True)
 
 
 def gather_hooks(library: Path) -> None:
-    """Put the hooks of features beside those of the core: a node has one directory of them, with one extra/."""
+    """Move the hooks of features to those of the core: a node has one directory of hooks, with one extra/."""
     standard = library / "enroot_py/standard_hooks"
     for hooks in (library / "enroot_py/features").glob("*/hooks"):
         for path in list(hooks.rglob("*.py")):
@@ -47,11 +47,11 @@ def gather_hooks(library: Path) -> None:
 
 
 def archive_modules(library: Path) -> None:
-    """Move the sources of our modules into ARCHIVE, of which enroot_py/base/pack.py makes what a start imports."""
+    """Move the sources of our modules into ARCHIVE. enroot_py/base/packing.py compiles it for a start."""
     with zipfile.ZipFile(library / ARCHIVE, "w", zipfile.ZIP_DEFLATED) as modules:
         for path in sorted(path for package in OURS for path in (library / package).rglob("*.py")):
             name = str(path.relative_to(library))
-            if name in ENTRANCE or any(fnmatch.fnmatchcase(name, pattern) for pattern in OPEN):
+            if name in BOOTSTRAP or any(fnmatch.fnmatchcase(name, pattern) for pattern in UNPACKED):
                 continue
             modules.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
             path.unlink()

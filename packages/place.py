@@ -1,4 +1,4 @@
-"""Where packages are made, and what all of it has to know: the version, the commit, and the time that files have."""
+"""Shared facts of the build: its directory, the version, the commit, and the time of all files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ARCHITECTURE = "x86_64"
 
 
 class PackageError(Exception):
-    """A package cannot be made; the message says what was tried."""
+    """The build failed."""
 
 
 def run(*command: str | Path, cwd: Path | None = None, **environ: str) -> str:
-    """What a program writes to stdout. Raises PackageError with its last words."""
+    """Run a program and return its stdout. Raises PackageError with the last lines of its output."""
     words = [str(word) for word in command]
     done = subprocess.run(
         words, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -30,20 +30,20 @@ def run(*command: str | Path, cwd: Path | None = None, **environ: str) -> str:
 
 
 def version() -> str:
-    """As Python spells it: 1.0.0rc1."""
-    found = re.search(r'^__version__ = "([^"]+)"', (PROJECT / "enroot_py/__init__.py").read_text(), re.MULTILINE)
-    assert found
-    return found[1]
+    """Return the version in Python's spelling: 1.0.0rc1."""
+    match = re.search(r'^__version__ = "([^"]+)"', (PROJECT / "enroot_py/__init__.py").read_text(), re.MULTILINE)
+    assert match
+    return match[1]
 
 
 def packaged_version() -> str:
-    """As dpkg and rpm order it: 1.0.0~rc1 comes before 1.0.0."""
+    """Return the version in dpkg's and rpm's spelling: they sort 1.0.0~rc1 before 1.0.0."""
     return re.sub(r"(a|b|rc)(\d+)$", r"~\1\2", version())
 
 
 @functools.cache
 def commit() -> str:
-    """What the packages are made of; with a plus where the working tree has changes."""
+    """Return the commit of the working tree, with a plus if the tree has changes."""
     short = run("git", "-C", PROJECT, "rev-parse", "--short=12", "HEAD").strip()
     changed = run("git", "-C", PROJECT, "status", "--porcelain", "--untracked-files=no").strip()
     return short + ("+" if changed else "")
@@ -51,6 +51,6 @@ def commit() -> str:
 
 @functools.cache
 def epoch() -> int:
-    """Seconds since 1970 that every file has: the commit's, or those that SOURCE_DATE_EPOCH says."""
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    return int(given or run("git", "-C", PROJECT, "log", "-1", "--format=%ct"))
+    """Return the time of all files, in seconds since 1970: SOURCE_DATE_EPOCH or the time of the commit."""
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    return int(seconds or run("git", "-C", PROJECT, "log", "-1", "--format=%ct"))

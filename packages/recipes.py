@@ -1,4 +1,4 @@
-"""Recipes of Spack and EasyBuild for the archive of a release, with its version and its checksum."""
+"""Write the Spack and EasyBuild recipes for a release's archive, with its version and checksum."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from packages.place import ARCHITECTURE
 
 
 def filled(text: str, archive: Path) -> str:
-    """A recipe of this directory, as it is for one archive."""
+    """Fill in the version, and the checksum of ``archive``."""
     return text.replace("@VERSION@", place.version()).replace("@SHA256@", vendored.sha256(archive))
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """penroot-VERSION.eb, named as EasyBuild wants it, and a repository of Spack's; after the archive."""
+    """Write penroot-VERSION.eb, the name that EasyBuild requires, and a Spack repository. Needs the archive."""
     source, archive = work / "source/packages", to / f"penroot-{place.version()}-{ARCHITECTURE}.tar.xz"
     easyconfig = to / f"penroot-{place.version()}.eb"
     easyconfig.write_text(filled((source / "easybuild/penroot.eb").read_text(), archive))

@@ -1,4 +1,4 @@
-"""Packages for Red Hat's, SUSE's and other distributions, by rpmbuild(8): one spec file, written from the table."""
+"""Build RPMs with rpmbuild(8) from one spec file, which is written from the table in description.py."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from packages import place, tree
 from packages.description import LICENCE, MAINTAINER, PACKAGES, SETUP, Package
 from packages.place import ARCHITECTURE, run
 
-# Directories that other packages have, or filesystem.rpm.
+# Directories of filesystem.rpm and other packages.
 SHARED = {"usr", "usr/bin", "usr/lib", "usr/libexec", "usr/lib/tmpfiles.d", "usr/share", "usr/share/doc"}
 SHARED |= {f"usr/share/man{kind}" for kind in ("", "/man1", "/man5", "/man7")}
 SHARED |= {f"usr/share/bash-completion{kind}" for kind in ("", "/completions")}
-# What rpmbuild would do to the files, and what makes two builds differ.
+# Leave the files as they are, and make builds reproducible.
 MACROS = {
     "_buildhost": "localhost",
     "_binary_payload": "w9.xzdio",
@@ -29,12 +29,11 @@ MACROS = {
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """One file for each package, of the tree ``root``."""
     return pack(written(root, work / "rpm"), to)
 
 
 def written(root: Path, top: Path) -> Path:
-    """The spec file, in ``top``, and beside it in ``files`` what it packs."""
+    """Write the spec file to ``top``, and the files that it packs to ``top``/files."""
     whole = top / "files"
     parts = {package.name: tree.part(package, root, top / package.name, "rpm") for package in PACKAGES}
     for part in parts.values():
@@ -47,7 +46,7 @@ def written(root: Path, top: Path) -> Path:
 
 
 def pack(spec: Path, to: Path) -> list[Path]:
-    """What rpmbuild(8) makes of a spec file."""
+    """Build the packages of a spec file with rpmbuild(8)."""
     top = spec.parent
     macros = [word for name, value in MACROS.items() for word in ("--define", f"{name} {value}")]
     macros += ["--define", f"_topdir {top}/build", "--define", f"_rpmdir {top}/made"]
@@ -67,7 +66,7 @@ License: {LICENCE}
 AutoReqProv: no
 
 %description
-Of this nothing is built.
+The spec file builds only the packages below.
 
 %install
 cp -a {whole}/. %{{buildroot}}/
@@ -76,7 +75,6 @@ cp -a {whole}/. %{{buildroot}}/
 
 
 def section(package: Package, files: Path) -> str:
-    """What a spec file says of one package."""
     name = package.name
     relations = "".join(
         f"{field}: {value.format(version=place.packaged_version())}\n" for field, value in package.rpm.items()
@@ -97,15 +95,17 @@ AutoReqProv: no
 {listed(files)}
 """
     if package.on:
-        text += f"%posttrans -n {name}\n{SETUP} {package.on}\n\n"  # when the files of both are there
+        text += f"%posttrans -n {name}\n{SETUP} {package.on}\n\n"  # after all files of the transaction are installed
         text += f'%preun -n {name}\nif [ "$1" = 0 ]; then {SETUP} remove {package.on}; fi\n\n'
         text += trigger(package) if package.watches else ""
     return text
 
 
 def trigger(package: Package) -> str:
-    """At the end of each transaction with a file that is watched, and of the package's own: rpm(8) looks at directories
-    alone, and gives the script the files in them."""
+    """Run the script after each transaction with a watched file, or with the package itself.
+
+    rpm(8) matches only directories, and passes their files to the script on stdin.
+    """
     directories = sorted({os.path.dirname(path) for path in package.watches})
     patterns = " ".join(f"-e ^{path}" for path in package.watches)
     return f"""\
@@ -116,7 +116,7 @@ if [ "$(grep -c {patterns})" != 0 ]; then {SETUP} {package.on} again; fi
 
 
 def listed(files: Path) -> str:
-    """The paths of a package, those that rpm knows a kind of with it."""
+    """List the paths of a package, with rpm's directive for directories, licences and documentation."""
     lines = []
     for directory, names, _ in os.walk(files):
         inside = [os.path.relpath(os.path.join(directory, name), files) for name in names]

@@ -1,4 +1,4 @@
-"""What is in the packages and whose it is: an SBOM as CycloneDX has it, and the licences for share/doc."""
+"""Write the packages' SBOM in CycloneDX format, and the licences for share/doc."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from packages import place, vendored
 from packages.description import LICENCE
 from packages.vendored import Wheel
 
-# Linked into the static helpers: by what name Debian knows each, and under which licence it comes.
+# Libraries in the static helpers, by Debian package: name and licence.
 STATIC = {"musl-dev": ("musl", "MIT")}
-# Where a wheel says in words what SPDX has an identifier for.
+# SPDX identifiers for the licence names in wheels.
 IDENTIFIERS = {"MIT License": "MIT", "BSD": "BSD-3-Clause", "Apache 2.0": "Apache-2.0"}
-# Debian has the text once for all packages, and wants no copy.
+# Debian has the text in common-licenses, and its policy forbids copies.
 APACHE = """\
 On Debian, the text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0.
 
@@ -28,12 +28,12 @@ def is_apache(text: str) -> bool:
 
 def licence(wheel: Wheel) -> str:
     metadata = wheel.metadata()
-    said = metadata.get("License-Expression") or metadata.get("License") or ""
-    return IDENTIFIERS.get(said, said)
+    name = metadata.get("License-Expression") or metadata.get("License") or ""
+    return IDENTIFIERS.get(name, name)
 
 
 def component(name: str, files: list[Wheel]) -> dict[str, Any]:
-    """One distribution, with a hash for each of its wheels."""
+    """Describe one distribution, with a hash for each of its wheels."""
     first = files[0]
     purl = f"pkg:pypi/{name}@{first.version}"
     return {
@@ -56,7 +56,7 @@ def component(name: str, files: list[Wheel]) -> dict[str, Any]:
 
 
 def static(package: str, name: str, expression: str) -> dict[str, Any]:
-    """A library of this machine's that is in the helpers."""
+    """Describe a library of the build machine that is linked into the helpers."""
     version = place.run("dpkg-query", "--show", "--showformat=${Version}", package)
     purl = f"pkg:deb/debian/{package}@{version}?arch=amd64"
     return {
@@ -70,10 +70,10 @@ def static(package: str, name: str, expression: str) -> dict[str, Any]:
 
 
 def by_name() -> dict[str, list[Wheel]]:
-    found: dict[str, list[Wheel]] = {}
+    wheels: dict[str, list[Wheel]] = {}
     for wheel in vendored.wheels():
-        found.setdefault(wheel.name, []).append(wheel)
-    return found
+        wheels.setdefault(wheel.name, []).append(wheel)
+    return wheels
 
 
 def document() -> dict[str, Any]:
@@ -111,7 +111,7 @@ def text() -> str:
 
 
 def copyright() -> str:
-    """Machine-readable as Debian has it, DEP 5, with the texts that came in the wheels."""
+    """Return debian/copyright (DEP 5) with the licence texts of the wheels."""
     stanzas = [
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
         f"Upstream-Name: penroot\nSource: penroot-{place.version()}.tar.gz, of the same release",
@@ -119,15 +119,16 @@ def copyright() -> str:
     ]
     texts: dict[str, str] = {}
     for name, files in by_name().items():
-        known = licence(files[0]).replace(" ", "-")
-        label = f"{known}-of-{name}"
+        label = f"{licence(files[0]).replace(' ', '-')}-of-{name}"
         kept = " ".join(f"usr/lib/penroot-package/{pattern}" for pattern in vendored.KEPT[name])
         stanzas.append(f"Files: {kept}\nCopyright: as its licence says\nLicense: {label}")
         texts[label] = "\n\n".join(APACHE if is_apache(words) else words for _, words in files[0].licences())
     for name, expression in STATIC.values():
         label = f"{expression}-of-{name}"
         stanzas.append(f"Files: usr/lib/penroot-package/libexec/*\nCopyright: the authors of {name}\nLicense: {label}")
-        texts[label] = f"{name} is linked into the static programs, under the licence that SPDX calls {expression}."
+        texts[label] = (
+            f"{name} is linked into the static programs, under the licence with the SPDX identifier {expression}."
+        )
     texts[LICENCE] = APACHE
     for label, words in texts.items():
         lines = [f" {line.rstrip()}" if line.strip() else " ." for line in words.strip().splitlines()]

@@ -1,4 +1,4 @@
-"""penroot-VERSION-x86_64.tar.xz: the tree once more, to be unpacked anywhere, also where several machines see it."""
+"""Build penroot-VERSION-x86_64.tar.xz: the tree without package files, to unpack at any path, also a shared one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packages.place import ARCHITECTURE, run
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """Of the tree, less what is about packages, and the names of enroot, which may be another one's in PATH."""
+    """Pack the tree, without package files, and without the names of enroot: another enroot may be in PATH."""
     name = f"penroot-{place.version()}-{ARCHITECTURE}"
     top = work / "tarball" / name
     shutil.copytree(root / "usr", top, symlinks=True)
@@ -36,7 +36,7 @@ def build(root: Path, work: Path, to: Path) -> list[Path]:
 
 
 def relocate(program: Path, top: Path) -> None:
-    """Have a launcher look for the modules from where it is itself."""
+    """Change a launcher to find the modules relative to its own path."""
     data = program.read_bytes()
     up = "/.." * len(program.relative_to(top).parts)
     new = rf'library = os.path.realpath(os.path.realpath(__file__) + "{up}/lib/penroot")'.encode()
@@ -46,19 +46,19 @@ def relocate(program: Path, top: Path) -> None:
 
 
 def pack(top: Path, output: Path) -> Path:
-    """A tar file of root's, in order, of one time, compressed as its name says."""
+    """Pack ``top`` reproducibly: sorted, owned by root, with one time. The suffix of ``output`` selects xz or gzip."""
 
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    def normalized(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
         member.uname = member.gname = "root"
         member.mtime = place.epoch()
         return member
 
     paths = sorted([top, *(Path(directory, name) for directory, *names in os.walk(top) for name in sum(names, []))])
-    plainly = output.with_suffix("")
-    with tarfile.open(plainly, "w", format=tarfile.PAX_FORMAT) as archive:
+    uncompressed = output.with_suffix("")
+    with tarfile.open(uncompressed, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in paths:
-            archive.add(path, arcname=str(path.relative_to(top.parent)), recursive=False, filter=plain)
+            archive.add(path, arcname=str(path.relative_to(top.parent)), recursive=False, filter=normalized)
     program = {".xz": ("xz", "-9", "--threads=1"), ".gz": ("gzip", "--best", "--no-name")}[output.suffix]
-    run(*program, "--force", plainly)
+    run(*program, "--force", uncompressed)
     return output

@@ -1,7 +1,7 @@
-"""The tree that all packages are cut from: what `make install PREFIX=/usr` would put there, and what others made.
+"""Build the tree of all packages: the files of `make install PREFIX=/usr`, and the vendored libraries.
 
-It is made of a copy of what git knows, in one place, with the time of the commit, so that two trees of one commit are
-equal bytes: tests/packages/test_reproducible.py compares two.
+The source is a copy of the files in git, always at the same path and with the time of the commit, so that two builds of
+a commit are identical: tests/packages/test_reproducible.py compares two.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from packages.description import LIBRARY, Package, owner
 from packages.library import archive_modules, remove_empty
 from packages.place import CACHE, PROJECT, PackageError, run
 
-# Each loads a plugin of its own alone. The headers of one do for all: plugins().
+# Each release loads only plugins compiled for it. The headers of one release are enough for all: plugins().
 SLURMS = ("22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05")
 HEADERS = Path("/usr/include/slurm")
-# Of glibc: no module of ours asks for a later one, nor does a wheel, see vendored.PLATFORMS.
+# Has the newest glibc that our modules and the wheels need, see vendored.PLATFORMS.
 WHEELS_FOR = "manylinux_2_34_x86_64"
 CONSTRAINTS = PROJECT / "packages/constraints.txt"
-# The program that Debian has; another one in PATH may be of any version.
+# Debian's Python: one earlier in PATH may have any version.
 PYTHON = "/usr/bin/python3"
 FLAGS = "-O2 -g0 -fPIC -ffile-prefix-map={source}=. -Wl,--build-id=none"
 DOC = "usr/share/doc/penroot"
 
 
 def checkout(to: Path) -> None:
-    """What git knows of the working tree, each file with the time of the commit."""
+    """Copy the files of the working tree that git does not ignore, with the time of the commit."""
     listed = run("git", "-C", PROJECT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in filter(None, listed.split("\0")):
         if not (PROJECT / name).is_file():
@@ -45,7 +45,7 @@ def checkout(to: Path) -> None:
 
 
 def touch(top: Path) -> None:
-    """Give all of a tree the one time, and modes that do not depend on who made it."""
+    """Set the time of all files to place.epoch(), and modes that do not depend on the umask."""
     for directory, names, files in os.walk(top):
         for name in (*names, *files):
             path = Path(directory, name)
@@ -58,7 +58,7 @@ def touch(top: Path) -> None:
 
 
 def environment(source: Path) -> dict[str, str]:
-    """What the programs that build are told, so that they write the same each time."""
+    """Return the environment of a reproducible build."""
     return {
         "SOURCE_DATE_EPOCH": str(place.epoch()),
         "PENROOT_COMMIT": place.commit(),
@@ -73,7 +73,7 @@ def environment(source: Path) -> dict[str, str]:
 
 
 def builder() -> Path:
-    """A Python with what constraints.txt pins, which is all that builds the wheel."""
+    """Return a Python with the packages of constraints.txt, which builds the wheel."""
     text = CONSTRAINTS.read_bytes()
     place = CACHE / f"builder-{hashlib.sha256(text).hexdigest()[:8]}"
     if not place.exists():
@@ -86,26 +86,26 @@ def builder() -> Path:
 
 
 def wheel(source: Path, to: Path) -> Path:
-    """Our own wheel: of any CPython from 3.10 on, since its module keeps to the stable interface."""
+    """Build our wheel. It fits any CPython from 3.10 on, since its C module uses the stable ABI."""
     words = ("setup.py", "--quiet", "bdist_wheel", f"--plat-name={WHEELS_FOR}", f"--dist-dir={to}")
     run(builder(), *words, cwd=source, **environment(source))
-    (made,) = to.glob("penroot-*.whl")
-    return made
+    (path,) = to.glob("penroot-*.whl")
+    return path
 
 
 def sdist(source: Path, work: Path) -> Path:
-    """The directory of a source distribution, which setup.py fills and whoever packs it gives a time."""
+    """Make the directory of a source distribution with setup.py."""
     words = ("setup.py", "--quiet", "sdist", "--formats=tar", f"--dist-dir={work}")
     run(builder(), *words, cwd=source, **environment(source))
-    (made,) = work.glob("penroot-*.tar")
-    run("tar", "--extract", "--file", made, "--directory", work)
-    directory = made.with_suffix("")
+    (archive,) = work.glob("penroot-*.tar")
+    run("tar", "--extract", "--file", archive, "--directory", work)
+    directory = archive.with_suffix("")
     touch(directory)
     return directory
 
 
 def library(to: Path, ours: Path) -> None:
-    """The directory of modules: ours from the wheel, and all that vendored.txt pins."""
+    """Fill the directory of modules: ours from the wheel, and the libraries of vendored.txt."""
     with zipfile.ZipFile(ours) as archive:
         for name in archive.namelist():
             if ".dist-info/" not in name:
@@ -121,22 +121,22 @@ def library(to: Path, ours: Path) -> None:
 
 
 def put(path: Path, data: bytes, *, strip: bool = False) -> None:
-    """Write a file, which others may bring too, if it is the same. Raises PackageError."""
+    """Write a file. Raises PackageError if the file exists with other content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
     if strip:
         run("strip", "--strip-unneeded", new)
     if path.exists() and path.read_bytes() != new.read_bytes():
-        raise PackageError(f"{path}: two wheels have it, and with different bytes")
+        raise PackageError(f"{path}: two wheels have this file with different content")
     new.rename(path)
 
 
 def plugins(to: Path, source: Path, work: Path) -> None:
-    """spank_pyxis.so for each of SLURMS, with the headers of this machine's Slurm under the number of that release.
+    """Compile spank_pyxis.so for each of SLURMS, with this machine's headers under the number of that release.
 
-    They differ in nothing that the plugin uses: enumerators are added at the end, and no function that we call has
-    changed; tests/packages/test_reproducible.py compares those of each Debian.
+    Releases do not differ in what the plugin uses: they add enumerators at the end, and change no function that we
+    call. tests/packages/test_reproducible.py compares the headers of each Debian.
     """
     code = "import sys; from pyxis_py.admin.cli import compile_plugin as c; c(*sys.argv[1:3], *sys.argv[3].split())"
     for release in SLURMS:
@@ -150,9 +150,9 @@ def plugins(to: Path, source: Path, work: Path) -> None:
 
 
 def headers(to: Path, release: str) -> None:
-    """This machine's slurm/, as that of the first version of another release."""
+    """Copy this machine's slurm/ headers, with the version number of the first version of ``release``."""
     if not (HEADERS / "spank.h").exists():
-        raise PackageError(f"{HEADERS}/spank.h does not exist: apt-get install libslurm-dev")
+        raise PackageError(f"{HEADERS}/spank.h does not exist, run: apt-get install libslurm-dev")
     shutil.copytree(HEADERS, to / "slurm")
     year, month = map(int, release.split("."))
     path = to / "slurm/slurm_version.h"
@@ -161,7 +161,7 @@ def headers(to: Path, release: str) -> None:
 
 
 def around(source: Path, to: Path, *options: str) -> None:
-    """Programs, manual pages, completion and profile, also those under enroot's names, around the modules."""
+    """Install programs, manual pages, completion and AppArmor profile, also under enroot's names."""
     words = ("make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", f"NEW={to / LIBRARY}", *options)
     environ = environment(source)
     del environ["CFLAGS"], environ["LDFLAGS"]
@@ -169,7 +169,7 @@ def around(source: Path, to: Path, *options: str) -> None:
 
 
 def documents(source: Path, to: Path) -> None:
-    """Licences, changes, what packages add."""
+    """Install licences, SBOM, README, changelog and docs/."""
     from packages import sbom
 
     put(to / DOC / "copyright", sbom.copyright().encode())
@@ -180,7 +180,7 @@ def documents(source: Path, to: Path) -> None:
 
 
 def build(work: Path) -> Path:
-    """The tree, in ``work``, which is empty; beside it are its source and the wheel. Raises PackageError."""
+    """Build the tree, its source and the wheel in the empty directory ``work``. Raises PackageError."""
     source, tree = work / "source", work / "tree"
     checkout(source)
     library(tree / LIBRARY, wheel(source, work))
@@ -201,7 +201,7 @@ def build(work: Path) -> Path:
 
 
 def compress(page: Path) -> None:
-    """gzip without a name and a time, as both formats have manual pages; of a link, the link."""
+    """Compress a manual page reproducibly, or rename a link to one."""
     if page.is_symlink():
         page.with_name(page.name + ".gz").symlink_to(os.readlink(page) + ".gz")
         page.unlink()
@@ -210,7 +210,7 @@ def compress(page: Path) -> None:
 
 
 def part(package: Package, tree: Path, to: Path, kind: str) -> Path:
-    """Copy what a package has of the tree, to be packed as ``kind``."""
+    """Copy the files of one package, to be packed as ``kind``."""
     to.mkdir(parents=True)
     for name in files(tree):
         if owner(name) is package:
@@ -221,19 +221,19 @@ def part(package: Package, tree: Path, to: Path, kind: str) -> Path:
 
 
 def tell(tree: Path, kind: str) -> None:
-    """Write what `penroot --version` reads, where a tree has the modules, and of what build plugins are."""
+    """Write the build to BUILD, for `penroot --version`, and to PLUGINS, for scripts/packaged."""
     date = time.strftime("%Y-%m-%d", time.gmtime(place.epoch()))
-    for told in (*tree.glob("**/enroot_py/BUILD"), *tree.glob("**/PLUGINS")):
-        told.write_text(f"{place.commit()} {date} {kind}\n")
+    for path in (*tree.glob("**/enroot_py/BUILD"), *tree.glob("**/PLUGINS")):
+        path.write_text(f"{place.commit()} {date} {kind}\n")
 
 
 def files(tree: Path) -> list[str]:
-    """Each file and link of a tree, sorted, without a leading slash."""
-    found = [Path(directory, name) for directory, _, names in os.walk(tree) for name in names]
-    found += [path for path in tree.rglob("*") if path.is_symlink() and path.is_dir()]
-    return sorted({str(path.relative_to(tree)) for path in found})
+    """List the files and links of a tree, sorted, without a leading slash."""
+    paths = [Path(directory, name) for directory, _, names in os.walk(tree) for name in names]
+    paths += [path for path in tree.rglob("*") if path.is_symlink() and path.is_dir()]
+    return sorted({str(path.relative_to(tree)) for path in paths})
 
 
 def place_of(version: str) -> Path:
-    """Where the work of a version is done: always the same, since some programs write down where they ran."""
+    """Return the work directory of a version. The path is constant, because some programs record it."""
     return CACHE / "work" / hashlib.sha256(f"{PROJECT} {version}".encode()).hexdigest()[:8]

@@ -1,9 +1,9 @@
-"""What others made and our packages bring: wheels of PyPI with pinned hashes, for each Python that there may be.
+"""Fetch the vendored libraries: PyPI wheels with pinned hashes, for each supported Python.
 
-    .venv/bin/python -m packages.vendored     # the newest of each that every Python has, into vendored.txt
+    .venv/bin/python -m packages.vendored     # pin the newest versions that every Python has in vendored.txt
 
-vendored.txt is what pip reads: names, versions and hashes of files, none of which comes without its hash. What is
-taken of a wheel says KEPT; what pyproject.toml asks for and has no row there fails.
+pip reads vendored.txt: names, versions and hashes of all files. KEPT has the files to install from each wheel. A
+requirement in pyproject.toml without a row in KEPT is an error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pathlib import Path
 from packages.place import CACHE, PROJECT, PackageError
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# Of glibc; a wheel says the oldest that it runs with, and the newest of these is as old as Linux 5.12's.
+# A wheel names the oldest glibc that it runs with. The newest of these is as old as Linux 5.12.
 PLATFORMS = [f"manylinux{name}_x86_64" for name in ("2014", "_2_17", "_2_28", "_2_34")]
 PINNED = Path(__file__).with_name("vendored.txt")
 
-# By distribution: what of its wheel is installed. Extensions of several Pythons lie side by side under their own names.
+# Files to install, by distribution. Extensions for several Pythons have different names in the same directory.
 KEPT = {
     "asyncssh": ("asyncssh/*.py",),
-    "cffi": ("_cffi_backend.*",),  # all that a module it has made needs
+    "cffi": ("_cffi_backend.*",),  # enough for a compiled cffi module
     "click": ("click/*.py",),
     "cryptography": ("cryptography/*.py", "cryptography/*.so"),
     "isal": ("isal/*.py", "isal/*.so"),
@@ -43,16 +43,16 @@ KEPT = {
     "urllib3": ("urllib3/*.py",),
     "zstandard": ("zstandard/__init__.py", "zstandard/backend_c.*"),
 }
-# Compiled ones are as quick as those without, for what we read with them, and there are five of each.
+# Take the wheel without C: for our files it is as fast as the five compiled ones.
 PLAIN = ("tomli",)
 
-# Of wheels that are for a Python and all that come after it: those without C, and of the stable interface.
+# ABI tags of wheels that also fit later Pythons.
 ANY = ("none", "abi3")
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file of PyPI, fetched."""
+    """A wheel that was downloaded from PyPI."""
 
     path: Path
     sha256: str
@@ -66,7 +66,7 @@ class Wheel:
         return self.path.name.split("-")[1]
 
     def kept(self) -> Iterator[tuple[str, bytes, bool]]:
-        """Each file that is installed: its name, its bytes, and whether it is a program or an extension."""
+        """Yield name and content of each file in KEPT, and whether it is a compiled extension."""
         with zipfile.ZipFile(self.path) as archive:
             for name in sorted(archive.namelist()):
                 if any(fnmatch.fnmatchcase(name, pattern) for pattern in KEPT[self.name]) and "__pycache__" not in name:
@@ -76,7 +76,7 @@ class Wheel:
         return Parser().parsestr(self._inside("METADATA"))
 
     def licences(self) -> Iterator[tuple[str, str]]:
-        """The texts under which it may be given on, by their names."""
+        """Yield (file name, text) of each licence."""
         with zipfile.ZipFile(self.path) as archive:
             for name in sorted(archive.namelist()):
                 directory, _, file = name.partition(".dist-info/")
@@ -95,7 +95,7 @@ def normal(name: str) -> str:
 
 @functools.cache
 def wheels() -> list[Wheel]:
-    """All that vendored.txt names, from the cache or fetched; by name, version and Python."""
+    """Return the wheels of vendored.txt, sorted by name, version and Python. Downloads them if not cached."""
     text = PINNED.read_text()
     hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", text)
     place = CACHE / "wheels" / hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -107,12 +107,12 @@ def wheels() -> list[Wheel]:
                     _download(new, python, _requirements(text, plain=plain), "--require-hashes", plain=plain)
             os.rename(new, place)
             os.mkdir(new)
-    found = [Wheel(path, sha256(path)) for path in sorted(place.iterdir())]
-    if strangers := [wheel.path.name for wheel in found if wheel.sha256 not in hashes]:
-        raise PackageError(f"{place}: not as {PINNED.name} says: {' '.join(strangers)}; remove that directory")
-    if {wheel.name for wheel in found} != set(KEPT):
-        raise PackageError(f"{PINNED.name} and KEPT of packages/vendored.py name other distributions")
-    return found
+    cached = [Wheel(path, sha256(path)) for path in sorted(place.iterdir())]
+    if changed := [wheel.path.name for wheel in cached if wheel.sha256 not in hashes]:
+        raise PackageError(f"{' '.join(changed)}: hash not in {PINNED.name}, run: rm -r {place}")
+    if {wheel.name for wheel in cached} != set(KEPT):
+        raise PackageError(f"{PINNED.name} and KEPT in packages/vendored.py name different distributions")
+    return cached
 
 
 def sha256(path: Path) -> str:
@@ -120,13 +120,13 @@ def sha256(path: Path) -> str:
 
 
 def _requirements(text: str, *, plain: bool) -> list[str]:
-    """The lines of vendored.txt that are fetched in one way, each requirement in one."""
+    """Return the requirements of vendored.txt that are in PLAIN, or those that are not."""
     lines = [line for line in text.replace("\\\n", "").splitlines() if line and not line.startswith("#")]
     return [line for line in lines if (line.partition("==")[0] in PLAIN) == plain]
 
 
 def _download(to: str, python: str, requirements: Iterable[str], *options: str, plain: bool = False) -> None:
-    """Raises PackageError with pip's last words."""
+    """Download wheels for one Python. Raises PackageError with pip's error."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()
@@ -141,35 +141,36 @@ def _download(to: str, python: str, requirements: Iterable[str], *options: str, 
 
 
 def declared() -> dict[str, str]:
-    """Return what pyproject.toml says the product and its features need: a requirement without its marker, by name."""
+    """Return the requirements in pyproject.toml, without their markers, by name."""
     text = (PROJECT / "pyproject.toml").read_text()
     lists = re.findall(r"^(?:dependencies|ssh|signatures|swarm) = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-    found = [words.partition(";")[0].strip() for words in re.findall(r'"([^"]+)"', " ".join(lists))]
-    return {normal(re.split(r"[<>=!~ \[]", words)[0]): words for words in found}
+    requirements = [words.partition(";")[0].strip() for words in re.findall(r'"([^"]+)"', " ".join(lists))]
+    return {normal(re.split(r"[<>=!~ \[]", words)[0]): words for words in requirements}
 
 
-# Of our dependencies, for what KEPT has.
+# Requirements of libraries in KEPT that pyproject.toml does not name.
 INDIRECT = ("typing-extensions",)
 
 
 def refresh() -> str:
-    """The text of vendored.txt with the newest of each distribution that every Python has."""
-    wanted = declared()
-    if set(KEPT) != {*wanted, *INDIRECT}:
-        raise PackageError(f"no row in KEPT, or no dependency: {sorted(set(KEPT) ^ {*wanted, *INDIRECT})}")
+    """Return the text of vendored.txt with the newest versions that every Python has."""
+    requirements = declared()
+    if set(KEPT) != {*requirements, *INDIRECT}:
+        mismatched = sorted(set(KEPT) ^ {*requirements, *INDIRECT})
+        raise PackageError(f"KEPT and the dependencies in pyproject.toml differ: {mismatched}")
     text = "# Made by `python -m packages.vendored`: wheels that packages bring, for " + ", ".join(PYTHONS) + ".\n"
     with tempfile.TemporaryDirectory() as place:
         for name in sorted(KEPT):
             version = ""
-            for python in PYTHONS:  # the oldest has the fewest to choose from
-                asked = f"{name}=={version}" if version else wanted.get(name, name)
-                _download(f"{place}/{name}", python, [asked], plain=name in PLAIN)
-                found = {Wheel(path, "").version for path in Path(place, name).iterdir()}
-                if len(found) != 1:
-                    raise PackageError(f"{name}: {sorted(found)}")
-                (version,) = found
-                if any(f"-{kind}-" in path.name for kind in ANY for path in Path(place, name).iterdir()):
-                    break  # what the oldest loads, all do; and of two for any they would be of one name
+            for python in PYTHONS:  # the oldest Python, which has the fewest versions, chooses
+                requirement = f"{name}=={version}" if version else requirements.get(name, name)
+                _download(f"{place}/{name}", python, [requirement], plain=name in PLAIN)
+                versions = {Wheel(path, "").version for path in Path(place, name).iterdir()}
+                if len(versions) != 1:
+                    raise PackageError(f"{name}: more than one version: {sorted(versions)}")
+                (version,) = versions
+                if any(f"-{abi}-" in path.name for abi in ANY for path in Path(place, name).iterdir()):
+                    break  # the wheel for the oldest Python fits all
             files = sorted(Path(place, name).iterdir())
             hashes = "".join(f" \\\n    --hash=sha256:{sha256(path)}" for path in files)
             text += f"{name}=={version}{hashes}\n"

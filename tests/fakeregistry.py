@@ -1,4 +1,4 @@
-"""A fake registry on loopback: it answers what a test says, or what a real one says, but for its faults."""
+"""A fake registry on loopback. It sends the replies of a test, or those of a real registry with faults."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NAME = "team/app"
 
 
 def password(authorization: str) -> str:
-    """The USER:PASSWORD of a Basic authorization, or the token of another one."""
+    """Return USER:PASSWORD of a Basic authorization, or the token of another scheme."""
     scheme, _, value = authorization.partition(" ")
     return base64.b64decode(value).decode() if scheme == "Basic" else value
 
 
 @dataclass
 class Request:
-    """What a server was asked; ``sent`` is how much of the body it answers with."""
+    """A request. ``sent`` is the number of bytes of the reply's body that were sent."""
 
     method: str
     path: str
@@ -40,7 +40,7 @@ class Request:
 
     @property
     def login(self) -> str:
-        """USER:PASSWORD, or the token that it came with."""
+        """USER:PASSWORD, or the token of the request."""
         return password(self.authorization)
 
     @property
@@ -50,38 +50,38 @@ class Request:
 
 @dataclass
 class Fault:
-    """What goes wrong with the answers whose path contains ``path``, the first ``times`` times."""
+    """A fault of the first ``times`` replies for paths that contain ``path``."""
 
     path: str
     times: int = 1
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    drop_at: float = 0.0  # of the body; then the connection is cut
-    stall_at: float = 0.0  # of the body; then nothing comes any more
-    trickle: bool = False  # the body comes a few bytes at a time
-    change: Callable[[bytes], bytes] | None = None  # of the body
+    drop_at: float = 0.0  # fraction of the body before the connection closes
+    stall_at: float = 0.0  # fraction of the body before the server stalls
+    trickle: bool = False  # send the body a few bytes at a time
+    change: Callable[[bytes], bytes] | None = None  # applied to the body
 
 
 @dataclass
 class Reply:
-    """What it answers. ``raw`` goes out as it is, in the place of a status and headers."""
+    """A reply. ``raw`` is sent unchanged, instead of status, headers and body."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     raw: bytes | None = None
     fault: Fault = field(default_factory=lambda: Fault(""))
-    relay: str = ""  # HOST:PORT that the caller is connected to from now on
+    relay: str = ""  # HOST:PORT to connect the client to
 
 
 @dataclass
 class Fake:
-    """A server on loopback that answers as ``answer`` says, and remembers what it was asked."""
+    """A server on loopback that replies with ``answer``, and records the requests."""
 
     host: str = ""
     answer: Callable[[Request], Reply] = lambda request: Reply(404)
     seen: list[Request] = field(default_factory=list)
-    sockets: list[socket.socket] = field(default_factory=list)  # of the connections
+    sockets: list[socket.socket] = field(default_factory=list)  # one for each request
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -93,16 +93,16 @@ class Fake:
         return f"docker://{self.host}/{NAME}:1"
 
     def asked(self, path: str) -> int:
-        """How often a path that contains ``path`` was asked for with GET."""
+        """Count the GET requests for paths that contain ``path``."""
         return sum(request.method == "GET" and path in request.path for request in self.seen)
 
     def sent(self, path: str) -> int:
-        """Bytes of the bodies sent for paths that contain ``path``."""
+        """Sum the bytes of bodies sent for paths that contain ``path``."""
         return sum(request.sent for request in self.seen if path in request.path)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection to a fake."""
+    """A connection to a fake."""
 
     protocol_version = "HTTP/1.1"
     fake: Fake
@@ -114,9 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
         request = Request(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
         self.fake.sockets.append(self.connection)
         reply = self.fake.answer(request)
-        body = reply.body if self.command != "HEAD" else b""  # more would be taken for the next answer
+        body = reply.body if self.command != "HEAD" else b""  # the client would read a body as the next reply
         request.sent = int(len(body) * (reply.fault.drop_at or reply.fault.stall_at or 1))
-        self.fake.seen.append(request)  # before who asked has the answer, and looks
+        self.fake.seen.append(request)  # before the reply, because the test then looks at ``seen``
         with contextlib.suppress(OSError):
             if reply.raw is not None:
                 self.wfile.write(reply.raw)
@@ -169,7 +169,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 def _run(
     fake: Fake, bind: str = "127.0.0.1", tls: ssl.SSLContext | None = None, listener: socket.socket | None = None
 ) -> Iterator[None]:
-    """Serve ``fake``; a ``listener`` may be of another network namespace, and has the name ``bind``."""
+    """Serve ``fake`` at ``bind``, on ``listener`` if given, which may be in another network namespace."""
     handler = type("Bound", (_Handler,), {"fake": fake})
     server = ThreadingHTTPServer((bind, 0), handler, bind_and_activate=listener is None)
     if listener is not None:
@@ -197,18 +197,15 @@ def fake(
     bind: str = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[Fake]:
-    """Serve what ``answer`` says."""
-    made = Fake(answer=answer)
-    with _run(made, bind, tls):
-        yield made
+    """Serve the replies of ``answer``."""
+    server = Fake(answer=answer)
+    with _run(server, bind, tls):
+        yield server
 
 
 @contextlib.contextmanager
 def tunnel(target: str, user: str = "", secret: str = "") -> Iterator[tuple[str, Fake]]:
-    """A proxy that answers CONNECT, whatever to, with a connection to ``target``; its address, and itself.
-
-    Source: RFC 9110, "CONNECT".
-    """
+    """Serve a proxy that connects every CONNECT request to ``target``: RFC 9110, "CONNECT". Yield URL and proxy."""
 
     def answer(request: Request) -> Reply:
         allowed = not user or password(request.headers.get("proxy-authorization", "")) == f"{user}:{secret}"
@@ -221,13 +218,13 @@ def tunnel(target: str, user: str = "", secret: str = "") -> Iterator[tuple[str,
 
 @dataclass
 class Login:
-    """Who may read: Docker's token authentication, or Basic where ``basic``."""
+    """The users who may read, by Docker's token authentication, or by Basic if ``basic``."""
 
-    users: dict[str, str]  # an empty user is anybody
+    users: dict[str, str]  # user to password; the user "" is anonymous
     basic: bool = False
-    uses: int = 1000  # of a token, then it has expired
-    ended: int = 401  # the status of an answer to a token that has expired
-    ends: bool = False  # the login itself expires with the first token, or after as many uses
+    uses: int = 1000  # of a token before it expires
+    ended: int = 401  # status for an expired token
+    ends: bool = False  # the login itself expires after the first token, or after ``uses`` Basic requests
     tokens: dict[str, int] = field(default_factory=dict)
 
     def allows(self, authorization: str) -> bool:
@@ -240,7 +237,7 @@ class Login:
         return self.tokens.get(token, -1) >= 0
 
     def user(self, authorization: str) -> str | None:
-        """Who gives the right password in a Basic authorization."""
+        """Return the user of a Basic authorization with the right password."""
         user, _, secret = password(authorization).partition(":")
         return user if self.users.get(user) == secret else None
 
@@ -252,12 +249,12 @@ class Login:
 
 @dataclass
 class Faulty(Fake):
-    """A front that spoils the answers of a registry."""
+    """A proxy in front of a registry that adds faults to its replies."""
 
     upstream: str = ""
     faults: list[Fault] = field(default_factory=list)
     login: Login | None = None
-    ranges: bool = True  # as some proxies, it may not know them
+    ranges: bool = True  # False: ignore Range, as some proxies do
 
     def spoil(self, request: Request) -> Reply:
         if self.login:
@@ -288,7 +285,7 @@ class Faulty(Fake):
         return Reply(401, {"WWW-Authenticate": 'Basic realm="test"' if login.basic else realm}, b"{}")
 
     def _ask(self, asked: Request) -> Reply:
-        """What the real registry says; who takes this for a proxy gives it a whole address."""
+        """Return the real registry's reply. A client that uses this server as a proxy sends an absolute URL."""
         path = re.sub("^http://[^/]*", "", asked.path)
         request = urllib.request.Request(f"http://{self.upstream}{path}", method=asked.method)
         for key in ("accept", "range") if self.ranges else ("accept",):
@@ -313,8 +310,8 @@ def faulty(
     tls: ssl.SSLContext | None = None,
     listener: socket.socket | None = None,
 ) -> Iterator[Faulty]:
-    """Serve what ``upstream`` (HOST:PORT) serves, but for ``faults`` and only to who can log in."""
-    made = Faulty(upstream=upstream, faults=list(faults), login=login)
-    made.answer = made.spoil
-    with _run(made, bind, tls, listener):
-        yield made
+    """Serve the registry ``upstream`` (HOST:PORT) with ``faults``, and only to users of ``login``."""
+    server = Faulty(upstream=upstream, faults=list(faults), login=login)
+    server.answer = server.spoil
+    with _run(server, bind, tls, listener):
+        yield server

@@ -12,55 +12,60 @@ from enroot_py.base.errors import ConfigError, UsageError
 from enroot_py.cli.commands import CONTEXT, synopsis, there
 from enroot_py.config import settings
 
-_LONGEST = 64 << 10  # bytes of a password; tokens are long
+_MAX_PASSWORD_BYTES = 64 << 10  # tokens are long
 
 _authfile = click.option(
-    "--authfile", callback=there, metavar="FILE", help="Auth file, if not REGISTRY_AUTH_FILE or docker's config.json."
+    "--authfile",
+    callback=there,
+    metavar="FILE",
+    help="File of logins (default: REGISTRY_AUTH_FILE, or docker's config.json).",
 )
 
 
 def _no_argument(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """Raises UsageError: what is on a command line is in the list of processes, and in the shell's history."""
+    """Raise UsageError: the process list and the shell's history would show a password on the command line."""
     if value is not None:
         raise UsageError(
-            "a password on the command line is seen by everybody on the machine",
-            hint="it is read from stdin: penroot login --username USER REGISTRY < FILE",
+            "all users of the machine can see a password on the command line",
+            hint="pass it on stdin: penroot login --username USER REGISTRY < FILE",
         )
 
 
 @synopsis
 @click.command("login", context_settings=CONTEXT)
-@click.option("-u", "--username", callback=there, help="User; who sits at a terminal is asked.")
-@click.option("--password-stdin", is_flag=True, help="Accepted, as docker has it: the password is read from stdin.")
+@click.option("-u", "--username", callback=there, help="User name (default: ask on the terminal).")
+@click.option(
+    "--password-stdin", is_flag=True, help="Read the password from stdin (default if stdin is not a terminal)."
+)
 @click.option("-p", "--password", hidden=True, expose_value=False, callback=_no_argument)
 @_authfile
 @click.argument("registry")
 def login(username: str | None, password_stdin: bool, authfile: str | None, registry: str) -> None:
-    """Log in to a REGISTRY, HOST[:PORT]: the password, or token, comes from stdin and is tried there.
+    """Log in to a REGISTRY, HOST[:PORT].
 
-    It is kept where docker and podman keep theirs, by the helper program that the file names for the registry,
-    or else in the file.
+    Reads a password or token from stdin or the terminal, and tries it at the registry. Stores it as docker and podman
+    do: with the credential helper that the file names for the registry, or in the file itself.
     """
     from enroot_py.registry import credentials, logins
 
     reference = logins.registry(registry)
-    asks = sys.stdin is not None and sys.stdin.isatty() and not password_stdin
+    is_interactive = sys.stdin is not None and sys.stdin.isatty() and not password_stdin
     if not username:
-        if not asks:
-            raise UsageError("there is no user", hint="penroot login --username USER REGISTRY")
+        if not is_interactive:
+            raise UsageError("no user name given", hint="penroot login --username USER REGISTRY")
         username = click.prompt("Username", err=True)
     if ":" in username or not username.isprintable():
-        raise UsageError(f"{username!r} is no user's name", hint="a name has neither ':' nor control characters")
-    secret = click.prompt("Password", hide_input=True, err=True) if asks else _read()
+        raise UsageError(f"bad user name {username!r}", hint="leave out ':' and control characters")
+    secret = click.prompt("Password", hide_input=True, err=True) if is_interactive else _read()
     options = settings.load()
-    made = credentials.Credential(username, secret, "stdin")
-    if not logins.check(reference, made, options):
-        log.warn(f"{reference.registry} asks nobody for a login: it is kept, and was not tried")
-    where = logins.AuthFile(authfile or credentials.writable(), os.environ).add(reference, made)
-    log.info(f"logged in to {reference.registry} as {username}: {where}")
-    found = credentials.find(reference, options)
-    if authfile is None and found and (found.user, found.secret) != (username, secret):
-        log.warn(f"{found.source} has another login for {reference.registry}, and goes before")
+    new = credentials.Credential(username, secret, "stdin")
+    if not logins.check(reference, new, options):
+        log.warn(f"{reference.registry} does not ask for a login: storing it untested")
+    place = logins.AuthFile(authfile or credentials.writable(), os.environ).add(reference, new)
+    log.info(f"logged in to {reference.registry} as {username}: {place}")
+    first = credentials.find(reference, options)
+    if authfile is None and first and (first.user, first.secret) != (username, secret):
+        log.warn(f"another login for {reference.registry} in {first.source} takes precedence")
 
 
 @synopsis
@@ -68,30 +73,29 @@ def login(username: str | None, password_stdin: bool, authfile: str | None, regi
 @_authfile
 @click.argument("registry")
 def logout(authfile: str | None, registry: str) -> None:
-    """Forget the login for a REGISTRY, HOST[:PORT], that login or docker has kept."""
+    """Remove the stored login for a REGISTRY, HOST[:PORT]."""
     from enroot_py.registry import credentials, logins
 
     reference = logins.registry(registry)
     file = logins.AuthFile(authfile or credentials.writable(), os.environ)
-    forgotten = file.remove(reference)
-    left = credentials.find(reference, settings.load()) if authfile is None else None
-    if not forgotten:
-        hint = f"there is one in {left.source}" if left else "penroot login makes one"
+    removed = file.remove(reference)
+    other = credentials.find(reference, settings.load()) if authfile is None else None
+    if not removed:
+        hint = f"there is one in {other.source}" if other else f"to add one: penroot login {reference.registry}"
         raise ConfigError(f"{file.path} has no login for {reference.registry}", hint=hint)
     log.info(f"logged out of {reference.registry}")
-    if left:
-        log.warn(f"{left.source} still has a login for {reference.registry}")
+    if other:
+        log.warn(f"{other.source} still has a login for {reference.registry}")
 
 
 def _read() -> str:
-    """The password on stdin, without the end of its line. Raises UsageError."""
+    """Read one line with a password from stdin. Raises UsageError."""
     hint = 'printf %s "$PASSWORD" | penroot login --username USER REGISTRY'
-    data = sys.stdin.buffer.read(_LONGEST + 1) if sys.stdin is not None else b""
+    data = sys.stdin.buffer.read(_MAX_PASSWORD_BYTES + 1) if sys.stdin is not None else b""
     try:
         secret = data.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise UsageError("the password on stdin is not UTF-8", hint=hint) from None
-    if not secret or len(data) > _LONGEST or not secret.isprintable():
-        why = "there is no password on stdin" if not secret else "what is on stdin is no password of one line"
-        raise UsageError(why, hint=hint)
+    if not secret or len(data) > _MAX_PASSWORD_BYTES or not secret.isprintable():
+        raise UsageError("stdin is not one line with a password" if secret else "no password on stdin", hint=hint)
     return secret

@@ -1,4 +1,4 @@
-"""Where bytes of images come from: references, registries and their credentials, archives, engines.
+"""Sources of images: references, registries and their credentials, archives, container engines.
 
 Imports base and config.
 """

@@ -1,4 +1,4 @@
-"""The files of an image on this machine, by name: in a directory, or in an archive, which is read where it is."""
+"""Read the files of a local image by name, from a directory or from a tar archive that is not unpacked."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from enroot_py.config.settings import Settings
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MAX_DOCUMENT = 8 << 20  # bytes of an index, manifest or config
-_MAX_MEMBERS = 100_000  # of an archive: it has a few for each layer
-_MAX_GLOBAL = 1000  # pax records that hold for all members
+_MAX_DOCUMENT_BYTES = 8 << 20  # of an index, manifest or config
+_MAX_MEMBERS = 100_000  # an archive has a few for each layer
+_MAX_GLOBAL_HEADERS = 1000  # pax records that apply to all members
 
 
 class Files(Protocol):
     def open(self, name: str) -> Section:
-        """Raises ImageError where there is none."""
+        """Open the file ``name``. Raises ImageError if there is none."""
 
 
 class Section:
-    """A part of an open file as a stream, which shares no position with others."""
+    """A part of an open file as a stream. Streams on the same file have separate positions."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
         self._fd = fd
@@ -46,7 +46,7 @@ class Section:
         return
 
     def read(self, size: int, /) -> bytes:
-        """Up to ``size`` bytes, none at the end. Raises ImageError."""
+        """Return up to ``size`` bytes, b"" at the end. Raises ImageError."""
         try:
             data = os.pread(self._fd, min(size, self._end - self._at), self._at)
         except OSError as e:
@@ -56,7 +56,7 @@ class Section:
 
 
 class _WholeFile(Section):
-    """A file of its own, which a ``with`` closes."""
+    """A whole file. Leaving the ``with`` closes its descriptor."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, 0, os.fstat(fd).st_size)
@@ -66,7 +66,7 @@ class _WholeFile(Section):
 
 
 class LayoutDirectory:
-    """The files of an OCI layout in a directory. No link in it leads out of it."""
+    """The files of an OCI layout in a directory. Links out of the directory are refused."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -75,18 +75,19 @@ class LayoutDirectory:
         path = f"{self._path}/{name}"
         try:
             with Fd(os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
-                return _WholeFile(_regular(name, directory))
+                return _WholeFile(_open_regular(name, directory))
         except OSError as e:
-            why, hint = e.strerror, ""
+            reason, hint = e.strerror, ""
             if e.errno == errno.EXDEV:
-                why, hint = "it is a link that leads out of the layout", f"cp -rL {self._path} makes one without links"
+                reason = "a link in the path leads out of the layout"
+                hint = f"copy the layout without links: cp -rL {self._path} DIRECTORY"
             elif not os.path.exists(f"{self._path}/index.json"):
-                hint = f"{self._path} is no OCI layout"
-            raise ImageError(f"cannot read {path}: {why}", hint=hint) from e
+                hint = f"{self._path} is not an OCI layout"
+            raise ImageError(f"cannot read {path}: {reason}", hint=hint) from e
 
 
-def _regular(path: str, beneath: int | None = None) -> int:
-    """Open a regular file, of ``beneath`` or what is in that directory; a FIFO is not waited for. Raises OSError."""
+def _open_regular(path: str, beneath: int | None = None) -> int:
+    """Open a regular file, without waiting for a FIFO; keep the path within ``beneath``, if given. Raises OSError."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if beneath is None:
         fd = os.open(path, flags)
@@ -94,16 +95,16 @@ def _regular(path: str, beneath: int | None = None) -> int:
         fd = linux.openat2(beneath, path, flags, 0, linux.RESOLVE_BENEATH | linux.RESOLVE_NO_MAGICLINKS)
     with Fd(fd) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "not a file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         return file.keep()
 
 
 class Archive:
-    """The members of a tar file, which is read where they are. Raises ImageError."""
+    """The members of a tar file, which stays packed. Raises ImageError."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self._name = name
-        self._file = file  # stays open: its descriptor serves all, in forked workers too
+        self._file = file  # stays open: all sections read through its descriptor, also in forked workers
         self._members: dict[str, tuple[int, int]] = {}
         links: dict[str, str] = {}
         try:
@@ -111,7 +112,7 @@ class Archive:
                 path = os.path.normpath(member.name)
                 if member.isreg():
                     self._members[path] = member.offset_data, member.size
-                elif member.issym():  # docker save: layers that are the same
+                elif member.issym():  # docker save links identical layers
                     links[path] = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
                 elif member.islnk():
                     links[path] = os.path.normpath(member.linkname)
@@ -122,29 +123,29 @@ class Archive:
                 self._members[path] = self._members[target]
 
     def open(self, name: str) -> Section:
-        where = self._members.get(os.path.normpath(name))
-        if where is None:
-            raise ImageError(f"{self._name}: no {name} in the archive", hint="it is truncated, or of another kind")
-        return Section(self._file.fileno(), *where)
+        offset_and_size = self._members.get(os.path.normpath(name))
+        if offset_and_size is None:
+            raise ImageError(f"{self._name}: no {name} in the archive", hint="check that the archive is complete")
+        return Section(self._file.fileno(), *offset_and_size)
 
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """The members of a tar file that may be hostile. Raises ValueError for one without end, and what tarfile does."""
-    at = -1
+    """Yield the members of an untrusted tar file. Raises ValueError for an endless file, and tarfile's errors."""
+    last_offset = -1
     with tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
         for count, member in enumerate(iter(tar.next, None)):
-            tar.members.clear()  # type: ignore[attr-defined]  # else all of them are kept
-            # A negative size leads back, for ever: CVE-2025-8194.
-            if member.size < 0 or member.offset <= at or count > _MAX_MEMBERS:
-                raise ValueError("members without end")
-            if len(tar.pax_headers) > _MAX_GLOBAL:  # each member is given all of them
+            tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep every member in memory
+            # A negative size leads back to an earlier member, for ever: CVE-2025-8194.
+            if member.size < 0 or member.offset <= last_offset or count > _MAX_MEMBERS:
+                raise ValueError("too many members, or a loop of members")
+            if len(tar.pax_headers) > _MAX_GLOBAL_HEADERS:  # tarfile copies all of them to each member
                 raise ValueError("too many global headers")
-            at = member.offset
+            last_offset = member.offset
             yield member
 
 
 class _Headers:
-    """A tar file of which its headers alone are read, and none of any size."""
+    """A tar file whose headers alone are read. A header has a maximum size."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -152,22 +153,22 @@ class _Headers:
         self.seek = file.seek
 
     def read(self, size: int) -> bytes:
-        if not 0 <= size <= _MAX_DOCUMENT:
+        if not 0 <= size <= _MAX_DOCUMENT_BYTES:
             raise ValueError(f"a header of {size} bytes")
         return self._file.read(size)
 
 
 def open_plain(path: str, settings: Settings) -> IO[bytes]:
-    """An archive, open; a compressed one is decompressed to a file without a name. Raises ImageError."""
+    """Open an archive. A compressed archive is decompressed to an unnamed temporary file. Raises ImageError."""
     try:
         with contextlib.ExitStack() as closing:
-            file = closing.enter_context(open(_regular(path), "rb"))
+            file = closing.enter_context(open(_open_regular(path), "rb"))
             form = compression.name_of(file.read(compression.MAGIC_SIZE))
             file.seek(0)
             if form == "none":
                 closing.pop_all()
                 return file
-            log.info(f"{path}: {form}, decompressing it")
+            log.info(f"decompressing {path} ({form})")
             out = closing.enter_context(scratch(settings))
             stream = closing.enter_context(compression.Decompressed(file))
             for piece in stream.pieces(1 << 62):
@@ -180,22 +181,22 @@ def open_plain(path: str, settings: Settings) -> IO[bytes]:
 
 
 def scratch(settings: Settings) -> IO[bytes]:
-    """A file without a name."""
+    """Create an unnamed temporary file, in the cache directory if there is one."""
     return tempfile.TemporaryFile(dir=settings.cache_path if os.path.isdir(settings.cache_path) else None)
 
 
 def reopened(file: IO[bytes]) -> IO[bytes]:
-    """What was written to a file that is going to be closed, from its beginning."""
+    """Duplicate a temporary file, at its beginning, for use after the writer closes the original."""
     file.seek(0)
     return os.fdopen(os.dup(file.fileno()), "rb")
 
 
 def document(files: Files, name: str) -> bytes:
-    """A file that is an index, manifest or config. Raises ImageError."""
+    """Read an index, manifest or config. Raises ImageError."""
     with files.open(name) as section:
-        if section.size > _MAX_DOCUMENT:
-            raise ImageError(f"{name} has {section.size} bytes")
+        if section.size > _MAX_DOCUMENT_BYTES:
+            raise ImageError(f"{name} is larger than {_MAX_DOCUMENT_BYTES >> 20} MiB: {section.size} bytes")
         data = io.BytesIO()
-        while piece := section.read(_MAX_DOCUMENT):
+        while piece := section.read(_MAX_DOCUMENT_BYTES):
             data.write(piece)
         return data.getvalue()

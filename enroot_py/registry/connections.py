@@ -1,7 +1,7 @@
-"""Connections of HTTP to servers that may be hostile: proxies, authorities, patience, and a look at where peers are.
+"""HTTP connections to untrusted servers: proxies, certificate authorities, time limits, a check of peer addresses.
 
-What http.client reads before a body has no limit in time, and none in length either: a header that comes
-byte by byte, or ``100 Continue`` for ever, would hold a process until somebody kills it.
+http.client limits neither the time nor the length of what it reads before a body: a header that comes byte by byte, or
+``100 Continue`` for ever, would hold a process until it is killed.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from enroot_py.config.settings import Settings
 from enroot_py.registry import addresses, site
 from enroot_py.registry.addresses import Address
 
-_HEAD = 1 << 20  # bytes before the body
-_SHOWN = 200  # characters of an exception
-_LEAST = 1000  # bytes a second: less is no transfer
+_MAX_HEAD_BYTES = 1 << 20  # before the body
+_MAX_SHOWN_CHARS = 200  # of an exception
+_MIN_BYTES_PER_S = 1000
 
 
-class _Patient(io.RawIOBase):
-    """What comes from a socket, while it comes: less than _LEAST bytes a second for ``stall`` seconds is an error."""
+class _LimitedReader(io.RawIOBase):
+    """The bytes of a socket, with an error for a large head, or for ``stall_s`` seconds below _MIN_BYTES_PER_S."""
 
-    def __init__(self, raw: io.RawIOBase, stall: float) -> None:
+    def __init__(self, raw: io.RawIOBase, stall_s: float) -> None:
         self._raw = raw
-        self._stall = stall
-        self._head = _HEAD  # bytes left; None from the body on
-        self._waited = 0.0  # seconds, and the bytes that came in them
-        self._came = 0
+        self._stall_s = stall_s
+        self._head_bytes_left = _MAX_HEAD_BYTES  # 0 from the body on
+        self._waited_s = 0.0
+        self._received_bytes = 0  # within _waited_s
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int | None:
-        began = time.monotonic()
+        started = time.monotonic()
         count = self._raw.readinto(buffer)
-        self._waited += time.monotonic() - began
-        self._came += count or 0
-        if self._head:
-            self._head = max(0, self._head - (count or 0))
-            if not self._head:
-                raise http.client.HTTPException(f"more than {_HEAD >> 20} MiB before the body")
-        if count and self._waited > self._stall > 0:
-            if self._came < _LEAST * self._waited:
-                raise http.client.HTTPException(f"only {self._came} bytes within ENROOT_STALL_TIMEOUT")
-            self._waited, self._came = 0.0, 0
+        self._waited_s += time.monotonic() - started
+        self._received_bytes += count or 0
+        if self._head_bytes_left:
+            self._head_bytes_left = max(0, self._head_bytes_left - (count or 0))
+            if not self._head_bytes_left:
+                raise http.client.HTTPException(f"more than {_MAX_HEAD_BYTES >> 20} MiB before the body")
+        if count and self._waited_s > self._stall_s > 0:
+            if self._received_bytes < _MIN_BYTES_PER_S * self._waited_s:
+                raise http.client.HTTPException(f"only {self._received_bytes} bytes within ENROOT_STALL_TIMEOUT")
+            self._waited_s, self._received_bytes = 0.0, 0
         return int(count) if count is not None else None
 
     def begin_body(self) -> None:
-        self._head, self._waited, self._came = 0, 0.0, 0
+        self._head_bytes_left, self._waited_s, self._received_bytes = 0, 0.0, 0
 
     def close(self) -> None:
         self._raw.close()
@@ -68,7 +68,7 @@ class _Patient(io.RawIOBase):
 
 
 class Connections:
-    """Connections to the server ``host`` (HOST or HOST:PORT), and to where it sends us."""
+    """Connections to the server ``host`` (HOST or HOST:PORT), and to the servers that it redirects to."""
 
     def __init__(self, host: str, settings: Settings) -> None:
         self._host = host
@@ -76,54 +76,53 @@ class Connections:
         self._settings = settings
         self._environ = {**settings.passed_on, **os.environ}
         self._pools: dict[str, urllib3.PoolManager] = {}
-        self._context: ssl.SSLContext | None = None  # made once: reading the authorities takes 30 ms
+        self._context: ssl.SSLContext | None = None  # made once: reading the certificates takes 30 ms
         self._pid = os.getpid()
 
     def is_own(self, address: Address) -> bool:
-        """Whether an address is on the server's own host."""
+        """Return whether an address is on the server's own host."""
         return address.host == self._own.host
 
     def proxy(self, address: Address) -> str:
-        """The proxy for an address, or ""."""
+        """Return the proxy for an address, or ""."""
         proxies = _proxies(self._environ)
         proxy = proxies.get(address.scheme) or proxies.get("all") or ""
         return "" if addresses.bypasses(address.netloc, proxies.get("no", "")) else proxy
 
     def pool(self, address: Address) -> urllib3.PoolManager:
-        """Connections for an address. Raises ConfigError for a bad proxy or file of authorities."""
+        """Return the pool of connections for an address. Raises ConfigError for a bad proxy or certificate file."""
         if self._pid != os.getpid():  # a forked worker must not share its parent's connections
             self._pools, self._pid = {}, os.getpid()
         proxy = self.proxy(address)
-        kind = proxy if proxy or self.is_own(address) else "others"
-        if kind not in self._pools:
+        key = proxy if proxy or self.is_own(address) else "others"
+        if key not in self._pools:
             context = self._context = self._context or self._trust()
             pools = _proxy_manager(proxy, context) if proxy else urllib3.PoolManager(ssl_context=context)
-            check = self._check_other if kind == "others" else None
-            pools.pool_classes_by_scheme = _classes(self._settings.stall_timeout, check)
-            self._pools[kind] = pools
-        return self._pools[kind]
+            check = self._check_other if key == "others" else None
+            pools.pool_classes_by_scheme = _pool_classes(self._settings.stall_timeout, check)
+            self._pools[key] = pools
+        return self._pools[key]
 
     def _check_other(self, connection: HTTPConnection, peer: str) -> None:
-        """Whether the server may send us there: not to this machine, if it is not here itself.
+        """Refuse a redirect to this machine or a link-local address, unless the server is there itself.
 
-        What listens here, or at a link-local address, may trust whoever comes from here.
+        Services on this machine, or at a link-local address, may trust every client that connects from this machine.
         """
         if addresses.is_of_this_machine(peer) and not self._is_here():
             raise RegistryError(
-                f"{self._host} sends us to {connection.host}, which is {peer}: "
-                "an address of this machine or of its link"
+                f"{self._host} redirects to {connection.host} ({peer}): this machine or a link-local address"
             )
 
     def _is_here(self) -> bool:
-        """Whether the server itself is on this machine or its link."""
+        """Return whether the server itself is this machine or has a link-local address."""
         try:
-            places = socket.getaddrinfo(self._own.host.strip("[]"), self._own.port, type=socket.SOCK_STREAM)
-        except OSError:  # it is behind a proxy
+            entries = socket.getaddrinfo(self._own.host.strip("[]"), self._own.port, type=socket.SOCK_STREAM)
+        except OSError:  # the server is behind a proxy
             return False
-        return any(addresses.is_of_this_machine(str(place[0])) for *_, place in places)
+        return any(addresses.is_of_this_machine(str(address[0])) for *_, address in entries)
 
     def _trust(self) -> ssl.SSLContext:
-        """The system's authorities, and those that are named. OpenSSL reads SSL_CERT_* of the environment itself."""
+        """Trust the system's authorities and the configured ones. OpenSSL reads SSL_CERT_* in the environment."""
         context = site.tls()
         passed_on = self._settings.passed_on
         for file, directory in (
@@ -135,23 +134,23 @@ class Connections:
                 try:
                     context.load_verify_locations(file, directory)
                 except (OSError, ssl.SSLError) as e:
-                    raise ConfigError(f"cannot read the authorities in {file or directory}: {reason(e)}") from e
+                    raise ConfigError(f"cannot read the certificates in {file or directory}: {reason(e)}") from e
         return context
 
 
 def proxy_name(proxy: str) -> str:
-    """A proxy for messages, without a password."""
+    """Return HOST[:PORT] of a proxy for messages, without a password."""
     return proxy.rpartition("://")[2].rpartition("@")[2].partition("/")[0]
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether TLS was spoken, but with somebody whose certificate is no good."""
+    """Return whether the server speaks TLS, but its certificate is not trusted."""
     text = str(error)
     return isinstance(error, exceptions.SSLError) and ("CERTIFICATE" in text.upper() or "hostname" in text)
 
 
 def reason(error: BaseException) -> str:
-    """The words of an exception of urllib3 without its names of Python objects."""
+    """Return the message of a urllib3 exception, without Python object names."""
     inner = error.args[-1] if error.args else error
     if isinstance(inner, BaseException):
         return reason(inner) if inner is not error else type(error).__name__
@@ -168,17 +167,17 @@ def reason(error: BaseException) -> str:
     if isinstance(error.__cause__, OSError):
         return reason(error.__cause__)
     text = " ".join(str(inner).split())
-    return (text.partition(">: ")[2] or text.partition("): ")[2] or text)[:_SHOWN]
+    return (text.partition(">: ")[2] or text.partition("): ")[2] or text)[:_MAX_SHOWN_CHARS]
 
 
 def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """Scheme -> proxy, and ``no``, from http_proxy and its like; lower case wins, as in curl(1)."""
+    """Map schemes, "all" and "no" to the values of the ``*_proxy`` variables; lower case wins, as in curl(1)."""
     names = sorted((name for name in environ if name.lower().endswith("_proxy")), key=str.islower)
     return {name.lower().removesuffix("_proxy"): environ[name] for name in names if environ[name]}
 
 
 def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:
-    """Connections through a proxy: [http://][USER:PASSWORD@]HOST[:PORT], where ``%40`` is an ``@``."""
+    """Connect through a proxy: [http://][USER:PASSWORD@]HOST[:PORT], with ``%40`` for ``@``. Raises ConfigError."""
     url = proxy if "://" in proxy else f"http://{proxy}"
     try:
         parts = urllib3.util.parse_url(url)
@@ -187,45 +186,45 @@ def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:
             login = unquote(parts.auth)
             headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
         return urllib3.ProxyManager(url, ssl_context=context, proxy_headers=headers)
-    except ValueError:  # without its words, which may have the password
+    except ValueError:  # do not quote it: it may have the password
         raise ConfigError(
-            f"http_proxy, https_proxy or all_proxy is no proxy of HTTP: {url.partition('://')[0]}://…",
+            f"http_proxy, https_proxy or all_proxy is not an HTTP proxy: {url.partition('://')[0]}://…",
             hint="write http://[USER:PASSWORD@]HOST:PORT",
         ) from None
 
 
-def _classes(
-    stall: float, check: Callable[[HTTPConnection, str], None] | None = None
+def _pool_classes(
+    stall_s: float, check: Callable[[HTTPConnection, str], None] | None = None
 ) -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Pools for a PoolManager, by scheme; ``check`` is told the address of a new connection's peer, and may refuse."""
+    """Return pool classes by scheme. ``check`` gets a new connection and its peer's address, and raises to refuse."""
 
-    class PatientResponse(http.client.HTTPResponse):
+    class LimitedResponse(http.client.HTTPResponse):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self._patient = _Patient(self.fp.detach(), stall)
-            self.fp = io.BufferedReader(self._patient)
+            self._reader = _LimitedReader(self.fp.detach(), stall_s)
+            self.fp = io.BufferedReader(self._reader)
 
         def begin(self) -> None:
             super().begin()
-            self._patient.begin_body()
+            self._reader.begin_body()
 
-    def checked(connection: HTTPConnection, made: socket.socket) -> socket.socket:
+    def checked(connection: HTTPConnection, sock: socket.socket) -> socket.socket:
         if check is not None:
             try:
-                check(connection, str(made.getpeername()[0]))
+                check(connection, str(sock.getpeername()[0]))
             except BaseException:
-                made.close()
+                sock.close()
                 raise
-        return made
+        return sock
 
     class Plain(HTTPConnection):
-        response_class = PatientResponse
+        response_class = LimitedResponse
 
         def _new_conn(self) -> socket.socket:
             return checked(self, super()._new_conn())
 
     class Secure(HTTPSConnection):
-        response_class = PatientResponse
+        response_class = LimitedResponse
 
         def _new_conn(self) -> socket.socket:
             return checked(self, super()._new_conn())

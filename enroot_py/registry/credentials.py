@@ -1,7 +1,7 @@
-"""Who we are to a registry: enroot's ``.credentials`` (netrc), docker's config.json, podman's auth.json.
+"""Find registry logins in enroot's ``.credentials`` (netrc), docker's config.json and podman's auth.json.
 
-Sources: enroot-import(1), "Description"; netrc(5); docker-login(1); containers-auth.json(5). A
-secret is never part of a message, nor of the arguments of a program; where it came from is.
+Messages and program arguments never contain a secret. Messages name the file that a login comes from.
+Sources: enroot-import(1), "Description"; netrc(5); docker-login(1); containers-auth.json(5).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from enroot_py.config.words import base_directories, cut
 from enroot_py.registry.reference import DOCKER_HUB, Reference, spelling
 
 _HUB_KEY = "https://index.docker.io/v1/"
-_NOTHING = "credentials not found"  # of docker-credential-*
-_WRITTEN = "it is written by: docker login"
-_LARGEST = 4 << 20  # bytes of a program's answer
-_PATIENCE = 60.0  # seconds for a program that knows a secret; some ask their user
+_NOT_FOUND = "credentials not found"  # message of docker-credential-*
+HINT = "correct the file, or move it away and log in again: penroot login REGISTRY"
+_MAX_ANSWER_BYTES = 4 << 20  # of a credential helper or command
+_HELPER_TIMEOUT_S = 60.0  # some helpers ask their user
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A login for one registry. ``source`` names the file, for messages."""
+    """A login for one registry. ``source`` names its file or program, for messages."""
 
     user: str
     secret: str = field(repr=False)
@@ -40,15 +40,15 @@ class Credential:
     identity_token: bool = False  # the secret is an OAuth2 refresh token, not a password
 
     def basic(self) -> str:
-        """The Authorization header of RFC 7617."""
+        """Return the Authorization header of RFC 7617."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a login is for: hosts that it may be filed under, the most exact first; the user may be "", which is any.
+class _Query:
+    """A search for a login. ``hosts`` are names of the registry, the most exact first; the user "" matches any.
 
-    ``environ`` is for passwords that are variables, and for programs.
+    ``environ`` has the variables that passwords may refer to. Programs run with it.
     """
 
     hosts: Sequence[str]
@@ -60,11 +60,10 @@ class _Wanted:
 def find(
     reference: Reference, settings: Settings, *, realm: str = "", environ: Mapping[str, str] = os.environ
 ) -> Credential | None:
-    """The credential for the registry of ``reference``, of its user where one is given.
+    """Find the credential for the registry of ``reference``, and for its user, if it names one.
 
-    A login may be for a part of a registry. ``realm`` is a host that is known to hand out the
-    registry's tokens, for enroot's files may name that instead. Raises ConfigError for a file
-    that cannot be read or understood.
+    A login may be limited to a part of a registry. ``realm`` is the registry's known token server: enroot's files may
+    name it instead of the registry. Raises ConfigError for an unreadable or invalid file.
     """
     if reference.secret:
         return Credential(reference.user, reference.secret, "the command line")
@@ -72,69 +71,69 @@ def find(
     realm = spelling(realm)
     if realm and realm not in hosts:
         hosts += _hosts(realm)
-    wanted = _Wanted(hosts, reference.repository, reference.user, environ)
-    credential = _Netrc(netrc_path(settings)).find(wanted)
+    query = _Query(hosts, reference.repository, reference.user, environ)
+    credential = _Netrc(netrc_path(settings)).find(query)
     for path in _docker_paths(environ):
-        credential = credential or _from_docker(path, wanted)
+        credential = credential or _from_docker(path, query)
     return credential
 
 
 def places(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-    """Where find() looks, for messages."""
+    """List the files that find() reads, for messages."""
     return ", ".join((netrc_path(settings), *_docker_paths(environ)))
 
 
 def writable(environ: Mapping[str, str] = os.environ) -> str:
-    """The file that a login is written to: the one that the user names, or docker's."""
+    """Return the file that logins are written to: REGISTRY_AUTH_FILE, or docker's."""
     return _docker_paths(environ)[0]
 
 
 def key(registry: str) -> str:
-    """The name under which docker files a registry; the Hub is under the address of its first version."""
+    """Return docker's key for a registry. Docker Hub's key is its old address."""
     return _HUB_KEY if registry == DOCKER_HUB else registry
 
 
 def keys(auths: Mapping[str, object], registry: str) -> Iterator[str]:
-    """The names under which a registry itself is in auths; a login for a part of one is another one."""
+    """Yield the keys of ``auths`` for a whole registry, not those for a part of it."""
     hosts = (registry, *(_hosts(registry) if registry == DOCKER_HUB else ()))
     for host in hosts:
         yield from _keys(auths, host, "")
 
 
 def config(path: str) -> dict[str, Any]:
-    """What a file in docker's format says; nothing where there is none. Raises ConfigError."""
+    """Read a file in docker's format; {} if it does not exist. Raises ConfigError."""
     text, _ = _read(path)
     try:
-        said = json.loads(text or "{}")
+        document = json.loads(text or "{}")
     except (ValueError, RecursionError) as e:
-        raise ConfigError(f"{path}: {e}", hint=_WRITTEN) from e
-    if not isinstance(said, dict):
-        raise ConfigError(f"{path} is not a table", hint=_WRITTEN)
-    return said
+        raise ConfigError(f"{path}: {e}", hint=HINT) from e
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is not a JSON object", hint=HINT)
+    return document
 
 
 def helper_of(config: Mapping[str, Any], registry: str) -> str:
-    """The program that keeps the logins for a registry, docker-credential-NAME; "" where the file does."""
+    """Return NAME of the registry's credential helper docker-credential-NAME, or "" if the file keeps the login."""
     helpers = _helpers(config)
     return str(next((helpers[host] for host in _hosts(registry) if host in helpers), config.get("credsStore") or ""))
 
 
 def _helpers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The programs that keep logins, by registry."""
     return {spelling(str(host)): name for host, name in (config.get("credHelpers") or {}).items()}
 
 
-def tell_helper(name: str, verb: str, said: str, environ: Mapping[str, str]) -> bool:
-    """Have a program keep or forget a login; whether it had something to forget. Raises ConfigError."""
+def tell_helper(name: str, verb: str, stdin: str, environ: Mapping[str, str]) -> bool:
+    """Store or erase a login with a credential helper. Return False if it has no login to erase. Raises ConfigError."""
     program = f"docker-credential-{name}"
     path = shutil.which(program, path=environ.get("PATH"))
     if path is None or "/" in name:
-        raise ConfigError(f"{program} is not in PATH", hint="install it, or take it out of the file that names it")
-    answer, failure = _ask([path, verb], environ, said)
-    if failure and verb == "erase" and _NOTHING in f"{answer}{failure}":
+        hint = "install it, or remove it from credHelpers and credsStore of the file"
+        raise ConfigError(f"{program} is not in PATH", hint=hint)
+    answer, failure = _run([path, verb], environ, stdin)
+    if failure and verb == "erase" and _NOT_FOUND in f"{answer}{failure}":
         return False
     if failure:
-        raise failure  # what it wrote may have the secret in it
+        raise failure  # without the program's output, which may have the secret
     return True
 
 
@@ -143,20 +142,19 @@ def netrc_path(settings: Settings) -> str:
 
 
 def _docker_paths(environ: Mapping[str, str]) -> list[str]:
-    """Files in docker's format: the one that the user names, docker's, and podman's."""
     base = base_directories(environ)
-    podmans = [base["XDG_CONFIG_HOME"]]
+    podman_directories = [base["XDG_CONFIG_HOME"]]
     if environ.get("XDG_RUNTIME_DIR"):
-        podmans.insert(0, environ["XDG_RUNTIME_DIR"])
+        podman_directories.insert(0, environ["XDG_RUNTIME_DIR"])
     return [
         *filter(None, [environ.get("REGISTRY_AUTH_FILE")]),
         (environ.get("DOCKER_CONFIG") or base["HOME"] + "/.docker") + "/config.json",
-        *(f"{directory}/containers/auth.json" for directory in podmans),
+        *(f"{directory}/containers/auth.json" for directory in podman_directories),
     ]
 
 
 def _hosts(registry: str) -> list[str]:
-    """Names under which a registry may be filed, the most exact first."""
+    """Return the names that files may use for a registry, the most exact first."""
     hosts = [registry]
     host, colon, port = registry.rpartition(":")
     if colon and port.isdigit():
@@ -167,22 +165,22 @@ def _hosts(registry: str) -> list[str]:
 
 
 class _Netrc:
-    """A file in the form of netrc(5), with passwords that may be variables or commands."""
+    """A netrc(5) file whose passwords may be variables or commands."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._text, self._safe = _read(path)
+        self._text, self._is_safe = _read(path)
 
-    def find(self, wanted: _Wanted) -> Credential | None:
+    def find(self, query: _Query) -> Credential | None:
         entries = list(self._entries())
-        for host in wanted.hosts:
+        for host in query.hosts:
             for machine, login, password in entries:
-                if spelling(machine) == host and wanted.user in ("", login):
-                    return Credential(login, self._secret(machine, password, wanted.environ), self._path)
+                if spelling(machine) == host and query.user in ("", login):
+                    return Credential(login, self._secret(machine, password, query.environ), self._path)
         return None
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (machine, login, password). A password that is a command goes on to the end of its line."""
+        """Yield (machine, login, password). A password that is a command extends to the end of its line."""
         entry: dict[str, str] = {}
         for number, line in enumerate(self._text.splitlines(), 1):
             rest = line.strip()
@@ -195,7 +193,7 @@ class _Netrc:
                 if not known or not value or not entry and key != "machine":
                     raise ConfigError(
                         f"{self._path}, line {number}: not of the form 'machine HOST login USER password SECRET'",
-                        hint="one entry a line, see enroot-import(1)",
+                        hint="write one entry a line, see enroot-import(1)",
                     )
                 rest = after[0] if after else ""
                 if key == "password" and value.startswith("$("):
@@ -209,51 +207,51 @@ class _Netrc:
             yield entry["machine"], entry["login"], entry["password"]
 
     def _secret(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
-        """The password; where all of it is ``$NAME``, ``${NAME}`` or ``$(COMMAND)``, what that stands for.
+        """Return the password, after expansion if all of it is ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
 
-        A backslash before the ``$`` makes it an ordinary character. Any other ``$`` is one.
+        A backslash before the ``$`` prevents the expansion. Any other ``$`` is an ordinary character.
         """
         if password.lstrip("\\").startswith("$") and password.startswith("\\"):
             return password[1:]
         if password.startswith("$("):
             return self._command(machine, password, environ)
-        written, name, default, _ = [*cut(password)][-1]
-        if not name or written != password or default is not None:
+        expression, name, default, _ = [*cut(password)][-1]
+        if not name or expression != password or default is not None:
             return password
         secret = environ.get(name, "")
         if not secret:
             raise ConfigError(
-                f"{self._path}: the password of {machine} is that of a variable which is not set",
-                hint="a password that begins with $ is written with a backslash before it",
+                f"{self._path}: the password of {machine} is a variable that is not set",
+                hint="set the variable; if the password itself begins with $, write \\$",
             )
         return secret
 
     def _command(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
-        """What ``$(COMMAND)`` writes, by a shell. Only a file that nobody else can write has commands run."""
-        if not self._safe:
+        """Return the output of ``$(COMMAND)``, run by a shell. Refuse if other users can write the file."""
+        if not self._is_safe:
             raise ConfigError(
                 f"{self._path}: the password of {machine} is a command, but others can write to the file",
-                hint=f"chmod 600 {self._path}, and own it",
+                hint=f"make it yours alone: chmod 600 {self._path} (and chown, if it is not your file)",
             )
         if not password.endswith(")"):
             raise ConfigError(
-                f"{self._path}: the password of {machine} does not parse", hint="write: password $(COMMAND)"
+                f"{self._path}: the password of {machine} has no closing parenthesis", hint="write: password $(COMMAND)"
             )
-        # Not an argument, which everybody on the machine sees: it may have a secret in it.
+        # The command may have a secret in it, and all users of the machine can see program arguments: use stdin.
         script = f"{{ {password[2:-1]}\n}} </dev/null\n"
-        answer, failure = _ask(["/bin/sh"], environ, script)
+        answer, failure = _run(["/bin/sh"], environ, script)
         if failure:
-            raise ConfigError(f"{self._path}: the command for the password of {machine}: {failure}")
+            raise ConfigError(f"{self._path}: the command for the password of {machine} failed: {failure}")
         secret = answer.strip()
         if not secret:
-            raise ConfigError(f"{self._path}: the command for the password of {machine} writes nothing")
+            raise ConfigError(f"{self._path}: the command for the password of {machine} printed nothing")
         return secret
 
 
-def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "") -> tuple[str, ConfigError | None]:
-    """What a program writes to stdout, which is a secret and part of no message; and why it failed."""
-    with open(os.memfd_create("question"), "w+b") as stdin, open(os.memfd_create("answer"), "w+b") as stdout:
-        stdin.write(question.encode())
+def _run(command: Sequence[str], environ: Mapping[str, str], text: str = "") -> tuple[str, ConfigError | None]:
+    """Run a program with ``text`` on stdin. Return stdout, which is a secret, and the error."""
+    with open(os.memfd_create("stdin"), "w+b") as stdin, open(os.memfd_create("stdout"), "w+b") as stdout:
+        stdin.write(text.encode())
         stdin.seek(0)
         failure = None
         try:
@@ -263,43 +261,41 @@ def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "")
                 environ=environ,
                 stdin=stdin.fileno(),
                 stdout=stdout.fileno(),
-                timeout=_PATIENCE,
+                timeout=_HELPER_TIMEOUT_S,
             ).run()
         except ConfigError as e:
             failure = e
         stdout.seek(0)
-        return stdout.read(_LARGEST).decode("utf-8", "replace"), failure
+        return stdout.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace"), failure
 
 
-def _from_docker(path: str, wanted: _Wanted) -> Credential | None:
-    text, _ = _read(path)
-    if not text:
-        return None
+def _from_docker(path: str, query: _Query) -> Credential | None:
+    document = config(path)
     try:
-        for credential in _docker_credentials(json.loads(text), path, wanted):
-            if credential and (not wanted.user or credential.user in (wanted.user, "")):
+        for credential in _docker_credentials(document, path, query):
+            if credential and (not query.user or credential.user in (query.user, "")):
                 return credential
-    except (ValueError, AttributeError, TypeError, RecursionError) as e:
-        raise ConfigError(f"{path}: {e}", hint=_WRITTEN) from e
+    except (ValueError, AttributeError, TypeError) as e:
+        raise ConfigError(f"{path}: {e}", hint=HINT) from e
     return None
 
 
-def _docker_credentials(config: Any, path: str, wanted: _Wanted) -> Iterator[Credential | None]:
-    """What a file knows of the hosts, and programs that it names; these are asked as late as can be."""
+def _docker_credentials(config: Any, path: str, query: _Query) -> Iterator[Credential | None]:
+    """Yield the logins for each host, from the file and then from its helper, which runs as late as possible."""
     auths = config.get("auths") or {}
     helpers = _helpers(config)
-    for host in wanted.hosts:
-        for key in _keys(auths, host, wanted.repository):
+    for host in query.hosts:
+        for key in _keys(auths, host, query.repository):
             yield _docker_auth(auths[key], path) if auths[key] else None
         helper = helpers.get(host) or config.get("credsStore")
         if helper:
-            yield _ask_helper(str(helper), host, wanted.environ)
+            yield _ask_helper(str(helper), host, query.environ)
 
 
 def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
-    """The keys of auths for a repository of a host, the most exact first: containers-auth.json(5).
+    """Return the keys of ``auths`` for a repository of a host, the most exact first: containers-auth.json(5).
 
-    ``https://index.docker.io/v1/`` and ``HOST`` mean all of a host, ``HOST/PATH`` what is beneath PATH.
+    ``https://index.docker.io/v1/`` and ``HOST`` match the whole host, ``HOST/PATH`` repositories beneath PATH.
     """
     keys = []
     for key in auths:
@@ -313,22 +309,22 @@ def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
 
 
 def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
-    """What the program docker-credential-NAME knows: docker-login(1), "Credential helper protocol"."""
+    """Get a login from docker-credential-NAME: docker-login(1), "Credential helper protocol"."""
     program = f"docker-credential-{name}"
     path = shutil.which(program, path=environ.get("PATH"))
     if path is None or "/" in name:
-        log.warn(f"{program} is not in PATH: it may know a login for {host}")
+        log.warn(f"{program} is not in PATH: it may have a login for {host}")
         return None
-    answer, failure = _ask([path, "get"], environ, key(host))
+    answer, failure = _run([path, "get"], environ, key(host))
     if failure:
-        if _NOTHING not in f"{answer}{failure}":
+        if _NOT_FOUND not in f"{answer}{failure}":
             log.warn(str(failure))
         return None
     try:
         login = json.loads(answer)
         user, secret = str(login["Username"]), str(login["Secret"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        log.warn(f"{program} answers what is no login for {host}")
+        log.warn(f"{program} returned an invalid login for {host}")
         return None
     if not secret:
         return None
@@ -350,15 +346,15 @@ def _docker_auth(entry: Mapping[str, str], path: str) -> Credential | None:
 
 
 def _read(path: str) -> tuple[str, bool]:
-    """What a file says, "" where there is none, and whether nobody else could have written it."""
+    """Return the text of a file, "" if there is none, and whether only this user and root can write it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), encoding="utf-8") as f:
             status = os.fstat(f.fileno())
             files.check_regular(status, path)
             if stat.S_IMODE(status.st_mode) & 0o077:
-                log.debug(f"{path} holds secrets and can be read by others: chmod 600 {path}")
-            safe = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
-            return f.read(), safe
+                log.debug(f"other users can read the secrets in {path}: chmod 600 {path}")
+            is_safe = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+            return f.read(), is_safe
     except (OSError, UnicodeDecodeError) as e:
         files.refuse_unless_absent(path, e)
         return "", False

@@ -1,4 +1,4 @@
-"""A client of HTTP for servers that fail, stall, redirect us or lie: tries, limits, and secrets for one server alone.
+"""An HTTP client for untrusted servers: retries, limits, redirects, and secrets that stay with one server.
 
 Sources: RFC 9110 for redirects, Retry-After and Authorization; RFC 9112.
 """
@@ -27,67 +27,69 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _T = TypeVar("_T")
-_MAX_WAIT = 60.0  # seconds that we are willing to wait because a server says so
+_MAX_RETRY_AFTER_S = 60.0
 _MAX_REDIRECTS = 5
-_CHUNK = 1 << 18
-_READS = 20_000  # after so many, a body of fewer than _PIECE bytes each costs us more than its sender
-_PIECE = 100
-_AT_ONCE = 1.0  # seconds after which a read returns what has come
+_CHUNK_BYTES = 1 << 18
+# After _MAX_SMALL_READS reads of fewer than _SMALL_READ_BYTES on average, a body costs us more than its sender.
+_MAX_SMALL_READS = 20_000
+_SMALL_READ_BYTES = 100
+_READ_S = 1.0  # a read returns its data after this time
 _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _PAGE_STARTS = (b"<!doctype html", b"<html")
-_SNIFFED_BYTES = 256  # of a body, to know a web page by
-_REST = 1 << 16  # bytes: to read more that nobody wants costs more than a new connection
+_SNIFFED_BYTES = 256  # of a body, to detect a web page
+_MAX_SHOWN_CHARS = 256  # of an address
+_MAX_DISCARDED_BYTES = 1 << 16  # reading more costs more than a new connection
 _NO_CONNECTION = (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError)
 
 
 class Transient(Exception):
-    """One try failed; another may not. ``wait`` seconds first, if the server said so."""
+    """A failure that a retry may cure, after ``retry_after`` seconds if the server sent that."""
 
-    def __init__(self, message: str, wait: float | None = None) -> None:
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.wait = wait
+        self.retry_after = retry_after
 
 
-class Patience:
-    """How often a failing request is tried again, and after what time."""
+class Retries:
+    """Count the failures of a request, and sleep before each retry."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tries = settings.transfer_retries
+        self._limit = settings.transfer_retries
         self._failures = 0
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         self._failures = 0
 
-    def outlast(self, what: str, act: Callable[[], _T]) -> _T:
-        """What ``act`` returns, after as many tries as it takes. Raises Unreachable when there are no more."""
+    def run(self, what: str, act: Callable[[], _T]) -> _T:
+        """Call ``act`` until it does not raise Transient. Raises Unreachable after the last retry."""
         while True:
             try:
                 return act()
             except Transient as e:
-                self.wait(e, what)
+                self.sleep(e, what)
 
-    def wait(self, error: Transient, what: str) -> None:
-        """Sleep before the next try. Raises Unreachable when there is none."""
+    def sleep(self, error: Transient, what: str) -> None:
+        """Sleep before the next retry. Raises Unreachable after the last one."""
         self._failures += 1
-        wait = error.wait if error.wait is not None else min(0.25 * 2**self._failures, 15.0) * random.uniform(0.5, 1.0)
-        if self._failures > self._tries or wait > _MAX_WAIT:
-            asked = f", and asks to wait for {error.wait:.0f} s" if error.wait else ""
+        requested = error.retry_after
+        wait = requested if requested is not None else min(0.25 * 2**self._failures, 15.0) * random.uniform(0.5, 1.0)
+        if self._failures > self._limit or wait > _MAX_RETRY_AFTER_S:
+            retry_after = f" (Retry-After: {requested:.0f} s)" if requested else ""
             raise Unreachable(
-                f"{what}: {error}{asked}, after {self._failures} {'try' if self._failures == 1 else 'tries'}",
-                hint="try again later; ENROOT_TRANSFER_RETRIES and ENROOT_STALL_TIMEOUT are the limits",
+                f"{what}: {error}{retry_after}, after {self._failures} {'try' if self._failures == 1 else 'tries'}",
+                hint="try again later, or raise ENROOT_TRANSFER_RETRIES or ENROOT_STALL_TIMEOUT",
             ) from error
         log.info(f"{what}: {error}; trying again in {wait:.1f} s")
         time.sleep(wait)
 
 
 class Response:
-    """An answer, whose body is read as it comes. Use it in a ``with``. Methods raise Transient."""
+    """A response from ``address``, read as it arrives. Use it in a ``with``. Methods raise Transient."""
 
     def __init__(self, response: urllib3.response.BaseHTTPResponse, address: Address) -> None:
-        """``address`` is where the answer came from, after redirects."""
         self.status = response.status
         self.server = address
-        self.address = str(address).partition("?")[0][:_SNIFFED_BYTES]  # for messages: a query may have secrets
+        self.address = str(address).partition("?")[0][:_MAX_SHOWN_CHARS]  # for messages: a query may have secrets
         self._ahead = b""
         self._response = response
         self._failure: Transient | None = None
@@ -101,31 +103,31 @@ class Response:
         self.close()
 
     def close(self) -> None:
-        """End the connection, unless all of the answer was read: then it can serve again."""
+        """Close the connection, or return it to its pool if the whole body was read."""
         self._response.close()
 
     def header(self, name: str) -> str:
         return str(self._response.headers.get(name, ""))
 
     def read(self, size: int, *, decode: bool = False) -> bytes:
-        """Up to ``size`` bytes: what comes within a second, or first after that; none at the end."""
+        """Return the bytes of the next second, at least one and at most ``size``; b"" at the end."""
         if self._ahead:
             data, self._ahead = self._ahead[:size], self._ahead[size:]
             return data
         if self._failure:
             raise self._failure
         parts: list[bytes] = []
-        until = time.monotonic() + _AT_ONCE
+        deadline = time.monotonic() + _READ_S
         try:
             while size > 0 and (data := self._response.read1(size, decode_content=decode)):
                 parts.append(data)
                 size -= len(data)
                 self._bytes += len(data)
                 self._reads += 1
-                if self._reads > _READS and self._bytes < _PIECE * self._reads:
+                if self._reads > _MAX_SMALL_READS and self._bytes < _SMALL_READ_BYTES * self._reads:
                     self._failure = Transient(f"{self._reads} pieces for {self._bytes} bytes")
                     break
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     break
         except (exceptions.HTTPError, OSError) as e:
             self._failure = Transient(reason(e))
@@ -134,21 +136,21 @@ class Response:
         return b"".join(parts)
 
     def skip(self, size: int) -> None:
-        """Pass over ``size`` bytes, or what is left."""
-        while size and (data := self.read(min(size, _CHUNK))):
+        """Discard up to ``size`` bytes of the body."""
+        while size and (data := self.read(min(size, _CHUNK_BYTES))):
             size -= len(data)
 
     def document(self, limit: int) -> bytes:
-        """All of it, or its first ``limit`` bytes."""
-        # Some proxies compress documents whatever we accept. A blob is as its digest says: there Content-Encoding lies.
+        """Return the first ``limit`` bytes of the body, or all of it if it is shorter."""
+        # Some proxies compress documents in spite of Accept-Encoding. Blobs are never decoded: their digest counts.
         parts = []
-        while limit > 0 and (data := self.read(min(limit, _CHUNK), decode=True)):
+        while limit > 0 and (data := self.read(min(limit, _CHUNK_BYTES), decode=True)):
             limit -= len(data)
             parts.append(data)
         return b"".join(parts)
 
     def is_page(self, document: bytes | None = None) -> bool:
-        """Return whether the body is a web page: ``document``, or else a blob that nothing was read of yet."""
+        """Return whether the body is a web page. Without ``document``, the body is an unread blob."""
         is_html = self.header("Content-Type").partition(";")[0].strip().lower() in _PAGE_TYPES
         if document is None and is_html:
             self._ahead = document = self.read(_SNIFFED_BYTES)
@@ -158,7 +160,7 @@ class Response:
         return not _begins(document, b"{") if is_html else _begins(document, *_PAGE_STARTS)
 
     def refuse_page(self, host: str, document: bytes | None = None) -> None:
-        """Raise WebPage if ``host`` has sent a web page instead of a ``document`` or a blob: see is_page."""
+        """Raise WebPage if ``host`` sent a web page instead of a ``document`` or a blob: see is_page."""
         try:
             is_page = self.is_page(document)
         except BaseException:
@@ -168,14 +170,14 @@ class Response:
             self.close()
             raise WebPage(
                 f"{host} answered with a web page ({self.address})",
-                hint=f"check that {host} is a registry, and whether a proxy (https_proxy, no_proxy) or a login portal "
-                "of the network answers for it: open the address in a browser",
+                hint=f"open the address in a browser: {host} may not be a registry, or a proxy (https_proxy, no_proxy) "
+                "or a login portal of the network answers in its place",
             )
 
     def discard(self) -> None:
-        """Read what is left of a small answer, so that its connection can serve again; else that ends."""
+        """Read the rest of a small body, to reuse the connection."""
         with self, contextlib.suppress(Transient):
-            self.document(_REST)
+            self.document(_MAX_DISCARDED_BYTES)
 
 
 def _begins(document: bytes, *starts: bytes) -> bool:
@@ -183,21 +185,21 @@ def _begins(document: bytes, *starts: bytes) -> bool:
 
 
 class HttpClient:
-    """Requests to one server, and to wherever it redirects them.
+    """Send requests to one server and follow its redirects.
 
-    ``host`` is HOST or HOST:PORT. ``heard`` is called with False for each answer. Methods raise
-    RegistryError, as Unreachable where there is no server, and Transient.
+    ``host`` is HOST or HOST:PORT. ``on_progress`` is called with False for each response. Methods raise
+    RegistryError, as Unreachable if there is no server, and Transient.
     """
 
-    def __init__(self, host: str, settings: Settings, heard: Callable[[bool], None]) -> None:
+    def __init__(self, host: str, settings: Settings, on_progress: Callable[[bool], None]) -> None:
         self.host = host
-        self.base = ""  # https://HOST or http://HOST, once it has answered
+        self.base = ""  # https://HOST or http://HOST, after the first response
         self._settings = settings
-        self._heard = heard
+        self._on_progress = on_progress
         self._connections = Connections(host, settings)
 
     def request(self, method: str, path: str, headers: Mapping[str, str]) -> Response:
-        """One request to the server, over TLS or, where that is allowed and needed, without."""
+        """Send a request to the server: over TLS, or over plain HTTP if that is allowed and TLS fails."""
         if self.base:
             return self.follow(method, addresses.read(self.base + path), headers)
         try:
@@ -218,13 +220,13 @@ class HttpClient:
         return response
 
     def follow(self, method: str, address: Address, headers: Mapping[str, str]) -> Response:
-        """A request and its redirects. Authorization stays with the origin that it is for."""
+        """Send a request and follow redirects. Authorization is only sent to the origin of ``address``."""
         first = address
         for _ in range(_MAX_REDIRECTS + 1):
             response = self.once(method, address, headers)
             if response.status == 401 and address.origin != first.origin:
-                response.discard()  # another host gets no secret of ours, whatever its challenge
-                raise RegistryError(f"{first.netloc} redirects to {address.netloc}, which wants a login of its own")
+                response.discard()  # send no secret to another host, whatever its challenge
+                raise RegistryError(f"{first.netloc} redirects to {address.netloc}, which asks for a separate login")
             if response.status not in (301, 302, 303, 307, 308):
                 return response
             response.discard()
@@ -232,16 +234,16 @@ class HttpClient:
             try:
                 address = addresses.read(location, address)
             except ValueError as e:
-                where = addresses.shown(location)
-                raise RegistryError(f"{first.netloc} redirects to the bad address {where}: {e}") from e
+                target = addresses.shown(location)
+                raise RegistryError(f"{first.netloc} redirects to the bad address {target}: {e}") from e
             if (first.scheme, address.scheme) == ("https", "http"):
-                raise RegistryError(f"{first.netloc} redirects to {address.origin}, which is not secure")
+                raise RegistryError(f"{first.netloc} redirects to {address.origin}, which does not use https")
             if address.origin != first.origin:
                 headers = {key: value for key, value in headers.items() if key != "Authorization"}
         raise RegistryError(f"{first.netloc} redirects more than {_MAX_REDIRECTS} times")
 
     def once(self, method: str, address: Address, headers: Mapping[str, str], body: bytes | None = None) -> Response:
-        """A request whose redirects are not followed."""
+        """Send a request without following redirects."""
         settings = self._settings
         try:
             response = self._connections.pool(address).request(
@@ -256,28 +258,27 @@ class HttpClient:
                 decode_content=False,
             )
         except _NO_CONNECTION as e:
-            if self.base or not self.is_own(address):  # it has answered before: this may pass
+            if self.base or not self.is_own(address):  # the server has answered before, so this may pass
                 raise self._passing(address, e) from e
             raise
         except exceptions.ProxyError as e:
             proxy = proxy_name(self._connections.proxy(address))
             raise Unreachable(
                 f"cannot reach {address.netloc} through the proxy {proxy}: {reason(e)}",
-                hint="see http_proxy, https_proxy and no_proxy",
+                hint="check http_proxy, https_proxy and no_proxy",
             ) from e
         except exceptions.LocationValueError as e:
             raise RegistryError(f"bad address {addresses.shown(str(address))}: {e}") from e
-        except exceptions.HTTPError as e:  # a timeout, a connection that ended, an answer that is no HTTP
+        except exceptions.HTTPError as e:  # a timeout, a closed connection, or a response that is not HTTP
             raise self._passing(address, e) from e
-        self._heard(False)
+        self._on_progress(False)
         return Response(response, address)
 
     def is_own(self, address: Address) -> bool:
-        """Whether an address is on the server's own host."""
         return self._connections.is_own(address)
 
     def _passing(self, address: Address, error: Exception) -> Transient:
-        host = address.netloc  # perhaps another one, which hands out tokens or has the blobs
+        host = address.netloc  # may be another host: a token server, or a server of blobs
         return Transient(reason(error) if host == self.host else f"{host}: {reason(error)}")
 
     @property
@@ -286,21 +287,23 @@ class HttpClient:
 
     def _unreachable(self, error: Exception) -> Unreachable:
         if is_untrusted(error):
-            why = reason(error)
-            hint = "add its authority to the system's, or name it in registries.conf or SSL_CERT_FILE"
-            if "expired" in why or "not yet valid" in why:
-                hint = "who runs the registry has to renew it, if the clock here is right: see date(1)"
-            elif "mismatch" in why:
+            cause = reason(error)
+            hint = "add its certificate authority to the system's, or name it in registries.conf or SSL_CERT_FILE"
+            if "expired" in cause or "not yet valid" in cause:
+                hint = (
+                    "check the clock here with date(1); if it is right, ask the registry's admin for a new certificate"
+                )
+            elif "mismatch" in cause:
                 hint = "call the registry by a name that its certificate has"
-            return Unreachable(f"the certificate of {self.host} is not trusted: {why}", hint=hint)
+            return Unreachable(f"the certificate of {self.host} is not trusted: {cause}", hint=hint)
         hint = "check the name, the network and http_proxy/https_proxy"
         if not self._may_be_plain:
-            hint += "; a registry without TLS needs ENROOT_ALLOW_HTTP=yes, or a line in registries.conf"
+            hint += "; for a registry without TLS, set ENROOT_ALLOW_HTTP=HOST or add a line to registries.conf"
         return Unreachable(f"cannot reach the registry {self.host}: {reason(error)}", hint=hint)
 
 
 def retry_after(value: str) -> float | None:
-    """Seconds of a Retry-After header, which is a number or a date: RFC 9110, 10.2.3."""
+    """Return the seconds of a Retry-After header, a number or a date: RFC 9110, 10.2.3."""
     if value.strip().isdecimal():
         return float(value)
     try:

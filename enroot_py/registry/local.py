@@ -1,4 +1,4 @@
-"""Images on this machine: an OCI layout, an archive, or what a container engine keeps.
+"""Read local images: from an OCI layout, an archive, or a container engine.
 
 Sources: OCI image specification, "Image Layout"; Docker's image specification v1.2, "Combined Image JSON +
 Filesystem Changeset Format"; docker-image-save(1), podman-save(1).
@@ -23,7 +23,7 @@ _TITLE = "org.opencontainers.image.ref.name"  # OCI image specification, "Pre-De
 
 
 def open_image(reference: LocalImage, settings: Settings) -> Layout | DockerArchive | Engine:
-    """The place of an image. An archive is read, an engine not yet asked. Raises ImageError."""
+    """Open a local image. Reads an archive's list of members; asks an engine nothing yet. Raises ImageError."""
     if reference.scheme in ENGINES:
         return Engine(reference, settings)
     if reference.scheme == "oci:":
@@ -45,19 +45,19 @@ class Layout:
         return ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """The manifest for an architecture, of the image that the reference names or of the only one."""
+        """Return the manifest of the named image, or of the only one, for an architecture."""
         index = _json(self._files, "index.json", self._reference)
         entries = index.get("manifests") if isinstance(index, dict) else None
         entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
         titles = [str(manifests.fields(e.get("annotations")).get(_TITLE) or "") for e in entries]
-        wanted = self._reference.name
-        if wanted:
-            entries = [e for e, title in zip(entries, titles, strict=True) if title == wanted]
-        if not entries or not wanted and len(set(titles)) > 1:
-            there = ", ".join(sorted(filter(None, titles))) or "none"
+        name = self._reference.name
+        if name:
+            entries = [e for e, title in zip(entries, titles, strict=True) if title == name]
+        if not entries or not name and len(set(titles)) > 1:
+            available = ", ".join(sorted(filter(None, titles))) or "none"
             raise ImageError(
-                f"{self._reference}: {'no such image' if wanted else 'more than one image'} in there",
-                hint=f"there is: {there}; write {self._reference.scheme}{self._reference.place}:NAME",
+                f"{self._reference}: {'no such image' if name else 'more than one image'} in the layout",
+                hint=f"available images: {available}; write {self._reference.scheme}{self._reference.place}:NAME",
             )
         search = manifests.Search(self, self._reference, arch)
         if len(entries) > 1:
@@ -82,10 +82,10 @@ def _blob_name(digest: str) -> str:
 
 
 class DockerArchive:
-    """What ``docker save`` writes: manifest.json names the config and the layers' tars.
+    """An archive of ``docker save``. Its manifest.json names the config and the layers' tar files.
 
-    It has no manifest with digests, so one is made, the same for the same image: of the
-    config, and the layers under their diff-ids, which the config has.
+    The archive has no manifest with digests. We make one from the config and from the layers' diff_ids in the config:
+    the same image always gets the same manifest.
     """
 
     base = ""
@@ -100,14 +100,14 @@ class DockerArchive:
         return ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """The image that the reference names, or the only one; an archive has no choice of architectures."""
+        """Return the manifest of the named image, or of the only one. An archive has one architecture a name."""
         entry = self._choose(_json(self._files, "manifest.json", self._reference))
         try:
             self._config = archives.document(self._files, str(entry["Config"]))
             names = [str(name) for name in entry["Layers"] or ()]
             diff_ids = json.loads(self._config)["rootfs"]["diff_ids"] or []
             if len(names) != len(diff_ids):
-                raise ImageError(f"{self._reference}: {len(names)} layers, and {len(diff_ids)} diff_ids in its config")
+                raise ImageError(f"{self._reference}: {len(names)} layers, but {len(diff_ids)} diff_ids in the config")
             self._blobs = dict(zip(diff_ids, names, strict=True))
             layers = []
             for diff_id, name in zip(diff_ids, names, strict=True):
@@ -115,7 +115,7 @@ class DockerArchive:
                     layers.append({"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": diff_id,
                                    "size": section.size})  # fmt: skip
         except (KeyError, TypeError, ValueError, RecursionError) as e:
-            raise ImageError(f"{self._reference}: not written by docker save: {e!r}") from e
+            raise ImageError(f"{self._reference}: not an archive of docker save: {e!r}") from e
         document = {
             "schemaVersion": 2,
             "config": {"digest": digests.of(self._config), "size": len(self._config)},
@@ -129,16 +129,16 @@ class DockerArchive:
         lists = [e.get("RepoTags") for e in entries]
         tags = [[str(tag) for tag in names] if isinstance(names, list) else [] for names in lists]
         if self._reference.name:
-            # Some write docker.io/library/x:latest, others x:latest.
-            wanted = parse(self._reference.name)
-            entries = [e for e, names in zip(entries, tags, strict=True) if wanted in map(parse, names)]
+            # Some engines write docker.io/library/x:latest, others x:latest.
+            reference = parse(self._reference.name)
+            entries = [e for e, names in zip(entries, tags, strict=True) if reference in map(parse, names)]
         if len(entries) == 1:
             entry: dict[str, Any] = entries[0]
             return entry
-        there = ", ".join(tag for names in tags for tag in names) or "none with a name"
+        available = ", ".join(tag for names in tags for tag in names) or "none with a name"
         raise ImageError(
             f"{self._reference}: {'no such image' if self._reference.name else 'more than one image'} in the archive",
-            hint=f"there is: {there}; write {self._reference.scheme}{self._reference.place}:NAME:TAG",
+            hint=f"available images: {available}; write {self._reference.scheme}{self._reference.place}:NAME:TAG",
         )
 
     def config(self, manifest: Manifest) -> bytes:
@@ -156,7 +156,7 @@ def _json(files: Files, name: str, reference: LocalImage) -> Any:
 
 
 class Engine:
-    """An image that docker or podman keeps, taken from them with ``save``; pulled by them first where they lack it."""
+    """An image of docker or podman, copied with ``save``. The engine pulls a missing image first."""
 
     def __init__(self, reference: LocalImage, settings: Settings) -> None:
         self._reference = reference
@@ -170,24 +170,24 @@ class Engine:
         return run.Program([self._program, *arguments], error=ImageError, stdout=stdout, environ=os.environ).run()
 
     def digest(self) -> str:
-        """The engine's own id of the image."""
-        ask = ("image", "inspect", "--format", "{{.Id}}", self._reference.place)
+        """Return the engine's image id."""
+        inspect = ("image", "inspect", "--format", "{{.Id}}", self._reference.place)
         if not self._id:
             try:
-                self._id = self._engine(*ask).strip()
+                self._id = self._engine(*inspect).strip()
             except ImageError as e:
-                log.debug(f"{e}; asking {self.base} to pull it")
+                log.debug(f"{e}; pulling it with {self.base}")
                 self._engine("pull", self._reference.place)
-                self._id = self._engine(*ask).strip()
+                self._id = self._engine(*inspect).strip()
         return self._id
 
     def manifest(self, arch: str | None = None) -> Manifest:
         named = self.digest()
-        log.info(f"{self._reference}: {self.base} saves it")
+        log.info(f"saving {self._reference} with {self.base}")
         with archives.scratch(self._settings) as out:
             self._engine("save", self._reference.place, stdout=out.fileno())
             file = archives.reopened(out)
-        # It may hold more than one name, but only one image.
+        # The archive may have more than one name, but only one image.
         self._archive = DockerArchive(self._reference, Archive(str(self._reference), file))
         return replace(self._archive.manifest(arch), named=named)
 

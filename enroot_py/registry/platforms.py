@@ -1,6 +1,6 @@
-"""For which machines an image is: architectures and their variants.
+"""Platforms of images: architectures and their variants.
 
-Source: OCI image specification, "Image Index", whose names are Go's (GOARCH). On the start path.
+Source: OCI image specification, "Image Index", with Go's names (GOARCH). On the start path.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ARM_VARIANTS = ("", "v5", "v6", "v7", "v8")
 
 
 def architecture(name: str | None = None) -> str:
-    """The OCI name of an architecture that is named as uname(2) or OCI do; default: this machine's."""
+    """Convert an architecture name of uname(2) to OCI's. Default: this machine's."""
     name = name or os.uname().machine
     return _ARCHITECTURES.get(name, name)
 
 
 class Platform:
-    """The platform that an image is wanted for: ARCHITECTURE[/VARIANT], default this machine's."""
+    """The platform to find an image for: ARCHITECTURE[/VARIANT]. Default: this machine's."""
 
     __slots__ = ("architecture", "variant")
 
@@ -40,9 +40,9 @@ class Platform:
         return "/".join(filter(None, ("linux", self.architecture, self.variant)))
 
     def rank(self, architecture: str, variant: str) -> int:
-        """How well an image of another platform runs here: more is better, -1 is not at all.
+        """Rank an image of another platform: higher is better, -1 does not run here.
 
-        Older 32-bit ARM runs on newer; amd64/v2 and up may not run here.
+        A newer 32-bit ARM runs images of older ones. Images of amd64/v2 and up may not run here.
         """
         if architecture != self.architecture:
             return -1

@@ -1,9 +1,9 @@
-"""Image references: ``docker://[USER[:PASSWORD]@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and images that are here.
+"""Image references: ``docker://[USER[:PASSWORD]@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and local images.
 
-``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]`` are
-written as containers-transports(5) has them, ``dockerd://IMAGE`` and ``podman://IMAGE`` as
-enroot-import(1). Grammar of docker://: enroot-import(1); names as in the OCI distribution specification, "Pulling
-manifests". On the start path: no re, no dataclasses.
+Local images are ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]`` as in
+containers-transports(5), ``dockerd://IMAGE`` and ``podman://IMAGE`` as in enroot-import(1). The grammar of docker:// is
+enroot-import(1)'s, the names are those of the OCI distribution specification, "Pulling manifests".
+On the start path: no re, no dataclasses.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from enroot_py.base.errors import ImageReferenceError
 from enroot_py.base.frozen import Frozen
 
 DOCKER = "docker://"
-ENGINES = {"dockerd://": "docker", "podman://": "podman"}  # and the program of each
+ENGINES = {"dockerd://": "docker", "podman://": "podman"}  # scheme to program
 FILES = ("oci:", "oci-archive:", "docker-archive:")
 SCHEMES = (DOCKER, *ENGINES, *FILES)
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = frozenset(("docker.io", "index.docker.io", "registry.hub.docker.com", DOCKER_HUB))
-# What a name leads to: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
+# Types that a name may resolve to: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
 MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -30,8 +30,8 @@ MANIFEST_TYPES = (
 )
 _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _HEX = frozenset("0123456789abcdef")
-_TAG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-") | _LOWER
-_HOST = frozenset(".-_") | _LOWER
+_TAG_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-") | _LOWER
+_HOST_CHARS = frozenset(".-_") | _LOWER
 _HTTPS_PORT = "443"
 
 
@@ -39,7 +39,7 @@ class Reference(Frozen):
     """One image in a registry.
 
     Exactly one of ``tag`` and ``digest`` (``sha256:`` and 64 hex digits) is set. ``secret`` is a password from the
-    command line, which no text of ours shows.
+    command line. No message shows it.
     """
 
     registry: str
@@ -50,28 +50,28 @@ class Reference(Frozen):
     secret: str = ""
 
     def __str__(self) -> str:
-        """The canonical name: ``REGISTRY/REPOSITORY:TAG`` or ``…@DIGEST``. The user is no part of it."""
+        """Return the canonical name, ``REGISTRY/REPOSITORY:TAG`` or ``…@DIGEST``, without the user."""
         return f"{self.registry}/{self.repository}" + (f"@{self.digest}" if self.digest else f":{self.tag}")
 
     def __repr__(self) -> str:
         return f"Reference({self.uri()!r})"
 
     def at(self, digest: str) -> Reference:
-        """What the tag is, or was, that has this digest."""
+        """Return a reference to the same repository by digest."""
         return Reference(self.registry, self.repository, digest=digest, user=self.user, secret=self.secret)
 
     def manifest_path(self, digest: str = "") -> str:
-        """The path of its manifest in its registry, or of the one with a digest: OCI distribution specification."""
+        """Return the URL path of the manifest with ``digest``, or of this image: OCI distribution specification."""
         return f"/v2/{self.repository}/manifests/{digest or self.digest or self.tag}"
 
     def uri(self) -> str:
-        """The URI that enroot records as provenance, and that parse() reads back."""
+        """Return the URI that enroot records as provenance, and that parse() reads back."""
         user = f"{self.user}@" if self.user else ""
         end = f"@{self.digest}" if self.digest else f":{self.tag}"
         return f"{DOCKER}{user}{self.registry}#{self.repository}{end}"
 
     def filename(self) -> str:
-        """Default name of the imported file: enroot-import(1)."""
+        """Return the default name of the imported file: enroot-import(1)."""
         name = self.repository
         if self.registry == DOCKER_HUB:
             name = name.removeprefix("library/")
@@ -79,15 +79,15 @@ class Reference(Frozen):
 
 
 class LocalImage:
-    """An image that is here: in a file, a directory, or what a container engine keeps.
+    """An image on this machine: in a file, a directory, or a container engine.
 
-    ``scheme`` is one of FILES or ENGINES, ``place`` an absolute path or the engine's name
-    of the image, ``name`` the one that is meant of several in one place.
+    ``scheme`` is one of FILES or ENGINES. ``place`` is an absolute path, or the engine's name of the image. ``name``
+    selects one of several images in the same place.
     """
 
     __slots__ = ("scheme", "place", "name")
 
-    digest = ""  # by which a Reference may be pinned
+    digest = ""  # never pinned, unlike a Reference
 
     def __init__(self, scheme: str, place: str, name: str = "") -> None:
         self.scheme = scheme
@@ -106,11 +106,10 @@ class LocalImage:
     __repr__ = __str__
 
     def uri(self) -> str:
-        """The URI that is recorded as provenance, and that parse() reads back."""
         return str(self)
 
     def filename(self) -> str:
-        """Default name of the imported file: of an engine's image as in enroot-import(1)."""
+        """Return the default name of the imported file; enroot-import(1) defines it for an engine's image."""
         if self.scheme in ENGINES:
             return self.place.replace("/", "+").replace(":", "+") + ".sqsh"
         base = os.path.basename(self.place).removesuffix(".tar")
@@ -119,14 +118,15 @@ class LocalImage:
 
 
 def is_uri(text: str) -> bool:
-    """Whether a text says itself that it is a reference."""
+    """Return whether a text begins with one of SCHEMES."""
     return text.startswith(SCHEMES)
 
 
 def parse(text: str, cwd: str = "") -> Reference | LocalImage:
-    """Read a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
+    """Parse a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
 
-    A digest beside a tag wins. Raises ImageReferenceError, also for a password: most texts are kept, or shown.
+    A digest takes precedence over a tag. Raises ImageReferenceError, also for a password: callers store or show
+    references.
     """
     scheme = next((scheme for scheme in SCHEMES if text.startswith(scheme)), "")
     if scheme not in ("", DOCKER):
@@ -135,8 +135,8 @@ def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     if parsed.secret:
         raise ImageReferenceError(
             f"{without_password(text)}: passwords are not accepted here, because this reference is stored and shown",
-            hint=f"leave it out, and first: penroot login --username USER {parsed.registry}; or write it into the file "
-            ".credentials, see enroot-import(1)",
+            hint=f"leave it out and log in: penroot login --username USER {parsed.registry}; or write the password to "
+            "the file .credentials, see enroot-import(1)",
         )
     return parsed
 
@@ -145,7 +145,7 @@ _warned = False
 
 
 def of_command_line(text: str, cwd: str = "") -> Reference | LocalImage:
-    """Read a reference that may have a password for this command, as enroot's may. Raises ImageReferenceError."""
+    """Parse a reference that may have a password, as enroot's may. Raises ImageReferenceError."""
     global _warned
     if "@" not in text or text.startswith(SCHEMES) and not text.startswith(DOCKER):
         return parse(text, cwd)
@@ -153,16 +153,16 @@ def of_command_line(text: str, cwd: str = "") -> Reference | LocalImage:
     if parsed.secret and not _warned:
         _warned = True
         log.warn(
-            "a password in a reference is seen by all users of this node, and kept in the shell's history: "
-            f"penroot login --username USER {parsed.registry} reads it from stdin"
+            "all users of this node can see a password in a reference, and the shell's history keeps it; "
+            f"use: penroot login --username USER {parsed.registry}"
         )
     return parsed
 
 
 def without_password(text: str) -> str:
-    """Return a reference, or what should be one, for messages."""
+    """Replace the password in a reference, valid or not, for messages."""
     scheme, separator, rest = text.partition("://")
-    if not separator or ":" in scheme:  # it is part of the password
+    if not separator or ":" in scheme:  # "://" is part of the password
         scheme, separator, rest = "", "", text
     before, at, digest = rest.rpartition("@")
     if digest.startswith(("sha256:", "sha512:")):
@@ -179,39 +179,41 @@ def _parse_remote(text: str) -> Reference:
     before, separator, _ = text.partition("://")
     if separator and before + separator != DOCKER:
         raise ImageReferenceError(
-            f"{text}: images do not come from {before}://",
-            hint=f"they come from {', '.join(SCHEMES[:-1])} and {SCHEMES[-1]}",
+            f"{text}: unknown scheme {before}://",
+            hint=f"use {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}",
         )
-    if whole.startswith("docker:/") and not separator:  # else "docker" is a user, and "/USER:PASSWORD" the password
+    if whole.startswith("docker:/") and not separator:  # else "docker" would be the user, "/USER:PASSWORD" the password
         raise ImageReferenceError(f"{text}: the scheme is docker://, with two slashes", hint=_FORM)
     rest, digest = _split_digest(text, whole.removeprefix(DOCKER))
     rest, user, secret = _split_login(text, rest)
-    written, image = _split_registry(rest)
+    host, image = _split_registry(rest)
     try:
-        registry = canonical_registry(written)
+        registry = canonical_registry(host)
         if len(registry) > 255:
-            raise ValueError("it is longer than 255 characters")
+            raise ValueError("the name is longer than 255 characters")
     except ValueError as e:
-        raise ImageReferenceError(f"{text}: bad registry {written!r}", hint=str(e)) from None
+        raise ImageReferenceError(f"{text}: bad registry {host!r}", hint=str(e)) from None
     repository, tag = _split_tag(image)
     if registry in HUB_NAMES:
         registry = DOCKER_HUB
         if repository and "/" not in repository:
             repository = "library/" + repository
     _check_repository(text, repository)
-    if tag is not None and (not tag or len(tag) > 128 or tag[0] in ".-" or not _TAG.issuperset(tag)):
-        raise ImageReferenceError(f"{text}: bad tag {tag!r}", hint="letters, digits, '_', '.' and '-', at most 128")
+    if tag is not None and (not tag or len(tag) > 128 or tag[0] in ".-" or not _TAG_CHARS.issuperset(tag)):
+        raise ImageReferenceError(
+            f"{text}: bad tag {tag!r}", hint="use at most 128 characters: letters, digits, '_', '.' and '-'"
+        )
     return Reference(registry, repository, "" if digest else tag or "latest", digest, user, secret)
 
 
 def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
     rest = text[len(scheme) :]
     if scheme in ENGINES:
-        if not rest or rest[0] in "-./:" or not (_TAG | frozenset("/:@")).issuperset(rest):
+        if not rest or rest[0] in "-./:" or not (_TAG_CHARS | frozenset("/:@")).issuperset(rest):
             raise ImageReferenceError(f"{text}: bad image name {rest!r}", hint=f"write {scheme}IMAGE[:TAG]")
         if without_password(rest) != rest:
             hint = f"log in with the engine: {ENGINES[scheme]} login"
-            raise ImageReferenceError(f"{without_password(text)}: the image name of an engine has no login", hint=hint)
+            raise ImageReferenceError(f"{without_password(text)}: an engine's image takes no login", hint=hint)
         return LocalImage(scheme, rest)
     path, _, name = rest.partition(":")
     if not path or "\n" in rest:
@@ -220,7 +222,7 @@ def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
 
 
 def is_local(registry: str) -> bool:
-    """Whether HOST or HOST:PORT is this machine: plain HTTP is no danger then."""
+    """Return whether HOST or HOST:PORT is this machine, so that plain HTTP is safe."""
     host = registry.lower().removeprefix("[").partition("]")[0]
     host = host.rpartition(":")[0] if host.count(":") == 1 else host
     return (
@@ -244,14 +246,14 @@ def _split_digest(text: str, rest: str) -> tuple[str, str]:
 
 
 def _split_login(text: str, rest: str) -> tuple[str, str, str]:
-    """Split off USER[:PASSWORD]@. Return the rest, the user and the password, undecoded as enroot does."""
+    """Split off USER[:PASSWORD]@. Return the rest, the user and the password, not percent-decoded, as in enroot."""
     login, at, rest = rest.rpartition("@")
     user, _, password = login.partition(":")
     port, path, _ = password.partition("/")
     if at and not user or any(c in user for c in " /#\t\n") or path and port.isdecimal():
         raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
-    if "#" in password and "@" in password:  # USER:PASSWORD@REGISTRY#IMAGE@TAG: "REGISTRY" would get the password
-        raise ImageReferenceError("the reference has two '@'", hint=f"a tag follows a colon: {_FORM}")
+    if "#" in password and "@" in password:  # USER:PASSWORD@REGISTRY#IMAGE@TAG: "TAG" would be the registry
+        raise ImageReferenceError("the reference has two '@'", hint=f"write the tag after a colon: {_FORM}")
     if not password.isprintable():
         raise ImageReferenceError(f"{text}: the password has control characters", hint=_FORM)
     return rest, user, password
@@ -273,16 +275,16 @@ def _split_tag(image: str) -> tuple[str, str | None]:
 
 
 def canonical_registry(text: str) -> str:
-    """Return the one spelling of HOST or HOST:PORT. Raises ValueError for what has none.
+    """Return the canonical spelling of HOST or HOST:PORT. Raises ValueError if it is invalid.
 
-    Policies, logins, mirrors and the store know a registry by it: small letters, no dot at the end, not the port of
-    https, no zeros before a port, an IPv4 address in four numbers, an IPv6 address as inet_ntop(3) writes it.
+    Policies, logins, mirrors and the store use this spelling: lower case, no final dot, no port 443, no leading zeros
+    in a port, an IPv4 address as four numbers, an IPv6 address as inet_ntop(3) writes it.
     """
     bracketed, bracket, rest = text.lower().partition("]")
     if bracketed.startswith("["):
         host, port = _canonical_ipv6(bracketed[1:] if bracket else ""), rest
         if port and not port.startswith(":"):
-            raise ValueError("it is [ADDRESS] or [ADDRESS]:PORT")
+            raise ValueError("write [ADDRESS] or [ADDRESS]:PORT")
     else:
         host, colon, port = bracketed.partition(":")
         host, port = _canonical_host(host), colon + port
@@ -290,12 +292,12 @@ def canonical_registry(text: str) -> str:
         return host
     number = port[1:].lstrip("0")
     if not (number.isascii() and number.isdecimal()) or len(number) > 5 or int(number) > 65535:
-        raise ValueError("a port is a number up to 65535")
+        raise ValueError("the port must be a number up to 65535")
     return host if number == _HTTPS_PORT else f"{host}:{number}"
 
 
 def spelling(text: str) -> str:
-    """Return the canonical spelling of a registry. Text without one becomes small letters, and matches no reference."""
+    """Return the canonical spelling of a registry. Invalid text is lowercased, and matches no reference."""
     try:
         return canonical_registry(text)
     except ValueError:
@@ -303,32 +305,32 @@ def spelling(text: str) -> str:
 
 
 def _canonical_host(host: str) -> str:
-    """A name, or an IPv4 address in four numbers, whichever way inet_aton(3) reads it."""
+    """Return a host name, or an IPv4 address as four numbers from any form that inet_aton(3) accepts."""
     host = host.removesuffix(".")
     labels = host.split(".")
-    if not all(labels) or host[:1] == "-" or not _HOST.issuperset(host):
-        raise ValueError("it is HOST or HOST:PORT" + ("" if host.isascii() else ", and HOST in its form with xn--"))
+    if not all(labels) or host[:1] == "-" or not _HOST_CHARS.issuperset(host):
+        raise ValueError("write HOST or HOST:PORT" + ("" if host.isascii() else ", with the xn-- form of the host"))
     last = labels[-1]
     if not (last.isdecimal() or last.startswith("0x") and _HEX.issuperset(last[2:])):
         return host
-    from _socket import inet_aton  # not for every start
+    from _socket import inet_aton  # most starts do not need it
 
-    # 010.0.0.1 is 8.0.0.1 to inet_aton(3), and 10.0.0.1 to others.
+    # inet_aton(3) reads 010.0.0.1 as 8.0.0.1; other parsers read 10.0.0.1.
     if any(label[0] == "0" and label.isdecimal() and label != "0" for label in labels):
-        raise ValueError("write the address as 10.0.0.1, without zeros before a number")
+        raise ValueError("write the address as 10.0.0.1, without leading zeros")
     try:
         return ".".join(map(str, inet_aton(host)))
     except OSError:
-        raise ValueError("it is no IPv4 address: write it as 10.0.0.1") from None
+        raise ValueError("not an IPv4 address: write it as 10.0.0.1") from None
 
 
 def _canonical_ipv6(address: str) -> str:
-    from _socket import AF_INET6, inet_ntop, inet_pton  # not for every start
+    from _socket import AF_INET6, inet_ntop, inet_pton  # most starts do not need it
 
     try:
         packed = inet_pton(AF_INET6, address)
     except OSError:
-        raise ValueError("it is no IPv6 address") from None
+        raise ValueError("not an IPv6 address") from None
     if packed.startswith(bytes(10) + b"\xff\xff"):
         return ".".join(map(str, packed[12:]))
     return f"[{inet_ntop(AF_INET6, packed)}]"
@@ -340,9 +342,9 @@ def _check_repository(text: str, repository: str) -> None:
         if not good or not (_LOWER | frozenset("._-")).issuperset(component):
             hint = _FORM
             if repository != repository.lower():
-                hint = "image names are lower case"
+                hint = "write image names in lower case"
             elif text.startswith(("/", "./", "../", "~")) or text.endswith((".sqsh", ".squashfs")):
-                hint = "a file is named by its path: ./image.sqsh or /path/image.sqsh"
+                hint = "write the path of a file: ./image.sqsh or /path/image.sqsh"
             raise ImageReferenceError(f"{text}: bad image name {repository!r}", hint=hint)
     if len(repository) > 255:
         raise ImageReferenceError(f"{text[:80]}…: the image name is longer than 255 characters")

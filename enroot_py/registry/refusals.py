@@ -1,4 +1,4 @@
-"""What a registry means by a refusal, and the way out, in words.
+"""Turn a registry's refusals into error messages with hints.
 
 Source: OCI distribution specification, "Error Codes".
 """
@@ -15,44 +15,44 @@ from enroot_py.registry.credentials import Credential
 from enroot_py.registry.http import Response, Transient, retry_after
 from enroot_py.registry.reference import DOCKER_HUB, Reference
 
-_MAX_DOCUMENT = 1 << 16
-_MAX_TAG = 128
-_SHOWN = 200  # characters of what a server says
-_TAGS_SHOWN = 12
+_MAX_DOCUMENT_BYTES = 1 << 16
+_MAX_TAG_CHARS = 128
+_MAX_SHOWN_CHARS = 200  # of an error message from a server
+_MAX_SHOWN_TAGS = 12
 
 
-def words(response: Response) -> str:
-    """What a server says about its refusal. Raises Transient for one that may pass."""
+def details(response: Response) -> str:
+    """Return the server's own error message. Raises Transient for an error that may pass."""
     with response:
-        data = response.document(_MAX_DOCUMENT)
+        data = response.document(_MAX_DOCUMENT_BYTES)
     try:
         errors = json.loads(data)["errors"]
         text = "; ".join(str(error.get("message") or error.get("code") or "") for error in errors)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         page = f"a web page ({response.address})" if response.is_page(data) else ""
-        text = page or data[:_SHOWN].decode("utf-8", "replace")
-    text = "".join(c if c.isprintable() else " " for c in text[:_SHOWN]).strip()
+        text = page or data[:_MAX_SHOWN_CHARS].decode("utf-8", "replace")
+    text = "".join(c if c.isprintable() else " " for c in text[:_MAX_SHOWN_CHARS]).strip()
     if response.status in (408, 425, 429) or response.status >= 500:
         raise Transient(f"{response.status} {text}".strip(), retry_after(response.header("Retry-After")))
     return text
 
 
-def failure(response: Response, registry: str, what: str) -> RegistryError:
-    """The error of an answer that nothing better is known of. Raises Transient for one that may pass."""
-    return RegistryError(f"{response.status} from {registry} for {what}: {words(response) or 'no reason given'}")
+def failure(response: Response, registry: str, path: str) -> RegistryError:
+    """Return the error for any other status. Raises Transient for an error that may pass."""
+    return RegistryError(f"{response.status} from {registry} for {path}: {details(response) or 'no reason given'}")
 
 
 def elsewhere(response: Response, registry: str) -> RegistryError:
-    """The error of a server to which the registry redirects, as for blobs. Raises Transient for one that may pass."""
+    """Return the error of a server that the registry redirects to. Raises Transient for an error that may pass."""
     host = response.server.netloc
     return RegistryError(
-        f"{response.status} from {host}, to which {registry} refers: {words(response) or 'no reason given'}",
-        hint=f"check whether a proxy or firewall keeps this node from {host}; the login is for {registry} alone",
+        f"{response.status} from {host}, to which {registry} redirects: {details(response) or 'no reason given'}",
+        hint=f"check whether a proxy or firewall blocks {host}; the login is sent to {registry} only",
     )
 
 
 def unauthorized(reference: Reference, login: Credential | None, settings: Settings) -> RefusedError:
-    """An answer of status 401, after which no other login is left."""
+    """Return the error for the status 401 to ``login``, or to no login if there is none."""
     registry, repository = reference.registry, reference.repository
     if login is not None:
         return RefusedError(
@@ -62,50 +62,54 @@ def unauthorized(reference: Reference, login: Credential | None, settings: Setti
     who = f"no password of {reference.user!r}" if reference.user else "no login"
     return RefusedError(
         f"401 from {registry}: {repository} does not exist or needs a login, and there is {who} for {registry}",
-        hint=meant(reference) or f"looked in: {credentials.places(settings)}",
+        hint=likely_registry(reference) or f"looked in: {credentials.places(settings)}",
     )
 
 
-def stranger(reference: Reference, server: str, settings: Settings) -> RefusedError:
-    """An answer of status 401, where the tokens come from a server that got no login."""
+def unknown_token_server(reference: Reference, server: str, settings: Settings) -> RefusedError:
+    """Return the error for the status 401 if ``server``, the token server, got no login."""
     registry, repository = reference.registry, reference.repository
     return RefusedError(
-        f"401 from {registry}: {repository} does not exist or needs a login, and {server}, "
-        f"which hands out the tokens, gets no login for {registry}",
-        hint=introduction(reference, server, settings),
+        f"401 from {registry}: {repository} does not exist or needs a login; "
+        f"the login for {registry} is not sent to the unknown token server {server}",
+        hint=how_to_trust(reference, server, settings),
     )
 
 
-def introduction(reference: Reference, server: str, settings: Settings) -> str:
-    """How a token server on another host gets to be known."""
+def how_to_trust(reference: Reference, server: str, settings: Settings) -> str:
+    """Return a hint how to declare a token server on another host."""
     path = f"{settings.config_path}/registries.conf"
-    return f"if both are of one house, say so in {path}: {reference.registry} token={server}"
+    registry = reference.registry
+    return f"if {registry} and {server} belong together, add this line to {path}: {registry} token={server}"
 
 
 def absent(reference: Reference, tags: Sequence[object] | None) -> RefusedError:
-    """An answer of status 404: the repository is missing, or the tag. ``tags`` are those there are, None if unknown."""
+    """Return the error for the status 404. ``tags`` is empty if the repository is missing, None if unknown."""
     registry, repository = reference.registry, reference.repository
     if tags is None:
         return RefusedError(f"{registry} has no {repository}:{reference.tag or reference.digest}")
     if not tags:
         return RefusedError(
             f"{registry} has no repository {repository}",
-            hint=meant(reference) or "check the name; an image of another registry is REGISTRY#IMAGE",
+            hint=likely_registry(reference) or "check the name; for another registry write REGISTRY#IMAGE",
         )
     if reference.digest:
         return RefusedError(f"{registry}/{repository} has no image {reference.digest}")
-    shown = ", ".join(str(tag)[:_MAX_TAG] for tag in tags[:_TAGS_SHOWN])
+    shown = ", ".join(str(tag)[:_MAX_TAG_CHARS] for tag in tags[:_MAX_SHOWN_TAGS])
     return RefusedError(
         f"{registry}/{repository} has no tag {reference.tag}",
-        hint=meant(reference) or f"there is: {shown}{', …' if len(tags) > _TAGS_SHOWN else ''}",
+        hint=likely_registry(reference) or f"available tags: {shown}{', …' if len(tags) > _MAX_SHOWN_TAGS else ''}",
     )
 
 
-def meant(reference: Reference) -> str:
-    """The way out for a name that looks like a registry's, as #SBATCH lines leave of REGISTRY#IMAGE; else ""."""
+def likely_registry(reference: Reference) -> str:
+    """Return a hint if the name looks like a registry; else "".
+
+    In an #SBATCH line the "#" of REGISTRY#IMAGE begins a comment, so the name of the registry alone is left.
+    """
     name = reference.repository.removeprefix("library/")
     port = reference.tag if reference.tag.isdecimal() and len(reference.tag) > 3 else ""
     if reference.registry != DOCKER_HUB or "/" in name or name.endswith(".sqsh") or not ("." in name or port):
         return ""
     host = f"{name}:{port}" if port else name
-    return f"if {host} is a registry: {host}/IMAGE, as # begins a comment in a batch script"
+    return f"if {host} is a registry, write {host}/IMAGE: # begins a comment in a batch script"

@@ -1,4 +1,4 @@
-"""A client of one repository in a registry.
+"""Pull from one repository of a registry.
 
 Source: OCI distribution specification, "Pull".
 """
@@ -15,7 +15,7 @@ from enroot_py.base.errors import ImageError, RefusedError, RegistryError, Unrea
 from enroot_py.config.settings import Settings
 from enroot_py.registry import addresses, manifests, refusals
 from enroot_py.registry.authorization import Authorization
-from enroot_py.registry.http import HttpClient, Patience, Response, Transient
+from enroot_py.registry.http import HttpClient, Response, Retries, Transient
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.reference import MANIFEST_TYPES, Reference
 
@@ -23,93 +23,97 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MANIFEST_HEADERS = {"Accept": ", ".join(MANIFEST_TYPES)}
-_MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manifests"
-_MAX_TAGS = 1 << 20
+_MAX_MANIFEST_BYTES = 4 << 20  # OCI distribution specification, "Pushing Manifests"
+_MAX_TAGS_BYTES = 1 << 20
 _MAX_URLS = 4
-_PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
-_ABSENT = (400, 404, 405)  # of what a registry has not, or does not know at all
+_PROGRESS_BYTES = 1 << 20  # a transfer that makes this progress gets all its retries again
+_ABSENT = (400, 404, 405)  # the registry does not have the object, or does not know the path
 _GOOD = (200, 206, 416)  # 416 answers a Range that begins at the end of a blob
 
 
 class Repository:
-    """The repository of ``reference``. Nothing is asked before the first method is called.
+    """The repository of ``reference``. The first method call sends the first request.
 
-    ``heard`` is called with each answer, and with True before a program is asked for a login. Methods
-    raise RegistryError, as Unreachable where the registry gives no answer, and ImageError for an
-    answer that is not what its digest promised.
+    ``on_progress`` is called with False after each response, and with True before a program is asked for a login.
+    Methods raise RegistryError, as Unreachable if the registry does not answer, and ImageError for content with
+    another digest.
     """
 
     def __init__(
-        self, reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
+        self, reference: Reference, settings: Settings, on_progress: Callable[[bool], None] = lambda busy: None
     ) -> None:
         self._reference = reference
         self._settings = settings
-        self._client = HttpClient(reference.registry, settings, heard)
-        self._authorization = Authorization(reference, settings, self._client, heard)
+        self._client = HttpClient(reference.registry, settings, on_progress)
+        self._authorization = Authorization(reference, settings, self._client, on_progress)
 
     @property
     def base(self) -> str:
-        """https://HOST or http://HOST, once it has answered."""
+        """https://HOST or http://HOST, after the first response."""
         return self._client.base
 
-    # -- what a repository has
+    @property
+    def host(self) -> str:
+        return self._client.host
+
+    # -- the contents of a repository
 
     def digest(self) -> str:
-        """The digest that the reference has now; one HEAD request. Empty if the registry does not tell."""
+        """Resolve the reference to its current digest with a HEAD request; "" if the registry does not send one."""
         try:
             response = self._get(self._reference.manifest_path(), _MANIFEST_HEADERS, method="HEAD")
         except Unreachable:
             raise
         except RegistryError as e:
-            log.debug(f"{e}; asking with GET, for some refuse HEAD alone")
+            log.debug(f"{e}; trying GET: some registries refuse only HEAD")
             return digests.of(self._manifest())
         response.discard()
         digest = response.header("Docker-Content-Digest")
         if not digest and response.header("Content-Type").startswith("text/html"):
-            return digests.of(self._manifest())  # which is a web page, perhaps
+            return digests.of(self._manifest())  # raises WebPage for a web page
         return digest if digests.is_digest(digest) else ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """The image manifest for an architecture (default: this machine's), its digests checked."""
+        """Return the image manifest for an architecture (default: this machine's). Checks the digests."""
         data = self._manifest()
         digest = digests.of(data)
         if self._reference.digest and digest != self._reference.digest:
             raise ImageError(
                 f"{self._reference}: the registry sent a manifest with the digest {digest}",
-                hint="the registry or a proxy before it is broken, or lies: the image was not used",
+                hint="the image was not used; report it to the admin of the registry or of a proxy before it",
             )
         return manifests.Search(self, self._reference, arch).image_of(data)
 
     def named(self, digest: str) -> bytes:
-        """A manifest or index by its digest, which is checked."""
-        digests.encoded(digest)  # it becomes part of a path
+        """Return a manifest or index by its digest. Checks the digest."""
+        digests.encoded(digest)  # raises for text that is not a digest: it becomes part of a path
         return self._checked(self._manifest(digest), digest, "manifest")
 
     def tagged(self, tag: str) -> bytes | None:
-        """The manifest or index that a tag of this repository has; None where there is no such tag."""
+        """Return the manifest or index of a tag, or None if there is no such tag."""
         return self._if_there(self._reference.manifest_path(tag))
 
     def referrers(self, digest: str) -> bytes | None:
-        """The index of what refers to a manifest; None of a registry that does not keep one."""
+        """Return the index of a manifest's referrers, or None if the registry does not have the referrers API."""
         return self._if_there(f"/v2/{self._reference.repository}/referrers/{digest}")
 
     def config(self, manifest: Manifest) -> bytes:
-        """The image's config, its digest checked."""
+        """Return the image's config. Checks its digest."""
         digest, size = manifest.config.digest, manifest.config.size
         if size > manifests.MAX_CONFIG:
-            raise ImageError(f"{self._reference}: a config of {size} bytes")
+            raise ImageError(f"{self._reference}: the config is too large: {size} bytes")
         data = self._document(self._blob_path(manifest.config), size, f"the config {digest}")
         return self._checked(data, digest, "config")
 
     def blob(self, descriptor: Descriptor, start: int = 0) -> Download:
-        """A blob from a byte on, as a stream, which resumes where a connection broke. The caller checks its digest."""
+        """Stream a blob from byte ``start`` on, resuming after a broken connection. The caller checks its digest."""
         return Download(self, descriptor, self._settings, start)
 
-    def part(self, descriptor: Descriptor, start: int, patience: Patience) -> Response:
-        """An answer with a blob from a byte on, if the registry knows ranges; else with all of it."""
+    def part(self, descriptor: Descriptor, start: int, retries: Retries) -> Response:
+        """Request a blob from byte ``start`` on. A registry without range requests sends the whole blob."""
         headers = {"Range": f"bytes={start}-"} if start else {}
         try:
-            response = self._get(self._blob_path(descriptor), headers, patience=patience)
+            response = self._get(self._blob_path(descriptor), headers, retries=retries)
             response.refuse_page(self._reference.registry)
             return response
         except Unreachable:
@@ -117,7 +121,7 @@ class Repository:
         except RegistryError as e:
             if not descriptor.urls:
                 raise
-            log.debug(f"{e}; asking where else its manifest says it is")
+            log.debug(f"{e}; trying the URLs in the manifest")
             return self._elsewhere(descriptor, headers)
 
     # -- requests
@@ -127,23 +131,20 @@ class Repository:
 
     def _manifest(self, digest: str = "") -> bytes:
         path = self._reference.manifest_path(digest)
-        return self._document(path, _MAX_MANIFEST, "a manifest", _MANIFEST_HEADERS)
+        return self._document(path, _MAX_MANIFEST_BYTES, "a manifest", _MANIFEST_HEADERS)
 
     def _if_there(self, path: str) -> bytes | None:
-        """A manifest or index, or None where the registry has none."""
-        patience = Patience(self._settings)
-
         def read() -> bytes | None:
             with self._authorized("GET", path, _MANIFEST_HEADERS) as response:
                 if response.status not in (*_ABSENT, *_GOOD):
                     self._refuse(response, path)
                 if response.status not in _GOOD:
                     return None
-                return self._read(response, _MAX_MANIFEST)
+                return self._read(response, _MAX_MANIFEST_BYTES)
 
-        data = patience.outlast(self._reference.registry, read)
-        if data is not None and len(data) > _MAX_MANIFEST:
-            raise ImageError(f"{self._reference}: what is at {path} is larger than {_MAX_MANIFEST} bytes")
+        data = Retries(self._settings).run(self._reference.registry, read)
+        if data is not None and len(data) > _MAX_MANIFEST_BYTES:
+            raise ImageError(f"{self._reference}: {path} is larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
         return data
 
     def _checked(self, data: bytes, digest: str, what: str) -> bytes:
@@ -152,27 +153,27 @@ class Repository:
         return data
 
     def _document(self, path: str, limit: int, what: str, headers: Mapping[str, str] | None = None) -> bytes:
-        patience = Patience(self._settings)
+        retries = Retries(self._settings)
 
         def read() -> bytes:
-            with self._get(path, headers or {}, patience=patience) as response:
+            with self._get(path, headers or {}, retries=retries) as response:
                 return self._read(response, limit)
 
-        data = patience.outlast(f"{what} from {self._reference.registry}", read)
+        data = retries.run(f"{what} from {self._reference.registry}", read)
         if len(data) > limit:
             raise ImageError(f"{self._reference}: {what} is larger than {limit} bytes")
         return data
 
     def _read(self, response: Response, limit: int) -> bytes:
-        """All of a document, or one byte more than ``limit``. Raises WebPage."""
+        """Read at most ``limit`` + 1 bytes of a document. Raises WebPage."""
         data = response.document(limit + 1)
         response.refuse_page(self._reference.registry, data)
         return data
 
     def _get(
-        self, path: str, headers: Mapping[str, str], *, method: str = "GET", patience: Patience | None = None
+        self, path: str, headers: Mapping[str, str], *, method: str = "GET", retries: Retries | None = None
     ) -> Response:
-        """A good answer; errors raised, passing ones outwaited."""
+        """Send a request, retrying after errors that may pass. Return a good response."""
 
         def get() -> Response:
             response = self._authorized(method, path, headers)
@@ -180,79 +181,77 @@ class Repository:
                 self._refuse(response, path)
             return response
 
-        return (patience or Patience(self._settings)).outlast(self._reference.registry, get)
+        return (retries or Retries(self._settings)).run(self._reference.registry, get)
 
     def _authorized(self, method: str, path: str, headers: Mapping[str, str]) -> Response:
-        """An answer to a request with what the registry wants of us: a token may expire in the middle of a pull."""
+        """Send a request with the authorization that the registry asks for. Renew a token that has expired."""
         authorization = self._authorization
 
         def ask() -> Response:
             return self._client.request(method, path, {**headers, **authorization.headers})
 
         response = ask()
-        has_ended = authorization.heed(response.status)
+        has_expired = authorization.note_status(response.status)
         challenge = response.header("WWW-Authenticate") if response.status == 401 else ""
-        if challenge or response.status == 401 and not has_ended:
+        if challenge or response.status == 401 and not has_expired:
             response.discard()
             authorization.answer(challenge)
             response = ask()
-        elif has_ended:  # some registries answer 400, 401 or 403 without a challenge
+        elif has_expired:  # some registries answer 400, 401 or 403 without a challenge
             response.discard()
             response = authorization.renew(ask)
         if response.status == 401:
             response.discard()
             raise authorization.unauthorized()
         if response.status < 400 or response.status == 404:
-            authorization.heed(response.status)
+            authorization.note_status(response.status)
         return response
 
     def _elsewhere(self, descriptor: Descriptor, headers: Mapping[str, str]) -> Response:
-        """A blob from where its manifest says that it is kept; by TLS only, and without a login."""
+        """Request a blob from the URLs in its manifest: over TLS only, and without a login."""
         failures = []
-        passing: Transient | None = None
+        transient: Transient | None = None
         for url in descriptor.urls[:_MAX_URLS]:
             try:
                 address = addresses.read(url)
                 if address.scheme != "https":
-                    raise ValueError("it is not one of https")
+                    raise ValueError("the scheme is not https")
                 response = self._client.follow("GET", address, headers)
                 if response.status in _GOOD:
                     response.refuse_page(address.netloc)
                     return response
                 self._refuse(response, address.origin)
             except Transient as e:
-                passing = e
+                transient = e
             except (ValueError, RegistryError) as e:
                 failures.append(f"{addresses.shown(url)}: {e}")
-        if passing is not None:
-            raise passing
-        raise RegistryError(
-            f"the blob {descriptor.digest} is not in the registry, but elsewhere: {'; '.join(failures)}"
-        )
+        if transient is not None:
+            raise transient
+        details = "; ".join(failures)
+        raise RegistryError(f"cannot fetch the blob {descriptor.digest} from the URLs in its manifest: {details}")
 
     def _refuse(self, response: Response, path: str) -> NoReturn:
-        """Raise what a status means."""
         if response.status == 404 and "/manifests/" in path:
             response.discard()
             raise refusals.absent(self._reference, self._tags())
         if not self._client.is_own(response.server):
             raise refusals.elsewhere(response, self._reference.registry)
-        if response.status == 403 or response.status == 400 and self._authorization.has_ended:
-            raise self._authorization.denied(response.status, refusals.words(response))
+        if response.status == 403 or response.status == 400 and self._authorization.has_expired:
+            raise self._authorization.denied(response.status, refusals.details(response))
         raise refusals.failure(response, self._reference.registry, path)
 
     def _tags(self) -> list[str] | None:
-        """The tags that there are, or None where the registry does not tell."""
+        """List the tags: [] if there is no repository, None if the registry does not tell."""
         try:
             with self._authorized("GET", f"/v2/{self._reference.repository}/tags/list", {}) as response:
                 if response.status != 200:
                     return []
-                tags = json.loads(self._read(response, _MAX_TAGS)).get("tags")
+                tags = json.loads(self._read(response, _MAX_TAGS_BYTES)).get("tags")
             return [str(tag) for tag in tags or ()]
         except WebPage:
             raise
         except RefusedError:
-            if self._authorization.has_ended:
+            if self._authorization.has_expired:
                 raise
             return None
         except (RegistryError, Transient, ValueError, TypeError, AttributeError, RecursionError):
@@ -260,18 +259,15 @@ class Repository:
 
 
 class Download:
-    """A blob as a stream of exactly its declared size, over as many connections as it takes. Use it in a ``with``.
-
-    ``start`` bytes of it are there already.
-    """
+    """A blob from byte ``start`` to its declared size, over several connections if needed. Use it in a ``with``."""
 
     def __init__(self, repository: Repository, descriptor: Descriptor, settings: Settings, start: int) -> None:
         self._repository = repository
         self._descriptor = descriptor
         self._name = f"the blob {descriptor.digest}"
         self._at = start
-        self._renewed = start  # the byte at which patience was
-        self._patience = Patience(settings)
+        self._reset_at = start  # the byte at which _retries was reset last
+        self._retries = Retries(settings)
         self._deadline = time.monotonic() + settings.transfer_timeout if settings.transfer_timeout else None
         self._response: Response | None = None
         self._ranges = True
@@ -288,7 +284,7 @@ class Download:
             self._response = None
 
     def read(self, size: int, /) -> bytes:
-        """Up to ``size`` bytes, none at the end. Raises RegistryError, ImageError."""
+        """Return up to ``size`` bytes, b"" at the end. Raises RegistryError, ImageError."""
         whole = self._descriptor.size
         while self._at < whole or self._response is not None:
             if self._deadline is not None and time.monotonic() > self._deadline:
@@ -304,29 +300,29 @@ class Download:
             except Transient as e:
                 self._close()
                 if self._at < whole:
-                    self._patience.wait(e, f"{self._name} at byte {self._at}")
+                    self._retries.sleep(e, f"{self._name} at byte {self._at}")
         return b""
 
     def _count(self, data: bytes) -> bytes:
         self._at += len(data)
         if self._at > self._descriptor.size:
             raise ImageError(f"{self._name} is larger than its {self._descriptor.size} bytes")
-        if self._at - self._renewed >= _PROGRESS:
-            self._renewed = self._at
-            self._patience.renew()
+        if self._at - self._reset_at >= _PROGRESS_BYTES:
+            self._reset_at = self._at
+            self._retries.reset()
         return data
 
     def _open(self) -> Response:
-        """An answer that is read up to where we are."""
+        """Request the rest of the blob, and skip what a whole blob repeats."""
         start = self._at if self._ranges else 0
-        response = self._response = self._repository.part(self._descriptor, start, self._patience)
+        response = self._response = self._repository.part(self._descriptor, start, self._retries)
         if response.status == 416:
             raise ImageError(f"{self._name} is shorter than its {self._descriptor.size} bytes")
         if self._at and response.status == 206:
             first = response.header("Content-Range").removeprefix("bytes ").partition("-")[0]
             if first != str(self._at):
-                self._ranges = False  # from now on we ask for all of it
+                self._ranges = False  # request the whole blob from now on
                 raise Transient(f"the registry resumed at byte {first or '?'} instead of {self._at}")
         else:
-            response.skip(self._at)  # no ranges here
+            response.skip(self._at)  # the registry sends the whole blob
         return response

@@ -1,11 +1,10 @@
-"""One directory of compressed blobs that nodes share: one fetches a blob, the others read it.
+"""A shared directory of compressed blobs: one node downloads a blob, the other nodes read it.
 
-``sha256/HEX`` is a whole blob, ``sha256/HEX.lock`` says who fetches it, ``tmp`` holds what
-is being fetched. Locks are made with link(2) and judged by the file server's clock alone,
-so they work on NFS and Lustre without flock(2): link(2), open(2) O_EXCL on NFS. A lock that
-its maker has not renewed has expired. Two who take over an expired lock at once both
-fetch, which costs time and nothing else: a blob appears by rename, whole, and whoever
-reads one checks its digest.
+``sha256/HEX`` is a complete blob, ``sha256/HEX.lock`` names the process that downloads it, ``tmp`` has partial
+downloads. Locks work on NFS and Lustre without flock(2): link(2) makes them, and only the file server's clock decides
+whether they have expired; see link(2), and open(2), O_EXCL on NFS. The owner renews a lock regularly. Two processes
+that take over an expired lock at the same time both download, which only costs time: rename publishes complete blobs,
+and every reader checks the digest.
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ if TYPE_CHECKING:
     from enroot_py.registry.sources import Blob, ImageSource
 
 _T = TypeVar("_T")
-_EXPIRY = 60.0  # seconds without a sign of life, after which a lock is nobody's
-_SIGN = 5.0  # seconds between signs of life
-_POLL = 0.2
-_ABANDONED = 86400.0  # seconds after which nobody writes any more to what is being fetched
-_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
-_ANOTHER = "another node"
+_LOCK_EXPIRY_S = 60.0  # after the last renewal
+_RENEWAL_S = 5.0  # between renewals of a lock
+_POLL_S = 0.2
+_ABANDONED_S = 86400.0  # a partial download of this age is abandoned
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SharedBlobs:
-    """The directory ``path``, which is made where it is missing, for ``readers``: everybody, a group or a user.
+    """The directory ``path``, made if missing. ``readers`` is who shares it: everybody, a group or a user.
 
-    Whatever another user has made or left there costs a warning and a fetch of one's own, but no wait.
-    Raises ImageError where there is no such directory.
+    Another user's unusable files never block: this node warns and downloads the blob for itself. Raises ImageError if
+    there is no directory.
     """
 
     def __init__(self, path: str, readers: str = "everybody") -> None:
@@ -57,10 +55,10 @@ class SharedBlobs:
             ) from e
 
     def read(self, source: ImageSource, descriptor: Descriptor, use: Callable[[Blob], _T]) -> _T:
-        """What ``use`` makes of a blob from here, or from ``source``, which is kept here then.
+        """Call ``use`` with a shared blob, or with one from ``source``, which is then shared. Return its result.
 
-        ``use`` checks the digest, and raises ImageError where it is wrong: a blob from here is fetched again.
-        From ``source`` alone where what is here is another user's, and of no use.
+        ``use`` raises ImageError for a wrong digest: a shared blob is then downloaded again. If another user's files
+        prevent sharing, the blob from ``source`` is not shared.
         """
         while (blob := self._blob(source, descriptor)) is not None:
             with blob:
@@ -69,45 +67,45 @@ class SharedBlobs:
                 except ImageError as e:
                     if not isinstance(blob, _SharedBlob):
                         raise
-                    log.warn(f"{e}; the shared {blob.path} is damaged: fetching it again")
+                    log.warn(f"{e}; the shared {blob.path} is damaged: downloading it again")
                     if not blob.reject():
                         break
                     continue
                 if isinstance(blob, _Tee):
                     blob.publish()
                 return result
-        with source.blob(descriptor) as alone:
-            return use(alone)
+        with source.blob(descriptor) as unshared:
+            return use(unshared)
 
     def _blob(self, source: ImageSource, descriptor: Descriptor) -> _SharedBlob | _Tee | None:
-        """The blob from here, or from ``source`` and then kept here; None where that cannot be."""
-        alone = f"fetching {_short(descriptor)} for this node alone"
+        """Open the shared blob, or share the one from ``source``. Return None if sharing is not possible."""
+        alone = f"downloading {_short(descriptor)} for this node alone"
         try:
             with contextlib.ExitStack() as closing:
                 directories = closing.enter_context(_Directories(self._path, self._readers))
                 blob = _Turn(directories, descriptor).blob(source)
                 closing.pop_all()  # the blob closes them
                 return blob
-        except _Useless as e:
+        except _NotShareableError as e:
             if str(e):
                 log.warn(f"{e}: {alone}")
         except PermissionError as e:
-            log.warn(f"{e.filename} is another user's, who keeps it to himself: {alone}")
+            log.warn(f"{e.filename} belongs to another user and is not accessible: {alone}")
         except OSError as e:
             log.warn(f"{e.filename or self._path}: {e.strerror}: {alone}")
         return None
 
 
-class _Useless(Exception):
-    """What is shared serves nobody here. The message says why, if it has not been said."""
+class _NotShareableError(Exception):
+    """This node cannot use or share a blob. The message is empty if the reason has been logged."""
 
 
 class _Directories:
-    """The directories of blobs and of what is being fetched, open; no link is followed to one. Raises OSError."""
+    """The open directories of blobs and of partial downloads. Links are not followed. Raises OSError."""
 
     def __init__(self, path: str, readers: str) -> None:
         self.path = _beneath(path, readers)
-        mode = os.stat(self.path).st_mode & 0o3777  # for whom the site made it, whatever our umask
+        mode = os.stat(self.path).st_mode & 0o3777  # subdirectories get the site's mode, whatever our umask
         with contextlib.ExitStack() as closing:
             self.blobs = closing.enter_context(self._open("sha256", mode))
             self.tmp = closing.enter_context(self._open("tmp", mode))
@@ -122,15 +120,15 @@ class _Directories:
     def _open(self, name: str, mode: int) -> Fd:
         path = f"{self.path}/{name}"
         _make(path, mode)
-        return Fd(os.open(path, os.O_PATH | os.O_DIRECTORY | _OPEN))
+        return Fd(os.open(path, os.O_PATH | os.O_DIRECTORY | _OPEN_FLAGS))
 
     def create(self, name: str) -> int:
-        """A new file in ``tmp``. Raises OSError."""
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o666, dir_fd=self.tmp)
+        """Create a file in ``tmp``. Raises OSError."""
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o666, dir_fd=self.tmp)
 
 
 class _Turn:
-    """One process among those that want a blob: it reads what is there, waits for it, or fetches it for all."""
+    """A process that needs a blob: it reads the shared blob, waits for another process, or downloads it for all."""
 
     def __init__(self, directories: _Directories, descriptor: Descriptor) -> None:
         self._directories = directories
@@ -142,8 +140,8 @@ class _Turn:
         self._own = f"{me.node}.{me.boot[:8]}.{me.pid}.{time.monotonic_ns()}"  # our file in ``tmp``
 
     def blob(self, source: ImageSource) -> _SharedBlob | _Tee:
-        """The blob from here, or from ``source``. Raises OSError, _Useless."""
-        waited = False
+        """Open the shared blob, or share the one from ``source``. Raises OSError, _NotShareableError."""
+        has_waited = False
         while True:
             with contextlib.suppress(FileNotFoundError):
                 return self._read()
@@ -152,28 +150,28 @@ class _Turn:
                     unlocking.callback(os.unlink, self._lock, dir_fd=self._directories.blobs)
                     if not _exists(self._directories.blobs, self._name):
                         blob = _Tee(source.blob(self._descriptor), self._directories, self._own, self._name)
-                        unlocking.pop_all()  # it does so when it is closed
+                        unlocking.pop_all()  # _Tee.__exit__ unlocks
                         return blob
-                continue  # who had the lock was done between our two looks
-            if not waited:
-                log.info(f"waiting for {self._holder() or _ANOTHER}, who fetches {_short(self._descriptor)}")
-                waited = True
-            time.sleep(_POLL)
-            if (holder := self._holder()) and (why := holder.asleep()):
-                raise _Useless(f"{holder} has locked {self._lock}, and {why}")
+                continue  # the last owner finished between our look and our lock
+            if not has_waited:
+                log.info(f"waiting for {self._holder() or 'another node'} to download {_short(self._descriptor)}")
+                has_waited = True
+            time.sleep(_POLL_S)
+            if (holder := self._holder()) and (reason := holder.asleep()):
+                raise _NotShareableError(f"{holder} has locked {self._lock}, and {reason}")
 
     def _read(self) -> _SharedBlob:
-        """Raises FileNotFoundError where nobody has fetched the blob yet, or not all of it."""
+        """Open the shared blob. Raises FileNotFoundError if it is missing or has another size."""
         blob = _SharedBlob(self._directories, self._name)
         if blob.size == self._descriptor.size:
             return blob
-        log.warn(f"{blob.path} has not the size that it should have: fetching it again")
+        log.warn(f"{blob.path} has the wrong size: downloading it again")
         if not blob.reject():
-            raise _Useless
+            raise _NotShareableError
         raise FileNotFoundError
 
     def _take_lock(self) -> bool:
-        """Whether the lock is ours now. Raises _Useless where it is another user's, or cannot be written."""
+        """Try to lock the blob. Raises _NotShareableError if another user has the lock, or it cannot be written."""
         path = f"{self._directories.path}/sha256/{self._lock}"
         blobs, tmp = self._directories.blobs, self._directories.tmp
         try:
@@ -184,32 +182,32 @@ class _Turn:
                 except FileExistsError:
                     lock = os.stat(self._lock, dir_fd=blobs, follow_symlinks=False)
                 if lock.st_uid != os.geteuid():
-                    raise _Useless(f"{path} is another user's")
-                # Both times are the file server's: the clocks of nodes differ. One from the future never comes.
-                if abs(os.stat(self._own, dir_fd=tmp, follow_symlinks=False).st_mtime - lock.st_mtime) > _EXPIRY:
-                    log.warn(f"{self._holder() or _ANOTHER} has given no sign of life: taking over {self._lock}")
+                    raise _NotShareableError(f"{path} belongs to another user")
+                # Compare two times of the file server, because node clocks differ. A time in the future expires, too.
+                if abs(os.stat(self._own, dir_fd=tmp, follow_symlinks=False).st_mtime - lock.st_mtime) > _LOCK_EXPIRY_S:
+                    holder = self._holder() or "another node"
+                    log.warn(f"{holder} has not renewed its lock for {_LOCK_EXPIRY_S:.0f} s: taking over {self._lock}")
                     expired = self._own + ".expired"
                     os.rename(self._lock, expired, src_dir_fd=blobs, dst_dir_fd=tmp)
                     os.unlink(expired, dir_fd=tmp)
         except FileNotFoundError:
-            return False  # somebody else was quicker
+            return False  # another process was faster
         except OSError as e:
-            raise _Useless(f"cannot write {path}: {e.strerror}") from e
+            raise _NotShareableError(f"cannot write {path}: {e.strerror}") from e
         return False
 
     @contextlib.contextmanager
     def _signature(self) -> Iterator[None]:
-        """Our file says who we are, and is as old as the file server thinks."""
+        """Create our file in ``tmp``, which names this process and has the file server's time."""
         fd = self._directories.create(self._own)
         try:
-            with open(fd, "wb") as f:  # it cannot be written where the disk is full
+            with open(fd, "wb") as f:  # fails if the disk is full
                 f.write(self._me.dumps())
             yield
         finally:
             os.unlink(self._own, dir_fd=self._directories.tmp)
 
     def _holder(self) -> Holder | None:
-        """Return the holder of the lock; None if it cannot be read."""
         try:
             with Fd(_open_file(self._directories.blobs, self._lock)) as fd:
                 return holders.loads(os.read(fd, holders.MAX_BYTES))
@@ -218,7 +216,7 @@ class _Turn:
 
 
 class _SharedBlob:
-    """A blob that another node has fetched. Raises OSError where it is not there, or no file."""
+    """A complete blob. Raises OSError if it is missing or not a regular file."""
 
     def __init__(self, directories: _Directories, name: str) -> None:
         self.path = f"{directories.path}/sha256/{name}"
@@ -242,7 +240,7 @@ class _SharedBlob:
         return self._file.read(size)
 
     def reject(self) -> bool:
-        """Remove it, for it is not what its name says. False where it is another user's to remove."""
+        """Remove a blob with another digest or size. Return False if only another user may remove it."""
         self._file.close()
         try:
             os.unlink(self._name, dir_fd=self._directories.blobs)
@@ -254,14 +252,14 @@ class _SharedBlob:
 
 
 class _Tee:
-    """A blob on its way to whoever reads it and, as by tee(1), to the shared directory."""
+    """A blob that is read from its source and, as with tee(1), written to the shared directory."""
 
     def __init__(self, blob: Blob, directories: _Directories, temporary: str, name: str) -> None:
         self._blob = blob
         self._directories = directories
         self._temporary = temporary
         self._name = name
-        self._sign = time.monotonic()
+        self._renewed = time.monotonic()
         self._out = open(directories.create(temporary), "wb")  # noqa: SIM115 - closed by __exit__
 
     def __enter__(self) -> Self:
@@ -272,7 +270,7 @@ class _Tee:
         with self._directories:
             self._blob.__exit__(*error)
             self._close()
-            # They may have been published, taken over, or moved away by the owner of the directory.
+            # Either may be published, taken over, or moved away by the owner of the directory.
             for name, directory in (
                 (self._temporary, self._directories.tmp),
                 (self._name + ".lock", self._directories.blobs),
@@ -285,17 +283,17 @@ class _Tee:
         if not self._out.closed:
             try:
                 self._out.write(data)
-                if time.monotonic() - self._sign > _SIGN:
-                    self._sign = time.monotonic()
+                if time.monotonic() - self._renewed > _RENEWAL_S:
+                    self._renewed = time.monotonic()
                     os.utime(self._name + ".lock", dir_fd=self._directories.blobs, follow_symlinks=False)
             except FileNotFoundError:
-                log.debug(f"{self._name}: our lock was taken over")
+                log.debug(f"{self._name}: another process took over our lock")
             except OSError as e:
                 self._give_up(e)
         return data
 
     def publish(self) -> None:
-        """Its digest was right: let the others have it."""
+        """Share the blob after a successful check of its digest."""
         if self._out.closed:
             return
         try:
@@ -309,12 +307,12 @@ class _Tee:
             self._give_up(e)
 
     def _give_up(self, error: OSError) -> None:
-        """A full disk for what nodes share is no reason to fail: this node has what it needs."""
-        log.warn(f"cannot keep {self._directories.path}/sha256/{self._name} for other nodes: {error.strerror}")
+        """Stop sharing after an error, such as a full disk. This node goes on with its download."""
+        log.warn(f"cannot share {self._directories.path}/sha256/{self._name} with other nodes: {error.strerror}")
         self._close()
 
     def _close(self) -> None:
-        with contextlib.suppress(OSError):  # of what is still to be written: it goes anyway
+        with contextlib.suppress(OSError):  # of the final flush: the file is removed anyway
             self._out.close()
 
 
@@ -323,13 +321,13 @@ def _short(descriptor: Descriptor) -> str:
 
 
 def _beneath(path: str, readers: str) -> str:
-    """The directory in ``path``, or ``path``, whose blobs only ``readers`` can read. Raises OSError."""
+    """Return ``path``, or the directory in it that only ``readers`` can read. Raises OSError."""
     if readers == "everybody":
         return path
     if readers == "user":
-        own = trusted.mine(path, f"user-{os.geteuid()}")
-        trusted.place(own, make=True)
-        return own
+        private = trusted.mine(path, f"user-{os.geteuid()}")
+        trusted.place(private, make=True)
+        return private
     group = f"{path}/group-{os.getegid()}"
     trusted.place(path, closed_to=0)
     with contextlib.suppress(FileExistsError):
@@ -338,13 +336,13 @@ def _beneath(path: str, readers: str) -> str:
         os.chmod(group, 0o3770)
     status = os.lstat(group)
     if not stat.S_ISDIR(status.st_mode) or status.st_gid != os.getegid() or status.st_mode & 0o007:
-        raise OSError(errno.EPERM, f"is not closed to all but group {os.getegid()}", group)
+        raise OSError(errno.EPERM, f"must be accessible to group {os.getegid()} only", group)
     return group
 
 
 def _open_file(directory: int, name: str) -> int:
-    """Open a regular file for reading. Waits for nothing and follows no link. Raises OSError."""
-    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | _OPEN, dir_fd=directory)
+    """Open a regular file for reading, without blocking or following a link. Raises OSError."""
+    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | _OPEN_FLAGS, dir_fd=directory)
     return trusted.regular(fd, name)
 
 
@@ -357,11 +355,11 @@ def _exists(directory: int, name: str) -> bool:
 
 
 def _make(directory: str, mode: int) -> None:
-    """Make a directory that has its mode at once: others wait for it to appear. Raises OSError."""
+    """Make a directory with its final mode from the start: other nodes use it at once. Raises OSError."""
     umask = os.umask(0)
     try:
         os.mkdir(directory, mode)
-        trees.drop_acl(directory, mode)  # else blobs have the modes that an ACL of the parent gives them
+        trees.drop_acl(directory, mode)  # an ACL inherited from the parent would set the modes of blobs
         os.chmod(directory, mode)
     except FileExistsError:
         return
@@ -370,8 +368,8 @@ def _make(directory: str, mode: int) -> None:
 
 
 def _sweep(directory: str, now: float) -> None:
-    """Remove what the dead have left of their blobs; ``now`` is the file server's."""
+    """Remove abandoned partial downloads. ``now`` is the file server's time."""
     for name in os.listdir(directory):
         with contextlib.suppress(OSError):
-            if now - os.lstat(f"{directory}/{name}").st_mtime > _ABANDONED:
+            if now - os.lstat(f"{directory}/{name}").st_mtime > _ABANDONED_S:
                 os.unlink(f"{directory}/{name}")

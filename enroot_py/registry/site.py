@@ -1,19 +1,20 @@
-"""What a site, or a user, says of single registries: the file ``registries.conf``.
+"""Rules for single registries: the file ``registries.conf`` of the site or the user.
 
-One line a registry (HOST or HOST:PORT; ``*`` is every other), and what holds for it::
+Each line has a registry (HOST or HOST:PORT; ``*`` matches any other) and its rules::
 
-    # registry        what holds
+    # registry        rules
     build.site:5000   http
     reg.site          ca=/etc/ssl/site.pem
     docker.io         mirror=reg.site/hub mirror=build.site:5000
     registry.site     token=gitlab.site
 
-``http`` allows plain HTTP where TLS is not spoken, ``ca`` names a file of authorities to
-trust besides the system's, and each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the
-registry itself, in order. ``token`` names another host that hands out the registry's tokens,
-and gets its login for that; without it, only the registry's own host does, and the token
-servers that are known here. The user's line replaces the system's. Mirrors are trusted with
-the meaning of a tag; what a digest names is checked whoever sends it.
+``http`` allows plain HTTP if the registry does not speak TLS. ``ca`` names a file of certificate authorities to trust
+besides the system's. Each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the registry itself, in order. ``token``
+names the registry's token server on another host, which gets the registry's login. Without ``token``, only the
+registry's own host and the token servers in _TOKEN_SERVERS get it.
+
+The user's line replaces the site's. A mirror decides what a tag resolves to. Content named by a digest is checked,
+whoever sends it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from _collections_abc import Iterable, Iterator, Mapping
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
+from enroot_py.config.words import nearest
 from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, is_local, spelling
 
 TYPE_CHECKING = False
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 
-# Registries whose tokens come from another host of the same house.
+# Token servers on another host that belong to the registry.
 _TOKEN_SERVERS = {
     DOCKER_HUB: "auth.docker.io",
     "nvcr.io": "authn.nvidia.com",
@@ -40,8 +42,11 @@ _TOKEN_SERVERS = {
 }
 
 
+_FORMS = {"http": "http", "ca": "ca=/FILE", "mirror": "mirror=HOST[:PORT][/PREFIX]", "token": "token=HOST[:PORT]"}
+
+
 class Rules:
-    """What holds for one registry: ``words`` of a line, and where that is. Raises ConfigError."""
+    """The rules for one registry, from the ``words`` of a line at ``origin`` (FILE:LINE). Raises ConfigError."""
 
     __slots__ = ("http", "ca", "mirrors", "token_servers")
 
@@ -62,14 +67,19 @@ class Rules:
             elif key == "token" and value and "/" not in value:
                 self.token_servers += (_canonical(value, origin),)
             else:
-                raise ConfigError(
-                    f"{origin}: {word!r}",
-                    hint="write http, ca=/FILE, mirror=HOST[:PORT][/PREFIX] or token=HOST[:PORT]",
-                )
+                raise _bad_rule(word, key, origin)
+
+
+def _bad_rule(word: str, key: str, origin: str) -> ConfigError:
+    if key in _FORMS:
+        return ConfigError(f"{origin}: bad value in {word!r}", hint=f"write {_FORMS[key]}")
+    meant = nearest(key, _FORMS)
+    hint = f"did you mean {_FORMS[meant]}?" if meant else f"write {', '.join(_FORMS.values())}"
+    return ConfigError(f"{origin}: unknown rule {word!r}", hint=hint)
 
 
 def rules(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Rules:
-    """What holds for ``registry``. Raises ConfigError with file and line."""
+    """Return the rules for ``registry``. Raises ConfigError with file and line."""
     known: dict[str, Rules] = {}
     for directory in (sysconf_path(environ), settings.config_path):
         known.update(_read(directory + "/registries.conf"))
@@ -78,30 +88,30 @@ def rules(registry: str, settings: Settings, environ: Mapping[str, str] = os.env
 
 
 def may_be_plain(registry: str, settings: Settings) -> bool:
-    """Whether plain HTTP may be spoken with a registry that does not speak TLS."""
-    named = tuple(spelling(name) for name in settings.allow_http)
-    if is_local(registry) or "*" in named or registry in named or registry.rpartition(":")[0] in named:
+    """Return whether to use plain HTTP for a registry that does not speak TLS."""
+    allowed = tuple(spelling(name) for name in settings.allow_http)
+    if is_local(registry) or "*" in allowed or registry in allowed or registry.rpartition(":")[0] in allowed:
         return True
     return rules(registry, settings).http
 
 
 def is_token_server(registry: str, host: str, settings: Settings) -> bool:
-    """Whether ``host``, another one than the registry's own, is known to hand out its tokens."""
+    """Return whether ``host``, which is not the registry's own, is known as its token server."""
     host = spelling(host)
     return host == _TOKEN_SERVERS.get(registry) or host in rules(registry, settings).token_servers
 
 
 def mirrored(reference: Reference, mirror: str) -> Reference:
-    """The same image in a mirror."""
+    """Return a reference to the same image in a mirror."""
     host, slash, prefix = mirror.partition("/")
     repository = f"{prefix.strip('/')}/{reference.repository}" if slash else reference.repository
     return Reference(host, repository, reference.tag, reference.digest)
 
 
 def tls() -> SSLContext:
-    """TLS that trusts the system's authorities, and asks no more of a site's own than curl and docker do.
+    """Return a TLS context that trusts the system's authorities, and is no stricter than curl and docker.
 
-    Python 3.13 does: a key usage extension, for one.
+    Python 3.13 is stricter: it rejects certificate authorities without a key usage extension.
     """
     import ssl
 
@@ -114,16 +124,16 @@ def _canonical(registry: str, origin: str) -> str:
     try:
         return canonical_registry(registry)
     except ValueError as e:
-        raise ConfigError(f"{origin}: {registry!r} is no registry", hint=str(e)) from None
+        raise ConfigError(f"{origin}: {registry!r} is not a registry", hint=str(e)) from None
 
 
 def _read(path: str) -> Iterator[tuple[str, Rules]]:
-    if not os.path.exists(path):  # or in a place that is closed to us
+    if not os.path.exists(path):  # missing, or in a directory that we may not search
         return
     try:
         lines = (files.content(path) or b"").decode().splitlines()
     except UnicodeDecodeError as e:
-        raise ConfigError(f"{path}: is not UTF-8") from e
+        raise ConfigError(f"{path} is not UTF-8") from e
     for number, line in enumerate(lines, 1):
         registry, *words = line.partition("#")[0].split() or [""]
         if registry:

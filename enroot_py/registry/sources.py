@@ -1,7 +1,4 @@
-"""Where images come from: a registry and its mirrors, or places on this machine.
-
-All are asked alike, so that one pipeline serves them.
-"""
+"""Sources of images, with one interface for the import: a registry and its mirrors, or this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Blob(Protocol):
-    """A stream that is closed at the end of a ``with``."""
+    """A stream of bytes. Leaving the ``with`` closes it."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -32,14 +29,14 @@ class Blob(Protocol):
 
 
 class ImageSource(Protocol):
-    """What the pipeline asks of the place of an image. All raise ImageError, a registry RegistryError too."""
+    """The interface of a source of an image. Methods raise ImageError, and RegistryError for a registry."""
 
     @property
     def base(self) -> str:
-        """Where it was reached, to be remembered."""
+        """SCHEME://HOST of the registry, for the store to remember; the engine's name; or ""."""
 
     def digest(self) -> str:
-        """The digest that the name has now, or "" where that costs as much as manifest()."""
+        """Resolve the name to its current digest, or "" if that costs as much as manifest()."""
 
     def manifest(self, arch: str | None = None) -> Manifest: ...
     def config(self, manifest: Manifest) -> bytes: ...
@@ -48,84 +45,84 @@ class ImageSource(Protocol):
 
 @runtime_checkable
 class Expecting(Protocol):
-    """A source that wants to know which blobs will be asked for, before the first of them is."""
+    """A source that needs the list of blobs before the first one is read."""
 
     def begin(self, blobs: Sequence[Descriptor]) -> None: ...
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
-        """The blob from where it comes from, if what others gave is not what its digest says."""
+        """Return the blob from the registry, after peers sent data with another digest."""
 
 
 class Peers(Protocol):
-    """Other nodes of a step, to which an image comes at the same time; ``root`` is that of this node's store."""
+    """The nodes of a step that import the same image. ``root`` is the directory of this node's store."""
 
     def source(self, image: Reference, settings: Settings, root: str) -> ImageSource:
-        """Return the image as the nodes give it to each other."""
+        """Return a source that shares the image's blobs with the other nodes."""
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
-        """Give an image that is stored here to nodes that lack it. Raises OSError."""
+        """Send a stored image to nodes that are missing it. Raises OSError."""
 
 
 def open_source(
-    reference: Reference | LocalImage, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
+    reference: Reference | LocalImage, settings: Settings, on_progress: Callable[[bool], None] = lambda busy: None
 ) -> ImageSource:
-    """The place of an image. A registry is not yet asked; an archive is read. Raises ImageError.
+    """Open the source of an image. Sends no request yet, but reads an archive. Raises ImageError.
 
-    ``heard``: see Repository.
+    ``on_progress``: see Repository.
     """
     if isinstance(reference, Reference):
-        return open_registry(reference, settings, heard)
+        return open_registry(reference, settings, on_progress)
     from enroot_py.registry import local
 
     return local.open_image(reference, settings)
 
 
 def open_registry(
-    reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
+    reference: Reference, settings: Settings, on_progress: Callable[[bool], None] = lambda busy: None
 ) -> Repository | Mirrored:
-    """The place of an image in a registry, which is not yet asked. ``heard``: see Repository."""
-    every = places(reference, settings, heard)
-    return Mirrored(every) if len(every) > 1 else every[0]
+    """Open an image in a registry or its mirrors. Sends no request yet. ``on_progress``: see Repository."""
+    repositories = places(reference, settings, on_progress)
+    return Mirrored(repositories) if len(repositories) > 1 else repositories[0]
 
 
 def places(
-    reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
+    reference: Reference, settings: Settings, on_progress: Callable[[bool], None] = lambda busy: None
 ) -> list[Repository]:
-    """The mirrors of a registry, and then itself: the repository of an image in each."""
+    """Return the image's repository in each mirror, in order, then in the registry itself."""
     from enroot_py.registry.repository import Repository
 
     mirrors = site.rules(reference.registry, settings).mirrors
-    every = [site.mirrored(reference, mirror) for mirror in mirrors] + [reference]
-    return [Repository(place, settings, heard) for place in every]
+    references = [site.mirrored(reference, mirror) for mirror in mirrors] + [reference]
+    return [Repository(each, settings, on_progress) for each in references]
 
 
 class Mirrored:
-    """A registry and its mirrors, which are asked first: the first that has the manifest serves all of the image."""
+    """A registry behind its mirrors. The first repository with the manifest serves the whole image."""
 
-    def __init__(self, places: list[Repository]) -> None:
-        self._places = places
+    def __init__(self, repositories: list[Repository]) -> None:
+        self._repositories = repositories
 
     def _first(self, ask: Callable[[Repository], _T]) -> _T:
-        while len(self._places) > 1:
+        while len(self._repositories) > 1:
             try:
-                return ask(self._places[0])
+                return ask(self._repositories[0])
             except (RegistryError, ImageError) as e:
-                log.warn(f"a mirror does not serve: {e}")
-                del self._places[0]
-        return ask(self._places[0])
+                failed = self._repositories.pop(0)
+                log.warn(f"mirror {failed.host} failed, trying {self._repositories[0].host}: {e}")
+        return ask(self._repositories[0])
 
     @property
     def base(self) -> str:
-        return ""  # whoever it was: the mirrors are to be asked again
+        return ""  # the store must not remember it: the next import asks the mirrors first again
 
     def digest(self) -> str:
-        return self._first(lambda place: place.digest())
+        return self._first(lambda repository: repository.digest())
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        return self._first(lambda place: place.manifest(arch))
+        return self._first(lambda repository: repository.manifest(arch))
 
     def config(self, manifest: Manifest) -> bytes:
-        return self._first(lambda place: place.config(manifest))
+        return self._first(lambda repository: repository.config(manifest))
 
     def blob(self, descriptor: Descriptor, start: int = 0) -> Blob:
-        return self._places[0].blob(descriptor, start)
+        return self._repositories[0].blob(descriptor, start)

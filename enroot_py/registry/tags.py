@@ -1,8 +1,7 @@
-"""What a tag means now, asked in the cheapest way that there is.
+"""Resolve a tag to its current digest as cheaply as possible: with one HEAD request on a plain socket.
 
-For the start of an image that is stored, and for srun: one request whose answer has no body. To
-import http.client alone takes longer than the interpreter's own start, and repository.py four
-times as long again.
+The start of a stored image and srun use it. Importing http.client alone takes longer than the start of the interpreter,
+importing repository.py four times as long again.
 """
 
 from __future__ import annotations
@@ -29,43 +28,43 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.registry.reference import Reference
 
-_SILENCE = 2.0  # seconds without an answer, where a stored image can be used instead
-_CHECK = 10.0  # seconds for all answers: a login takes more than one
+_SILENCE_S = 2.0  # time to wait for one response, if a stored image can be used instead
+_CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes more than one
 _LATE_S = 2.0
-_MOST = 1 << 16  # bytes of an answer without a body
+_MAX_RESPONSE_BYTES = 1 << 16  # without a body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def now(reference: Reference, base: str, settings: Settings) -> str:
-    """The digest of a tag whose image is stored. Servers that do not answer are waited for only a moment.
+    """Resolve the tag of a stored image, with a short timeout.
 
-    ``base`` is where its registry was reached last. Raises RegistryError, as Unreachable after that moment.
+    ``base`` is SCHEME://HOST of the last import. Raises RegistryError, as Unreachable after the timeout.
     """
 
-    def ask(once: Settings, heard: Callable[[bool], None]) -> str:
-        return at_once(reference, base, once) or _by_client(reference, once, heard)
+    def ask(once: Settings, on_progress: Callable[[bool], None]) -> str:
+        return at_once(reference, base, once) or _by_client(reference, once, on_progress)
 
-    return _apart(reference.registry, settings, ask, _CHECK, _SILENCE)
+    return _in_child(reference.registry, settings, ask, _CHECK_TIMEOUT_S, _SILENCE_S)
 
 
 def soon(reference: Reference, settings: Settings, seconds: float, silence: float) -> str:
-    """The digest of a tag, or "" where its registry does not tell, within ``seconds``; see hurry().
+    """Resolve a tag within ``seconds``, or return "" if the registry sends no digest; see hurry().
 
-    Raises PenrootError, as Unreachable where that takes longer.
+    Raises PenrootError, as Unreachable after ``seconds``.
     """
-    return _apart(reference.registry, settings, lambda once, heard: resolve(reference, once, heard), seconds, silence)
+    return _in_child(reference.registry, settings, lambda *arguments: resolve(reference, *arguments), seconds, silence)
 
 
-def _apart(
+def _in_child(
     registry: str,
     settings: Settings,
     ask: Callable[[Settings, Callable[[bool], None]], str],
     seconds: float,
     silence: float,
 ) -> str:
-    """What ``ask`` finds, in a process of its own that ends in time. Raises PenrootError."""
-    # Only the end of the process ends the wait for a name server, so a child asks. A thread would not do: a process
-    # with threads gets no user namespace, see unshare(2).
+    """Return the result of ``ask`` from a child process with a time limit. Raises PenrootError."""
+    # Only the end of its process ends a wait for a name server, so a child asks. A thread does not help: a process with
+    # threads cannot create a user namespace, see unshare(2).
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -75,29 +74,29 @@ def _apart(
     os.close(answer)
     try:
         with open(result, "rb") as f:
-            if not _ends_within(seconds + _LATE_S, f):  # its own alarm is no help when it is stopped
-                raise errors.Unreachable(f"{registry}: the process {pid} that asks it is stopped")
-            kind, _, words = f.read().decode("utf-8", "surrogateescape").partition("\0")
+            if not _is_readable_within(seconds + _LATE_S, f):  # a stopped process misses its own alarm
+                raise errors.Unreachable(f"cannot ask {registry}: the child process {pid} is stopped")
+            kind, _, value = f.read().decode("utf-8", "surrogateescape").partition("\0")
     finally:
-        for group in (pid, -pid):  # with the programs that know logins
+        for target in (pid, -pid):  # the child, and its group: credential helpers
             try:
-                os.kill(group, _signal.SIGKILL)
+                os.kill(target, _signal.SIGKILL)
             except ProcessLookupError:
                 continue
         _, status = os.waitpid(pid, 0)
     if kind == "digest":
-        return words
+        return value
     if kind:
-        message, _, hint = words.partition("\0")
+        message, _, hint = value.partition("\0")
         error: type[errors.PenrootError] = getattr(errors, kind, errors.PenrootError)
         raise error(message, hint=hint)
     if os.WIFSIGNALED(status):
         raise errors.Unreachable(f"{registry} does not answer within {silence:g} s")
-    raise RuntimeError("a process that asks a registry failed, see above")
+    raise RuntimeError("the child process that asks the registry failed, see above")
 
 
-def _ends_within(seconds: float, pipe: BufferedReader) -> bool:
-    """Whether a pipe has something to read, or its end, within some seconds."""
+def _is_readable_within(seconds: float, pipe: BufferedReader) -> bool:
+    """Wait until a pipe has data or is closed. Return False after ``seconds``."""
     import select
 
     readable = select.poll()  # select(2) takes no descriptor above 1023
@@ -116,42 +115,42 @@ def _answer(
         os.setpgid(0, 0)
         for number in (_signal.SIGTERM, _signal.SIGINT):
             _signal.signal(number, _signal.SIG_DFL)
-        heard = hurry(seconds, silence)
-        # So short that of two addresses the second one is tried, too.
+        on_progress = hurry(seconds, silence)
+        # Short enough to try the second of two addresses within the silence.
         once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
-        words = f"digest\0{ask(once, heard)}"
+        reply = f"digest\0{ask(once, on_progress)}"
     except errors.PenrootError as e:
-        words = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
+        reply = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        words = ""
-    os.write(answer, words.encode("utf-8", "surrogateescape"))
+        reply = ""
+    os.write(answer, reply.encode("utf-8", "surrogateescape"))
     sys.stderr.flush()
-    os._exit(0 if words else 1)
+    os._exit(0 if reply else 1)
 
 
-def hurry(seconds: float, silence: float = _SILENCE) -> Callable[[bool], None]:
-    """End this process by SIGALRM after ``seconds``, or after a silence of ``silence`` seconds.
+def hurry(seconds: float, silence: float = _SILENCE_S) -> Callable[[bool], None]:
+    """End this process by SIGALRM after ``seconds``, or when the registry is silent for ``silence`` seconds.
 
-    Call what this returns after each answer, and with True before what is not the registry's silence: a program of the
-    user, or our imports.
+    Call the returned function with False after each response, and with True before work of this node that must not
+    count as silence: a credential helper, or our imports.
     """
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
 
-    def heard(asks: bool) -> None:
-        left = until - time.monotonic()
-        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left if asks else min(silence, left)))
+    def on_progress(busy: bool) -> None:
+        left = deadline - time.monotonic()
+        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left if busy else min(silence, left)))
 
     _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
-    heard(False)
-    return heard
+    on_progress(False)
+    return on_progress
 
 
 def at_once(reference: Reference, base: str, settings: Settings) -> str:
-    """The digest of a tag from a registry at ``base`` (SCHEME://HOST) that wants no login and no proxy; else "".
+    """Resolve a tag at ``base`` (SCHEME://HOST) without login and proxy. Return "" if that fails in any way.
 
-    Whatever else comes is for the real client to see, and to report.
+    The full client then tries again, and reports errors.
     """
     if any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES):
         return ""
@@ -162,14 +161,14 @@ def at_once(reference: Reference, base: str, settings: Settings) -> str:
     try:
         status, headers = _head(host, reference.manifest_path(), scheme == "https", settings.connect_timeout or None)
     except (OSError, ValueError) as e:
-        log.debug(f"{host}: {e}; asking again")
+        log.debug(f"{host}: {e}; trying the full client")
         return ""
     digest = headers.get("docker-content-digest", "") if status == 200 else ""
     return digest if is_digest(digest) else ""
 
 
 def _head(host: str, path: str, tls: bool, timeout: float | None) -> tuple[int, dict[str, str]]:
-    """Status and headers, by names in lower case, of a HEAD request (RFC 9110). Raises OSError, ValueError."""
+    """Send a HEAD request (RFC 9110). Return status and headers by lower-case names. Raises OSError, ValueError."""
     lines = [f"HEAD {path} HTTP/1.1", f"Host: {host}", f"Accept: {', '.join(MANIFEST_TYPES)}"]
     lines += [f"User-Agent: penroot/{__version__}", "Connection: close", "", ""]
     connection = _connect(host, 443 if tls else 80, tls, timeout)
@@ -177,10 +176,10 @@ def _head(host: str, path: str, tls: bool, timeout: float | None) -> tuple[int, 
         connection.sendall("\r\n".join(lines).encode("ascii"))
         reply = b""
         while b"\r\n\r\n" not in reply:
-            more = connection.recv(_MOST)
+            more = connection.recv(_MAX_RESPONSE_BYTES)
             reply += more
-            if not more or len(reply) > _MOST:
-                raise ValueError("no complete answer")
+            if not more or len(reply) > _MAX_RESPONSE_BYTES:
+                raise ValueError("incomplete response")
     finally:
         connection.close()
     head, *fields = reply.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
@@ -192,12 +191,12 @@ def _head(host: str, path: str, tls: bool, timeout: float | None) -> tuple[int, 
 
 
 def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
-    """A connection to HOST[:PORT], or [IPV6]:PORT. Raises OSError, ValueError."""
+    """Connect to HOST[:PORT] or [IPV6]:PORT. Raises OSError, ValueError."""
     import _socket
 
-    name, colon, its_port = host.rpartition(":")
+    name, colon, digits = host.rpartition(":")
     if colon and not host.endswith("]"):
-        port = int(its_port)
+        port = int(digits)
     else:
         name = host
     name = name.strip("[]")
@@ -206,7 +205,7 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 
         return site.tls().wrap_socket(socket.create_connection((name, port), timeout), server_hostname=name)
     error = OSError("no address")
-    # As bytes, or Python imports its tables of international domain names.
+    # Bytes, because for str Python imports its IDNA tables.
     for family, kind, protocol, _, address in _socket.getaddrinfo(name.encode("ascii"), port, 0, _socket.SOCK_STREAM):
         connection = _socket.socket(family, kind, protocol)
         connection.settimeout(timeout)
@@ -220,10 +219,10 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 
 
 def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | None = None) -> Pin | None:
-    """Which digest counts for a name, decided here alone; None if the name itself has one, or nobody says one.
+    """Return the pin of a name, or None if the name has a digest or there is no pin.
 
-    A step of Slurm has the same image on all its nodes, so what it was pinned to, ``of_step``, comes first. Next is
-    what the settings say, by a lock file. Raises ConfigError.
+    The pin of the Slurm step, ``of_step``, takes precedence over the lock file of the settings: all nodes of a step use
+    the same image. No other function decides this. Raises ConfigError.
     """
     if isinstance(reference, LocalImage) or reference.digest:
         return None
@@ -235,25 +234,25 @@ def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | No
     return None
 
 
-def resolve(reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None) -> str:
-    """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
+def resolve(reference: Reference, settings: Settings, on_progress: Callable[[bool], None] = lambda busy: None) -> str:
+    """Resolve a tag, or return "" if the registry sends no digest. See hurry(). Raises PenrootError."""
     if known := pin(reference, settings):
         return known.digest
     host = reference.registry
-    if host != DOCKER_HUB and not site.rules(host, settings).mirrors:  # Docker's wants a token
-        # Nothing secret is sent, and what speaks TLS says so: then the real client asks.
+    if host != DOCKER_HUB and not site.rules(host, settings).mirrors:  # Docker Hub always asks for a token
+        # Plain HTTP sends no secret here. A registry that speaks TLS rejects it, and the full client tries again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
         digest = at_once(reference, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
             return digest
-    return _by_client(reference, settings, heard)
+    return _by_client(reference, settings, on_progress)
 
 
-def _by_client(reference: Reference, settings: Settings, heard: Callable[[bool], None]) -> str:
-    """The digest of a tag by the client that knows logins, proxies and mirrors. Raises PenrootError."""
-    heard(True)  # on a busy node our own imports may take longer than a registry that is well
+def _by_client(reference: Reference, settings: Settings, on_progress: Callable[[bool], None]) -> str:
+    """Resolve a tag with the full client, which supports logins, proxies and mirrors. Raises PenrootError."""
+    on_progress(True)  # on a busy node our own imports may take longer than the registry
     from enroot_py.registry.sources import open_source
 
-    source = open_source(reference, settings, heard)
-    heard(False)
+    source = open_source(reference, settings, on_progress)
+    on_progress(False)
     return source.digest()

@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# A login pod, in which srun has the options of containers and penroot is there: docs/pods.md. In the directory with the
-# packages, which `make packages` makes:
+# A login pod with penroot and srun's container options: docs/howto/pods.md. Run in the directory with the packages of
+# `make packages`:
 #   docker build -f Dockerfile.login -t registry.example.com/login-penroot:1 .
 ARG LOGIN=ghcr.io/slinkyproject/login:25.11-ubuntu24.04
 
@@ -8,7 +8,7 @@ FROM scratch AS packages
 COPY penroot_*.deb penroot-slurm-plugin_*.deb /
 
 FROM ${LOGIN}
-# The package of the plugin takes the one for the Slurm that it finds here. Versions of the others are the release's.
+# The plugin package chooses the plugin for the Slurm in the image. Other packages have the distribution's versions.
 # hadolint ignore=DL3008
 RUN --mount=type=bind,from=packages,target=/packages \
     apt-get update \

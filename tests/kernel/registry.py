@@ -21,7 +21,7 @@ PROGRAM = "docker-registry"
 
 
 def own_address() -> str:
-    """An address of loopback that is this process's: what others listen on there, they listen on everywhere."""
+    """Return a loopback address for this process alone. Other servers have it only if they listen on all addresses."""
     pid = os.getpid()
     return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 
@@ -68,23 +68,12 @@ http: {{addr: "127.0.0.1:0"}}
 
 
 def authority(directory: Path) -> tuple[Path, ssl.SSLContext]:
-    """The file of a new certificate authority, and a server at 127.0.0.1 that it vouches for."""
+    """Make a certificate authority, and the TLS context of a server at 127.0.0.1 with its certificate."""
     require(shutil.which("openssl"), "openssl is not installed")
     ca, key, cert = directory / "ca.pem", directory / "key.pem", directory / "cert.pem"
-    new = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
+    new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split()
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
-    use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # as Python asks of it since 3.13
+    use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # Python requires it since 3.13
     for command in (
         [*new, *use, "-keyout", directory / "ca.key", "-out", ca, "-subj", "/CN=Test Authority"],
         [*new, "-keyout", key, "-out", cert, "-subj", "/CN=here", *names, "-CA", ca, "-CAkey", directory / "ca.key"],

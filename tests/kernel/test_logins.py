@@ -1,4 +1,4 @@
-"""``penroot login`` and ``logout`` at a registry that asks who is there, and beside skopeo, as an ordinary user."""
+"""``penroot login`` and ``logout`` at a registry with logins, and together with skopeo, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "pass word:%$1"
 
 @pytest.fixture
 def front(tmp_path: pathlib.Path) -> Iterator[Faulty]:
-    """A registry that lets in ``me`` alone."""
+    """A registry that only ``me`` can read."""
     with serve(tmp_path / "registry") as server, faulty(server.host, login=Login({"me": SECRET})) as made:
         yield made
 
@@ -48,12 +48,12 @@ def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
     assert "401 from" in user.penroot("digest", image, status=1).stderr
     done = log_in(user, "-u", "me", front.host, secret=SECRET + "\n")
     assert f"logged in to {front.host} as me: {user.home}/.docker/config.json" in done.stderr and not done.stdout
-    assert "401 from" not in user.penroot("digest", image, status=1).stderr  # there is no such image
+    assert "401 from" not in user.penroot("digest", image, status=1).stderr  # the image does not exist
     assert list(kept(user)) == [front.host]
     assert f"logged out of {front.host}" in user.penroot("logout", front.host).stderr
     assert not kept(user)
     again = user.penroot("logout", front.host, status=1).stderr
-    assert f"config.json has no login for {front.host}" in again and "penroot login makes one" in again
+    assert f"config.json has no login for {front.host}" in again and f"to add one: penroot login {front.host}" in again
 
 
 @pytest.mark.parity("login: one that the registry refuses")
@@ -69,7 +69,7 @@ def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty
 @pytest.mark.parity("login: one that the registry refuses")
 @pytest.mark.security("G2")
 def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
-    """It gives a token to anybody, and the registry takes that: whose password it is nobody has asked."""
+    """The unknown server gives a token to anyone, and the registry accepts it."""
     with (
         serve(tmp_path / "registry") as server,
         faulty(server.host, bind="127.0.0.2", login=Login({"": ""})) as other,
@@ -78,7 +78,7 @@ def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_p
         realm = {"WWW-Authenticate": f'Bearer realm="http://{other.host}/token",service="x"'}
         front.faults.append(Fault("/v2/", status=401, headers=realm))
         said = log_in(user, "-u", "me", front.host, status=1).stderr
-        assert f"{other.host}, which hands out the tokens of {front.host}, gets no login for it" in said
+        assert f"the login for {front.host} is not sent to the unknown token server {other.host}" in said
         assert f"registries.conf: {front.host} token={other.host}" in said
         assert [request.authorization for request in other.seen] == [""]
     assert not (user.home / ".docker").exists()
@@ -86,7 +86,7 @@ def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_p
 
 def test_a_registry_that_asks_nobody(user: User, tmp_path: pathlib.Path) -> None:
     with serve(tmp_path / "registry") as server:
-        assert "asks nobody for a login: it is kept" in log_in(user, "-u", "me", server.host).stderr
+        assert "does not ask for a login: storing it untested" in log_in(user, "-u", "me", server.host).stderr
         assert list(kept(user)) == [server.host]
 
 
@@ -101,14 +101,14 @@ def test_a_registry_that_is_not_there(user: User) -> None:
 @pytest.mark.parametrize(
     ("words", "secret", "says", "hint"),
     [
-        (("-u", "me", "reg.io"), "", "there is no password on stdin", "penroot login --username USER"),
-        (("-u", "me", "reg.io"), "\n", "there is no password on stdin", "printf"),
-        (("-u", "me", "reg.io"), "a\nb", "no password of one line", "printf"),
-        (("-u", "me", "reg.io"), 70_000 * "x", "no password of one line", "printf"),
-        (("reg.io",), "x", "there is no user", "--username"),
-        (("-u", "a:b", "reg.io"), "x", "'a:b' is no user's name", "':'"),
+        (("-u", "me", "reg.io"), "", "no password on stdin", "penroot login --username USER"),
+        (("-u", "me", "reg.io"), "\n", "no password on stdin", "printf"),
+        (("-u", "me", "reg.io"), "a\nb", "is not one line with a password", "printf"),
+        (("-u", "me", "reg.io"), 70_000 * "x", "is not one line with a password", "printf"),
+        (("reg.io",), "x", "no user name given", "--username"),
+        (("-u", "a:b", "reg.io"), "x", "bad user name 'a:b'", "':'"),
         (("-u", "me", "reg.io/team"), "x", "'reg.io/team' is not a registry", "HOST:PORT"),
-        (("-u", "me", "-p", "x", "reg.io"), "", "is seen by everybody on the machine", "from stdin"),
+        (("-u", "me", "-p", "x", "reg.io"), "", "all users of the machine can see a password", "on stdin"),
     ],
 )
 def test_what_cannot_be_a_login(user: User, words: tuple[str, ...], secret: str, says: str, hint: str) -> None:
@@ -144,7 +144,7 @@ def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Fa
 @pytest.mark.parity("login: another login that goes before is told")
 def test_another_login_that_goes_before_is_told(user: User, front: Faulty) -> None:
     netrc = user.write(".config/enroot/.credentials", f"machine {front.host} login you password other\n")
-    assert f"{netrc} has another login for {front.host}, and goes before" in log_in(user, "-u", "me", front.host).stderr
+    assert f"another login for {front.host} in {netrc} takes precedence" in log_in(user, "-u", "me", front.host).stderr
     assert f"{netrc} still has a login for {front.host}" in user.penroot("logout", front.host).stderr
     assert f"there is one in {netrc}" in user.penroot("logout", front.host, status=1).stderr
 

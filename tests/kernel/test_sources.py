@@ -138,8 +138,8 @@ def test_damaged_local_images_say_what(user: User, layout: Path, saved: Path) ->
     blob.unlink()
     os.mkfifo(blob)
     user.own(blob)
-    assert f"{blob}: not a file" in user.penroot("start", f"oci:{layout}", "true", status=1).stderr
-    assert "is no OCI layout" in user.penroot("start", f"oci:{user.home}/none", "true", status=1).stderr
+    assert f"{blob}: not a regular file" in user.penroot("start", f"oci:{layout}", "true", status=1).stderr
+    assert "is not an OCI layout" in user.penroot("start", f"oci:{user.home}/none", "true", status=1).stderr
     assert not (user.home / "cache/tmp").exists() or list((user.home / "cache/tmp").iterdir()) == []
 
 
@@ -278,7 +278,7 @@ def test_lock_of_a_dead_node_expires(user: User, shared: tuple[str, list[str]]) 
         lock.write_text("gone 12345678 99\n")
         os.utime(lock, (0, 0))
     user.own(user.home / "all")
-    assert any("process 99 on gone has given no sign of life" in said for said in nodes(user, uri))
+    assert any("process 99 on gone has not renewed its lock" in said for said in nodes(user, uri))
 
 
 @pytest.mark.parametrize("how", ["short", "wrong"])
@@ -300,7 +300,7 @@ def test_shared_directory_that_is_closed_to_us(user: User, shared: tuple[str, li
 
 def test_shared_directory_without_room_is_no_hindrance(user: User, shared: tuple[str, list[str]]) -> None:
     with small_filesystem(user.home / "small", "size=1m,mode=777") as small:
-        for option, said in (("rw", "cannot keep"), ("ro", "for this node alone")):
+        for option, said in (("rw", "cannot share"), ("ro", "for this node alone")):
             subprocess.run(["mount", "-o", f"remount,{option}", small], check=True)
             env = {"ENROOT_SHARED_BLOBS": str(small), "ENROOT_CACHE_PATH": f"{user.home}/{option}"}
             done = user.penroot("start", shared[0], "cat", "/number", env=env)

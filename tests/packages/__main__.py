@@ -1,4 +1,4 @@
-"""Makes the Debians that the tests copy: python -m tests.packages, while the packages themselves are made."""
+"""Make the Debians that the tests copy, while the packages are built: python -m tests.packages."""
 
 from __future__ import annotations
 

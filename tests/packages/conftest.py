@@ -1,4 +1,4 @@
-"""Packages as a release has them, and Debians to install them in, without a compiler and without pip."""
+"""Packages of a release, and Debians without compiler and pip to install them in."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.matrix import roots
 from tests.slurm.lab import images
 
 PROJECT = Path(__file__).parents[2]
-# Slurm, and what the lab has beside it.
+# Slurm, and other packages for the lab.
 SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "docker-registry", "openssl")
-# Slurm's PMIx, which has its name since trixie end in t64, and which bookworm's Slurm opens by that of the other.
+# Slurm's PMIx: the package's name ends in t64 since trixie; bookworm's Slurm opens the library by its -dev name.
 TOOLS = ("'libpmix2*'", "libpmix-dev", "procps", "util-linux-extra", "busybox-static", "git")
-# The releases of Debian, and that of the Slurm of each.
+# Slurm's release in each Debian.
 PLUGINS = {"bookworm": "22.05", "trixie": "24.11"}
-# What penroot runs where image files are used.
+# Programs for image files.
 NEEDS = "fuse3 squashfs-tools squashfuse"
-# What apt, dpkg and the tests keep for themselves.
+# Files of apt, dpkg and the tests.
 KEPT = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/tmp", "/root", "/srv", "/usr/src")
 CHECKOUT = "/usr/src/penroot"
-# Says whatever goes wrong with it until there is a file /srv/stop.
+# Use penroot, and report failures, until there is a file /srv/stop.
 USED = "while [ ! -e /srv/stop ]; do penroot version 2>&1; [ -e /usr/lib/penroot/spank_pyxis.so ] || echo none; done"
 
 
@@ -43,7 +43,7 @@ class Machine:
     path: Path
 
     def run(self, script: str, *, check: bool = True, **environ: str) -> subprocess.CompletedProcess[str]:
-        """A command of sh(1) as root there, in namespaces of its own."""
+        """Run a shell script there as root, in separate namespaces."""
         root = roots.Root(self.release, self.path, environ={"DEBIAN_FRONTEND": "noninteractive", **environ})
         command = root.command("sh", "-ec", script)
         done = subprocess.run(
@@ -53,7 +53,7 @@ class Machine:
         return done
 
     def files(self) -> dict[str, str]:
-        """Each file, link and directory, and what it is; without those that apt and dpkg keep for themselves."""
+        """Map files, links and directories to "file", the target, or "", without files of apt and dpkg."""
         found = {}
         for directory, names, files in os.walk(self.path):
             for name in (*names, *files):
@@ -64,7 +64,7 @@ class Machine:
         return found
 
     def put(self, file: Path) -> str:
-        """Copy a file into it; its path there."""
+        """Copy a file to the machine. Return its path there."""
         (self.path / "srv").mkdir(exist_ok=True)
         shutil.copy(file, self.path / "srv")
         return f"/srv/{file.name}"
@@ -72,7 +72,7 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that a release has, made once for the tests, and what that printed: their sizes."""
+    """Build all files of a release once for the tests, and print their sizes."""
     if given := os.environ.get("PENROOT_PACKAGES_MADE"):
         return Path(given).resolve()
     to = tmp_path_factory.mktemp("packages")
@@ -81,7 +81,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_packages(to: Path, **environ: str) -> str:
-    """Make all kinds; their sizes."""
+    """Build all kinds. Return the printed sizes."""
     command = [sys.executable, "-m", "packages", *RELEASE, "--output", to]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, env={**os.environ, **environ})
     assert done.returncode == 0, done.stderr
@@ -90,7 +90,7 @@ def make_packages(to: Path, **environ: str) -> str:
 
 @contextlib.contextmanager
 def machine(release: str, name: str, *, slurm: bool) -> Iterator[Machine]:
-    """A copy of a Debian that is made once; with Slurm as its packages have it, and the lab to run it."""
+    """Copy a Debian, with Debian's Slurm if ``slurm``."""
     base = base_of(release, slurm=slurm)
     path = place.CACHE / f"machine-{name}-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)
@@ -103,9 +103,9 @@ def machine(release: str, name: str, *, slurm: bool) -> Iterator[Machine]:
 
 
 def base_of(release: str, *, slurm: bool) -> Path:
-    """A directory with a release, made by debootstrap(8), and by apt(8) where it is to have Slurm."""
+    """Make a directory with a Debian release by debootstrap(8), and add Slurm by apt(8) if ``slurm``."""
     (place.CACHE / "roots").mkdir(parents=True, exist_ok=True)
-    with open(place.CACHE / f"{release}.lock", "w") as lock:  # another checkout may be tested meanwhile
+    with open(place.CACHE / f"{release}.lock", "w") as lock:  # tests of another checkout may run at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _made(release, place.CACHE / "roots" / release, slurm)
 
@@ -131,7 +131,7 @@ def _made(release: str, fresh: Path, slurm: bool) -> Path:
 
 
 def bring_lab(machine: Machine) -> dict[str, str]:
-    """The lab, its images and what it needs of Python, where there is no index; the variables that say where."""
+    """Copy the lab, its images and Python modules to a machine without network. Return the variables with the paths."""
     roots.copy_checkout(machine.path / CHECKOUT[1:])
     cache = "/var/cache/penroot-lab"
     subprocess.run(["cp", "-al", Path(images.build()), machine.path / "srv/images"], check=True)
@@ -144,7 +144,7 @@ def bring_lab(machine: Machine) -> dict[str, str]:
 
 
 def demo(machine: Machine, environ: dict[str, str]) -> None:
-    """Run the job of make demo, and the rest of its tour, there."""
+    """Run the tour of make demo on the machine."""
     shown = machine.run(f"cd {CHECKOUT}; python3 -B examples/demo.py", **environ).stdout
     assert "sum 6" in shown
     assert "No mount, process, cgroup or file is left on the nodes." in shown

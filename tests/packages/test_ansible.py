@@ -1,4 +1,4 @@
-"""The Ansible role with packages and with the archive: two nodes, twice, and a newer version while a step runs."""
+"""The Ansible role with packages and with the archive: two runs on two nodes, and an upgrade while a step runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.slurm.steps import IMAGE, end, expect, sh
 
 SETTINGS = {"enroot_config": "ENROOT_CACHE_PATH /var/tmp/enroot-cache-$(id -u)\nENROOT_ALLOW_HTTP yes\n"}
 SETTINGS |= {"enroot_data_path": "/var/tmp/enroot-data-$(id -u)"}
-# As in config.example/group_vars of DeepOps, and what the registry of the lab needs.
+# config.example/group_vars of DeepOps, with settings for the lab's registry.
 DEEPOPS = {
     "enroot_runtime_path": "/run/enroot/user-$(id -u)",
     "enroot_cache_path": "/var/spool/enroot-cache/user-$(id -u)",
@@ -35,7 +35,7 @@ DEEPOPS = {
     "penroot_serial": 2,
 }
 STEP = ("srun", "-N2", "--container-name=work", IMAGE, *sh("echo begun; read line; echo ended"))
-# As slurmd.service has it; the script of Debian's package starts no slurmd without a slurm.conf.
+# Like slurmd.service. The script of Debian's package does not start slurmd without a slurm.conf.
 SERVICE = """\
 #!/bin/sh
 # Short-Description: slurmd
@@ -55,7 +55,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def newer(package: Path, to: Path) -> str:
-    """The same package as the next version; its version."""
+    """Make the next version of a package. Return the version."""
     old, new = place.packaged_version(), f"{place.packaged_version()}+1"
     tree = to / "tree"
     subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
@@ -87,7 +87,7 @@ def test_packages(nodes: Site, packages: Path) -> None:
             shown = nodes.on(node, "dpkg-query --show --showformat='${Version} ' penroot penroot-slurm-plugin")
             assert shown == f"{version} {version} "
         assert step.poll() is None
-        assert nodes.slurmds() == slurmds  # the line is the same, and slurmd has nothing else of the plugin
+        assert nodes.slurmds() == slurmds  # the plugin's line has not changed, so slurmd is not restarted
         assert end(step)[0] == "ended\n" * 2
         assert step.returncode == 0
     finally:
@@ -126,7 +126,7 @@ def test_archive_and_slurmctld_that_sends_its_configuration(nodes: Site, package
     assert line in nodes.on("n1", "cat /run/slurm/conf/plugstack.conf")
     assert changed(nodes.play(**given)) == {"ctl": 0, "n1": 0, "n2": 0}
 
-    # Another version has a directory of its own.
+    # Each version has its own directory.
     subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
     (top,) = tmp_path.iterdir()
     newest = top.rename(tmp_path / "penroot-9.0.0-x86_64")
@@ -147,7 +147,7 @@ def test_archive_and_slurmctld_that_sends_its_configuration(nodes: Site, package
 
 
 def test_role_on_a_shared_file_system(nodes: Site) -> None:
-    """All but the installation of packages, where all nodes see penroot."""
+    """The whole role except the installation of packages: all nodes share penroot."""
     before = nodes.slurmds()
     first = nodes.play(**DEEPOPS)
     assert all(changed(first).values())

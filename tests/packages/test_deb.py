@@ -1,4 +1,4 @@
-"""Debian packages: installed by apt in fresh Debians without a compiler, used, and purged."""
+"""Debian packages: install with apt in fresh Debians without a compiler, use, and purge."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: 
     debian.run("apt-get -qq install --yes --no-install-recommends apparmor")
     assert "profile penroot /usr/bin/penroot flags=(unconfined) {" in profile.read_text()
     debian.run("apparmor_parser --skip-kernel-load --skip-cache /etc/apparmor.d/penroot")
-    # What a package wrote, the next one replaces; what an admin has changed stays.
+    # A package replaces an unchanged profile, but keeps one that an admin has changed.
     again = "apt-get -qq install --yes --reinstall /srv/penroot_*.deb 2>&1"
     older = profile.read_text().replace("userns,", "userns, # older")
     for path in (profile, debian.path / "var/lib/penroot-package/apparmor-profile"):
         path.write_text(older)
-    assert "and stays" not in debian.run(again).stdout
+    assert "keeping /etc/apparmor.d/penroot" not in debian.run(again).stdout
     assert "older" not in profile.read_text()
     profile.write_text(older)
-    assert "[INFO] /etc/apparmor.d/penroot is not as a package wrote it and stays;" in debian.run(again).stdout
+    assert "[INFO] keeping /etc/apparmor.d/penroot, which an admin has changed;" in debian.run(again).stdout
     assert profile.read_text() == older
     debian.run("apt-get -qq remove --yes penroot")
     assert not profile.exists()
@@ -86,7 +86,7 @@ def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: 
 @pytest.mark.parity("deb, rpm: another Python")
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)
 def test_python_that_is_another_one(debian: Machine, packages: Path) -> None:
-    """A trigger of python3's makes anew what is compiled; dpkg has it, whoever replaces that file."""
+    """A trigger on python3 compiles the modules again. dpkg fires it whichever package replaces the file."""
     install(debian, packages, "penroot")
     pack = next((debian.path / "usr/lib/penroot").glob("modules.cpython*"))
     pack.unlink()
@@ -94,7 +94,7 @@ def test_python_that_is_another_one(debian: Machine, packages: Path) -> None:
     assert pack.exists()
 
 
-# OLD.deb VERSION: the same package under another version, which its modules say too.
+# Make the same packages under another version, also in their modules.
 OTHER = """
 set -e
 for package in penroot penroot-slurm-plugin; do
@@ -106,7 +106,7 @@ echo 012345678901 2030-01-01 deb | tee /srv/penroot/usr/lib/penroot-package/enro
     > /srv/penroot-slurm-plugin/usr/lib/penroot-package/PLUGINS
 for package in penroot penroot-slurm-plugin; do dpkg-deb -Znone --build /srv/$package /srv/${package}_9.9.deb; done
 """
-# Let a version that nobody uses go at once, and not after a minute.
+# Remove an unused version at once instead of after a minute.
 AT_ONCE = r"""
 import os, re, sys, zipfile
 for path in sys.argv[1:]:

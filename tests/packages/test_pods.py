@@ -1,4 +1,4 @@
-"""The images of examples/pods: what their Dockerfiles run, in a Debian with Slurm in place of Slinky's images."""
+"""The Dockerfiles of examples/pods: run their commands in a Debian with Slurm instead of Slinky's images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PODS = PROJECT / "examples/pods"
 
 
 def lines(dockerfile: str) -> dict[str, list[str]]:
-    """The arguments of each instruction, by its word: a line goes on behind a backslash."""
+    """Return the arguments of each instruction by its keyword. A backslash continues a line."""
     text = re.sub(r"^#.*\n", "", dockerfile, flags=re.MULTILINE).replace("\\\n", " ")
     found: dict[str, list[str]] = {}
     for line in filter(None, text.splitlines()):
@@ -25,7 +25,7 @@ def lines(dockerfile: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ["Dockerfile.slurmd", "Dockerfile.login"])
 def test_what_a_dockerfile_runs(name: str, packages: Path) -> None:
-    """There is neither docker nor Slinky's image where tests run: apt(8), the packages and the checks are the same."""
+    """Tests have no docker and no Slinky image, but apt(8), the packages and the checks are the same."""
     said = lines((PODS / name).read_text())
     assert said.keys() == {"ARG", "FROM", "COPY", "RUN"}
     (run,) = said["RUN"]

@@ -1,4 +1,4 @@
-"""EasyBuild's own word on our easyconfig, and what it installs; of Spack's recipe, what can be told without Spack."""
+"""EasyBuild checks and installs our easyconfig. The Spack recipe is checked without Spack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.packages.conftest import PROJECT
 
 EASYBUILD = "easybuild-framework==5.4.* easybuild-easyblocks==5.4.* pycodestyle".split()
 LMOD = "/usr/share/lmod/lmod/libexec/lmod"
-USER = 65534  # EasyBuild runs for no root
+USER = 65534  # EasyBuild refuses to run as root
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def archive(packages: Path) -> Path:
 
 @pytest.fixture
 def site(archive: Path) -> Iterator[Path]:
-    """A directory of that user's, with the archive and the easyconfig that a release has for it."""
+    """A directory of USER with the archive and the release's easyconfig."""
     with tempfile.TemporaryDirectory(prefix="penroot-easybuild-", dir="/var/tmp") as top:
         shutil.copy(archive, top)
         easyconfig = Path(top, f"penroot-{place.version()}.eb")
@@ -42,7 +42,7 @@ def site(archive: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def easybuild() -> Path:
-    """EasyBuild of PyPI, for the Python that all users may run; made once."""
+    """Install EasyBuild from PyPI once, for a Python that all users can run."""
     top = place.CACHE / "easybuild-5.4"
     if not top.exists():
         new = top.with_name(f"{top.name}.{os.getpid()}")
@@ -75,7 +75,7 @@ def test_easybuild_checks_and_installs_it(easybuild: Path, site: Path) -> None:
 
 
 def test_the_recipe_of_spack_is_for_the_archive(archive: Path) -> None:
-    """No index of pip or apt has Spack; docs/howto/install.md names the version that ran the recipe by hand."""
+    """Neither pip nor apt has Spack; docs/howto/install.md names the version that was tested by hand."""
     text = (PROJECT / "packages/spack/packages/penroot/package.py").read_text()
     tree = ast.parse(recipes.filled(text, archive))
     (recipe,) = (node for node in tree.body if isinstance(node, ast.ClassDef))

@@ -1,4 +1,4 @@
-"""What a release has beside packages: a source distribution, a wheel, an SBOM and checksums, of one commit."""
+"""The other files of a release: source distribution, wheel, SBOM and checksums, all from one commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="a relea
 
 @pytest.fixture(scope="module")
 def release() -> Iterator[Path]:
-    """Made of a clone, since the tree that is tested may have changes."""
+    """A release built from a clone, because the tested tree may have changes."""
     with tempfile.TemporaryDirectory(prefix="penroot-release-", dir="/var/tmp") as place:
         subprocess.run(["git", "clone", "--quiet", PROJECT, f"{place}/clone"], check=True)
         command = [sys.executable, "-m", "packages", "--release", "--output", f"{place}/release"]

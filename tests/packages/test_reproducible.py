@@ -1,4 +1,4 @@
-"""Two builds of a commit are equal bytes, and the plugins of all releases of Slurm may come of one header."""
+"""Two builds of a commit are identical, and one set of headers is enough for the plugins of all Slurm releases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sums(place: Path) -> dict[str, str]:
 
 @pytest.mark.parity("make packages")
 def test_two_builds_are_equal_bytes(packages: Path, tmp_path: Path) -> None:
-    """At another time and in another place."""
+    """The second build runs later, and in another directory."""
     cache = tmp_path / "elsewhere"
     cache.mkdir()
     for kept in (place.CACHE / "wheels", tree.builder().parents[1]):
@@ -28,14 +28,14 @@ def test_two_builds_are_equal_bytes(packages: Path, tmp_path: Path) -> None:
     make_packages(tmp_path / "made", PENROOT_PACKAGES=str(cache))
     once, again = sums(packages), sums(tmp_path / "made")
     assert len(again) == 13
-    if "PENROOT_PACKAGES_MADE" in os.environ:  # of `make packages`, which makes fewer
+    if "PENROOT_PACKAGES_MADE" in os.environ:  # `make packages` builds fewer files
         del once["SHA256SUMS"]
         again = {name: again[name] for name in once}
     assert again == once
 
 
 def interface(include: Path, work: Path) -> str:
-    """The numbers that the plugin is compiled with: of each word of Slurm's that it uses, and of its struct."""
+    """Return the numbers that the plugin is compiled with: Slurm's constants, and the layout of its struct."""
     text = "".join(path.read_text() for path in sorted((PROJECT / "c_shims/spank").glob("*.[ch]")))
     words = sorted(set(re.findall(r"\b(?:S_(?:CTX|JOB|SLURM|STEP|TASK)|ESPANK)_[A-Z_]+\b", text)))
     assert {"S_JOB_UID", "S_CTX_REMOTE", "ESPANK_SUCCESS"} <= set(words)
@@ -51,7 +51,7 @@ def interface(include: Path, work: Path) -> str:
 
 @pytest.mark.parametrize("release", ["trixie", "forky"])
 def test_headers_of_other_slurms_have_the_same_numbers(release: str, tmp_path: Path) -> None:
-    """So the plugin is the same compiled with each of them, whatever they add."""
+    """So the plugin is the same with each set of headers."""
     ours = interface(Path("/usr/include"), tmp_path)
     with machine(release, f"headers-{release}", slurm=False) as debian:
         script = "apt-get -qq update; cd /srv; apt-get -qq download libslurm-dev; dpkg-deb -x libslurm-dev_*.deb ."

@@ -1,4 +1,4 @@
-"""rpms, as far as a Debian can tell: its dnf(8) installs, upgrades and removes them, triggers fire, and a job runs."""
+"""RPMs on Debian: its dnf(8) installs, upgrades and removes them, triggers fire, and a job runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from packages import place, rpm
 from tests.packages.conftest import NEEDS, PROJECT, USED, Machine, bring_lab, demo, machine
 
 DNF = "apt-get -qq update; apt-get -qq install --yes --no-install-recommends dnf python3 rpm"
-# What rpm(8) has to know of a Debian before it lets penroot in.
+# Provides of a stand-in for Debian's packages, which penroot requires.
 SYSTEM = ("/bin/sh", "python(abi) = 3.11", "libc.so.6(GLIBC_2.34)(64bit)")
 PYTHON = '#!/bin/sh\nexec /usr/bin/python3.11 "$@"\n'
-# What they keep for themselves.
+# Files of rpm and dnf.
 KEPT = ("/var/lib/rpm", "/var/lib/dnf")
 
 
 def stand_in(
     debian: Machine, name: str, version: str, *provides: str, file: str = "", text: str = "#!/bin/sh\n"
 ) -> str:
-    """An rpm in place of one that a distribution has, with one program or none; its path there."""
+    """Build a stand-in for a distribution's rpm, with one program or none. Return its path on the machine."""
     top = debian.path / "srv" / f"{name}-{version}"
     top.mkdir(parents=True)
     fields = {"Name": name, "Version": version, "Release": "1", "Summary": name, "License": "none"}
@@ -38,7 +38,7 @@ def stand_in(
 
 
 def newer(packages: Path, work: Path, to: Path) -> None:
-    """The packages once more as version 9.9 and of another build, which modules and plugins say too."""
+    """Rebuild the packages as version 9.9 and another build, also in their modules and plugins."""
     root = work / "root"
     root.mkdir()
     for path in packages.glob("*.rpm"):
@@ -68,7 +68,7 @@ def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
         debian.run(f"{DNF} {NEEDS}; rpm --initdb")
         for path in packages.glob("*.rpm"):
             debian.put(path)
-        install = "install ./penroot-1*.rpm ./penroot-slurm-plugin-*.rpm"  # as docs/howto/install.md has it
+        install = "install ./penroot-1*.rpm ./penroot-slurm-plugin-*.rpm"  # as in docs/howto/install.md
         assert "nothing provides libc.so.6(GLIBC_2.34)(64bit)" in dnf(debian, install, check=False)
         dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)}")
         before = debian.files()
@@ -78,7 +78,7 @@ def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
         assert debian.run("rpm --verify penroot penroot-slurm-plugin penroot-enroot-names").stdout == ""
         debian.run("pyxis-py install")
         demo(debian, environ)
-        dnf(debian, "remove penroot")  # and with it what needs it
+        dnf(debian, "remove penroot")  # also removes packages that require it
         assert "penroot" not in debian.run("rpm --query --all").stdout
         assert left(debian, before) == set()
 
@@ -95,8 +95,8 @@ def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, t
         before = debian.files()
         said = dnf(debian, "install ./penroot-1*.rpm ./penroot-slurm-plugin-1*.rpm")
         assert "[INFO] there is no Slurm on this machine; the plugin is chosen when there is\n" in said
-        (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # though the trigger came too
-        # Slurm comes, and is another; so are Python and AppArmor.
+        (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # in spite of the trigger
+        # Install Slurm, upgrade it, reinstall Python, install AppArmor.
         for slurm in ("24.11", "25.05"):
             program = f"#!/bin/sh\necho slurm {slurm}.1\n"
             said = dnf(debian, f"install {stand_in(debian, 'slurm', slurm, file='/usr/sbin/slurmd', text=program)}")
@@ -121,7 +121,7 @@ def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, t
         assert set((debian.path / "srv/said").read_text().splitlines()) == {"9.9", old.strip()}
         dnf(debian, "remove penroot")
         dnf(debian, "remove slurm apparmor")
-        assert left(debian, before) <= {"/etc/apparmor.d", "/etc/apparmor.d/abi"}  # which those had
+        assert left(debian, before) <= {"/etc/apparmor.d", "/etc/apparmor.d/abi"}  # of the stand-in
 
 
 @pytest.mark.parity("rpm: installed")

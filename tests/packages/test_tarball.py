@@ -1,4 +1,4 @@
-"""The archive: unpacked anywhere, moved, read by several machines, and with a plugin of its own."""
+"""The archive: unpacked at any path, moved, shared by several machines, and with its own plugin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from packages import vendored
 from tests.packages.conftest import NEEDS, bring_lab, demo, machine
 
-# Modules that are compiled, and a word of each.
+# Use each compiled module.
 COMPILED = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -49,7 +49,7 @@ def unpacked(packages: Path) -> Iterator[Path]:
 
 
 def pythons() -> dict[str, str]:
-    """The interpreters of this machine, by version; pyenv has more than a Debian."""
+    """Return this machine's interpreters by version: Debian's and pyenv's."""
     found = {}
     for path in [
         *glob.glob("/usr/bin/python3.*[0-9]"),
@@ -106,7 +106,7 @@ def test_it_runs_by_a_link_for_a_user_who_cannot_write_there(unpacked: Path) -> 
             done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd="/", **user)  # type: ignore[call-overload]
             assert done.returncode == 0, done.stderr
             if "info" in command:
-                assert f"{unpacked}/lib/penroot" in done.stdout  # the hooks are its own
+                assert f"{unpacked}/lib/penroot" in done.stdout  # the archive's own hooks
         assert sorted(unpacked.rglob("*")) == before
 
 
@@ -118,7 +118,7 @@ def test_plugin_of_a_shared_place_runs_a_job(packages: Path) -> None:
         (archive,) = packages.glob("penroot-*-x86_64.tar.xz")
         shared, link = "/opt/shared", "/opt/shared/penroot"
 
-        def bring(version: str) -> None:  # as docs/howto/install.md has it
+        def bring(version: str) -> None:  # as in docs/howto/install.md
             debian.run(f"{shared}/{version}/bin/pyxis-py choose; ln -sfn {version} {link}")
             assert debian.run(f"readlink -f {link}/lib/penroot/spank_pyxis.so").stdout.startswith(
                 f"{shared}/{version}/"
@@ -133,6 +133,6 @@ def test_plugin_of_a_shared_place_runs_a_job(packages: Path) -> None:
         bring("penroot-9.9")
         line = debian.run("cat /etc/slurm/plugstack.conf.d/pyxis.conf").stdout
         assert line == f"required {link}/lib/penroot/spank_pyxis.so\n"
-        # Of the link's version, and the line has the link: Slurm runs no job while a plugin that it requires is gone.
+        # uninstall removes the line, which names the link: Slurm runs no job while a required plugin is missing.
         assert debian.run(f"{link}/bin/pyxis-py uninstall 2>&1").stdout.count("[INFO] removed ") == 2
         assert debian.run("ls /etc/slurm/plugstack.conf.d").stdout == ""

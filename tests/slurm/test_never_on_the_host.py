@@ -258,6 +258,6 @@ def test_a_node_without_the_plugin_is_found_by_its_prolog(lab: Lab) -> None:
         assert lab.run(["srun", "-w", "n2", IMAGE, "sh", "-c", INSIDE]).stdout == "host\n"
         done = lab.run(run_prolog, node="n2", user="root", check=False)
         assert done.returncode == 1
-        assert done.stderr == "plugstack.conf on n2 does not load spank_pyxis.so: pyxis-py check\n"
+        assert done.stderr == "plugstack.conf on n2 does not load spank_pyxis.so: run pyxis-py check\n"
     finally:
         lab.run(["umount", line.removeprefix(lab.root)], node="n2", user="root")

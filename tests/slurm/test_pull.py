@@ -287,7 +287,7 @@ def test_node_that_dies_while_it_fetches_is_succeeded(lab: Lab, registry: Server
                 job.kill()
                 job.communicate()
     assert out == "6\n", err
-    assert "no sign of life" in err
+    assert "has not renewed its lock" in err
     assert not lock.exists()
 
 

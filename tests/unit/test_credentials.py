@@ -64,13 +64,13 @@ def test_netrc_by_host_port_and_user(home: Home) -> None:
     assert home.find("a.io", "nobody") is None
     assert home.find("c.io", "me") is None  # known for another host only
     assert (home.find("d.io:443"), home.find("d.io:5000")) == (("me", "any"), ("me", "exact"))
-    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # which gives its tokens
+    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # its token server
 
 
 @pytest.mark.parametrize(("registry", "written"), [(n, t) for n, texts in SPELLINGS.items() for t in texts])
 def test_login_is_found_by_each_spelling_of_its_registry(home: Home, registry: str, written: str) -> None:
     home.netrc(f"machine {written} login me password one\n")
-    if not written.lower().startswith("registry.hub"):  # docker files no login by that name
+    if not written.lower().startswith("registry.hub"):  # docker does not use this name as a key
         assert home.find(registry) == ("me", "one")
         home.netrc("")
         home.docker({"auths": {written: {"auth": base64.b64encode(b"me:two").decode()}}})
@@ -105,7 +105,7 @@ def test_password_from_a_variable(home: Home) -> None:
     ],
 )
 def test_dollar_within_a_password_is_literal(home: Home, written: str, meant: str) -> None:
-    """Only a password that is as a whole $NAME or $(command) is expanded."""
+    """A password is expanded only if all of it is $NAME or $(command)."""
     home.netrc(f"machine a.io password {written} login me\n")
     assert home.find("a.io", TOKEN="wrong") == ("me", meant)
 
@@ -186,7 +186,7 @@ def test_docker_config_with_nulls_and_paths(home: Home) -> None:
     assert home.find("a.io", repository="team/x") == ("u", "t")
     assert home.find("a.io", repository="teams/x") == ("u", "all")
     assert home.find("b.io", repository="team/x") == ("u", "team")
-    assert home.find("b.io", repository="x") is None  # it is no login for all of b.io
+    assert home.find("b.io", repository="x") is None  # the login is for a part of b.io
 
 
 def test_precedence_of_login_files(home: Home) -> None:
@@ -219,7 +219,7 @@ def test_precedence_of_login_files(home: Home) -> None:
 def test_helper_that_fails_is_told_without_its_answer(
     home: Home, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(credentials, "_PATIENCE", 1.0)
+    monkeypatch.setattr(credentials, "_HELPER_TIMEOUT_S", 1.0)
     (home.path / "docker-credential-bad").write_text(script)
     (home.path / "docker-credential-bad").chmod(0o755)
     home.docker({"credsStore": "bad"})

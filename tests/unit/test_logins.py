@@ -1,4 +1,4 @@
-"""Where a login is kept, and what else is in the files where docker and podman keep theirs."""
+"""Logins in docker's and podman's files, which also have other entries."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_docker_hub_is_filed_as_docker_does(file: AuthFile) -> None:
 
 
 def test_what_is_not_there_is_not_removed(file: AuthFile) -> None:
-    """A port is another registry, and a helper may have nothing."""
+    """HOST:PORT is another registry than HOST, and a helper may have no login."""
     write(file, {})
     file.add(registry("reg.io"), LOGIN)
     assert not file.remove(registry("reg.io:5000"))
@@ -166,7 +166,7 @@ def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
     lock.touch(0o600)
     file.add(registry("reg.io"), LOGIN)
     assert said(file) == {"auths": {"reg.io": AUTH}} and not lock.exists()
-    lock.touch(0o644)  # others could hold this one
+    lock.touch(0o644)  # other users could lock this file
     with pytest.raises(ConfigError, match="is open to other users: remove it"):
         file.add(registry("reg.io"), LOGIN)
 

@@ -1,4 +1,4 @@
-"""Which manifest an index gives for a platform, and what a manifest may not be."""
+"""The choice of a manifest for a platform, and invalid manifests."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_is_no_manifest_is_an_error(document: object) -> None:
 
 
 class Shelf:
-    """Documents by digest, with a count of what is looked at."""
+    """Documents by digest, with a count of reads."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
@@ -119,7 +119,7 @@ class Shelf:
 def test_document_of_two_meanings_is_refused() -> None:
     shelf = Shelf()
     digest = shelf.put({"schemaVersion": 2, "config": CONFIG, "layers": [LAYER], "manifests": []})
-    with pytest.raises(ImageError, match="an index and an image"):
+    with pytest.raises(ImageError, match="an index and of an image"):
         shelf.find(digest)
 
 

@@ -7,7 +7,7 @@ from enroot_py.registry.reference import Reference, parse
 
 
 @pytest.mark.parametrize(
-    ("name", "way_out"),
+    ("name", "expected"),
     [
         ("registry:5000", "registry:5000/IMAGE"),
         ("nvcr.io", "nvcr.io/IMAGE"),
@@ -17,9 +17,9 @@ from enroot_py.registry.reference import Reference, parse
         ("nvcr.io#nvidia/cuda:1234", ""),
     ],
 )
-def test_a_registry_without_an_image_is_recognized(name: str, way_out: str) -> None:
-    """What #SBATCH leaves of REGISTRY#IMAGE: a name of Docker Hub."""
+def test_a_registry_without_an_image_is_recognized(name: str, expected: str) -> None:
+    """#SBATCH drops "#IMAGE" of REGISTRY#IMAGE, which leaves a name of Docker Hub."""
     reference = parse(name)
     assert isinstance(reference, Reference)
-    hint = refusals.meant(reference)
-    assert way_out in hint and bool(way_out) == bool(hint)
+    hint = refusals.likely_registry(reference)
+    assert expected in hint and bool(expected) == bool(hint)

@@ -68,7 +68,7 @@ def take(place: Path, count: int, *, user: int = -1) -> None:
 
 def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
     """Also when one looks just before another publishes, and locks just after."""
-    monkeypatch.setattr(shared, "_POLL", 0.0)
+    monkeypatch.setattr(shared, "_POLL_S", 0.0)
     for number in range(200 if soak else 15):
         place = tmp_path / str(number)
         place.mkdir()

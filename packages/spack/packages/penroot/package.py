@@ -11,8 +11,8 @@ from spack.package import *
 
 class Penroot(Package):
     """Unprivileged containers for Slurm clusters, from Docker images: the commands of NVIDIA enroot
-    and the srun options of NVIDIA pyxis. This is the archive that runs from any path: it has its
-    modules of Python, its programs, and a plugin for each Slurm."""
+    and the srun options of NVIDIA pyxis. This is the relocatable archive: it includes its
+    Python modules, its programs, and a plugin for each Slurm."""
 
     homepage = "https://penroot.invalid"
     url = f"file://{os.getcwd()}/penroot-@VERSION@-x86_64.tar.xz"
@@ -22,10 +22,10 @@ class Penroot(Package):
 
     version("@VERSION@", sha256="@SHA256@")
 
-    requires("platform=linux", msg="penroot is made of the kernel's namespaces")
-    requires("target=x86_64:", msg="the archive is for x86_64: elsewhere, make install")
+    requires("platform=linux", msg="penroot needs Linux namespaces")
+    requires("target=x86_64:", msg="the archive is for x86_64; on other machines use: make install")
 
-    # Images in files: read, and written.
+    # To read and write image files.
     depends_on("squashfuse", type="run")
     depends_on("squashfs", type="run")
 
@@ -34,7 +34,7 @@ class Penroot(Package):
 
     @run_after("install")
     def choose_plugin(self):
-        """That for the Slurm of this machine, where there is one."""
+        """Choose the plugin for this machine's Slurm, if there is one."""
         Executable(join_path(self.prefix.bin, "pyxis-py"))("choose")
 
     @run_after("install")
