@@ -61,11 +61,11 @@ def in_lab(plugin: dict[str, str], rounds: int, clear: Callable[[Lab], None], en
                 strict=True,
             ):
                 if name == ROWS[2]:
-                    lab.run(["srun", "-w", "n1", image, "--container-name=bench", "true"])
+                    lab.run(["srun", "--mem=0", "-w", "n1", image, "--container-name=bench", "true"])
                 elif name == ROWS[3]:
                     clear(lab)
                 begin = time.monotonic()
-                lab.run(["srun", *words, "true"], timeout=900)
+                lab.run(["srun", "--mem=0", *words, "true"], timeout=900)
                 times.setdefault(name, []).append(time.monotonic() - begin)
         return {name: min(taken) for name, taken in times.items()}
     finally:

@@ -1,8 +1,8 @@
 """Find the tests that prove a statement of docs/.
 
-A test names the statement in a mark: ``parity`` has the first words of a line of docs/reference/parity-*.md or beyond.md,
-``security`` a key of docs/explanation/security.md, ``clusters`` a heading of docs/howto/clusters.md. Several tests may
-have the same mark.
+A test names the statement in a mark: ``parity`` has the first words of a line of docs/reference/parity-*.md or
+beyond.md, ``security`` a key of docs/explanation/security.md, ``clusters`` a heading of docs/howto/clusters.md. Several
+tests may have the same mark.
 """
 
 from __future__ import annotations

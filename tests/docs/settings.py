@@ -27,25 +27,28 @@ COMMON_ARGUMENTS = {
 }
 
 
+HEAD = f"""{NOTE}
+
+# Settings
+
+`/etc/enroot/penroot.yaml` and `~/.config/enroot/penroot.yaml` have the names below. Environment variables and
+`enroot.conf` have the same names in capitals, with `ENROOT_` in front. Precedence, highest first: options, environment
+variables, the user's files, the site's files. `penroot info` shows the origin of each value.
+"""
+ARGUMENTS = "Words on the plugin's line in `plugstack.conf`. Most sites set these:"
+
+
 def pages() -> dict[str, str]:
     """The page of the site."""
     settings = {setting.name: setting for setting in all_settings().values()}
     arguments = plugin.all_settings()
-    return {
-        "settings.md": "\n".join(
-            (
-                *(NOTE, "", "# Settings", ""),
-                "`/etc/enroot/penroot.yaml` and `~/.config/enroot/penroot.yaml` have the names below. Environment variables",
-                "and `enroot.conf` have the same names in capitals with `ENROOT_` in front. Precedence, highest first: options,",
-                "environment variables, the user's files, the site's files. `penroot info` shows the origin of each value.",
-                *("", "## Most sites set these", "", *table(settings, COMMON)),
-                *("", "## All settings", "", *table(settings)),
-                *("", "## Arguments of the plugin", ""),
-                "Words on the plugin's line in `plugstack.conf`. Most sites set these:",
-                *("", *table(arguments, COMMON_ARGUMENTS), "", "All arguments:", "", *table(arguments), ""),
-            )
-        )
-    }
+    lines = (
+        *(HEAD, "## Most sites set these", "", *table(settings, COMMON)),
+        *("", "## All settings", "", *table(settings)),
+        *("", "## Arguments of the plugin", "", ARGUMENTS, "", *table(arguments, COMMON_ARGUMENTS)),
+        *("", "All arguments:", "", *table(arguments), ""),
+    )
+    return {"settings.md": "\n".join(lines)}
 
 
 def table(rows: dict[str, Any], examples: dict[str, str] | None = None) -> Iterator[str]:

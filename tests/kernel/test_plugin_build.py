@@ -237,8 +237,7 @@ def test_scrontab_is_refused(driver: Driver) -> None:
         os.unlink(f"{driver.directory}/scrontab")
     assert done.returncode == 3  # of the option itself: scrontab says that the crontab has errors, and installs none
     assert (
-        "pyxis: --container-mounts: scrontab drops the options of plugins, and the job would run outside"
-        in done.stderr
+        "pyxis: --container-mounts: scrontab drops the options of plugins, and the job would run outside" in done.stderr
     )
 
 
