@@ -15,7 +15,7 @@ from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
 from enroot_py.features.swarm.messages import Joined, Report, Standing, report_every
-from enroot_py.features.swarm.tracking import Documents, Tracking
+from enroot_py.features.swarm.tracker_process import Documents, TrackerProcess
 
 NODES = (100, 1000, 10_000)
 LAYERS = (2_500_000_000, 1_200_000_000, 700_000_000, 400_000_000, 200_000_000)
@@ -122,7 +122,7 @@ def _row(nodes: int) -> bool:
     if process == 0:
         os.close(life)
         try:
-            Tracking(swarm, _Host(), sock.detach()).serve(lifeline)
+            TrackerProcess(swarm, _Host(), sock.detach()).serve(lifeline)
         finally:
             os._exit(0)
     os.close(lifeline)

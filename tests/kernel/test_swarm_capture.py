@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.features.swarm.tracking import Documents
+from enroot_py.features.swarm.tracker_process import Documents
 from tests.kernel.test_swarm_sockets import Host, Lab, alone, blobs
 
 SIZES = (700_000, 300_001)

@@ -35,7 +35,7 @@ from enroot_py.features.swarm.messages import SEED, Joined, Routes, Standing
 from enroot_py.features.swarm.peering import Peering, close_others
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.tls import Identity
-from enroot_py.features.swarm.tracking import TRACKER, Documents, Tracking
+from enroot_py.features.swarm.tracker_process import TRACKER, Documents, TrackerProcess
 from tests.swarm_tls import CONTEXT, KEY, End
 
 _TIME = 60.0
@@ -91,11 +91,11 @@ class Lab:
         sock = listener()
         self.port = sock.getsockname()[1]
         lifeline, self.life = os.pipe()
-        self.tracking = os.fork()
-        if self.tracking == 0:
+        self.tracker_process = os.fork()
+        if self.tracker_process == 0:
             with ending():
                 os.close(self.life)
-                Tracking(self.swarm, has(layers), sock.detach()).serve(lifeline)
+                TrackerProcess(self.swarm, has(layers), sock.detach()).serve(lifeline)
         os.close(lifeline)
         sock.close()
 
@@ -150,8 +150,8 @@ class Lab:
         for node, process in self.processes.items():
             self.kill(node, signal.SIGKILL)
             os.waitpid(process, 0)
-        os.kill(self.tracking, signal.SIGKILL)
-        os.waitpid(self.tracking, 0)
+        os.kill(self.tracker_process, signal.SIGKILL)
+        os.waitpid(self.tracker_process, 0)
         for result in self.results.values():
             os.close(result)
 
@@ -292,7 +292,7 @@ def test_without_its_tracker_a_node_goes_on(make: Callable[..., Lab]) -> None:
     for node in range(3):
         lab.start(node)
     time.sleep(0.7)
-    os.kill(lab.tracking, signal.SIGKILL)
+    os.kill(lab.tracker_process, signal.SIGKILL)
     assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
 
 

@@ -19,7 +19,7 @@ from enroot_py.features.swarm.loop import listener
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.source import SwarmSource
 from enroot_py.features.swarm.spool import PIECE, Spool
-from enroot_py.features.swarm.tracking import Documents, Tracking
+from enroot_py.features.swarm.tracker_process import Documents, TrackerProcess
 from pyxis_py.request import settings
 from pyxis_py.request.job import Job
 from pyxis_py.submit import submission
@@ -89,7 +89,7 @@ def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: lis
     if os.fork() == 0:
         with ending():
             os.close(life)
-            Tracking(swarm, Slow([b"x"]), sock.detach()).serve(lifeline)
+            TrackerProcess(swarm, Slow([b"x"]), sock.detach()).serve(lifeline)
     os.close(lifeline)
     invitation = Invitation("127.0.0.1", port, 0, swarm, 0)
     SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]

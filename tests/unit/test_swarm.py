@@ -131,7 +131,7 @@ BAD_MESSAGES = {
 class Guarded(Told):
     """Five nodes: three are honest, one is bad, and the last says nothing after the plan.
 
-    What the bad node says is decoded and checked as by tracking.py, and may end that node alone.
+    What the bad node says is decoded and checked as by tracker_process.py, and may end that node alone.
     """
 
     def hear_bad(self, now: float, message: Mapping[str, object]) -> None:

@@ -17,7 +17,7 @@ from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.messages import Answer, Failed, File
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.spool import Spool
-from enroot_py.features.swarm.tracking import Documents
+from enroot_py.features.swarm.tracker_process import Documents
 from enroot_py.registry.sources import Blob
 
 

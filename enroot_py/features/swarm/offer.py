@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from enroot_py.features.swarm.invitation import Invitation
     from enroot_py.features.swarm.messages import Standing
     from enroot_py.features.swarm.progress import Display
-    from enroot_py.features.swarm.tracking import Documents
+    from enroot_py.features.swarm.tracker_process import Documents
     from enroot_py.registry.reference import Reference
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.job import Job
@@ -70,15 +70,15 @@ class Offer:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each node
         from enroot_py.features.swarm.invitation import Swarm  # not before: srun waits
-        from enroot_py.features.swarm.tracking import Tracking
+        from enroot_py.features.swarm.tracker_process import TrackerProcess
 
         nodes = self._allocation.numbers["nodes"]
         self._swarm = Swarm(self._key, self._allocation.step, nodes, self._networks)
-        tracking = Tracking(self._swarm, self, self._listener.detach())
-        tracking.serve(channel.socket.fileno())
+        tracker_process = TrackerProcess(self._swarm, self, self._listener.detach())
+        tracker_process.serve(channel.socket.fileno())
         if self._display is not None:
             self._display.end()
-        if tracking.all_have_it:
+        if tracker_process.all_have_it:
             self.all_have_it()
 
     def all_have_it(self) -> None:
@@ -93,11 +93,11 @@ class Offer:
             self._display.show(progress, ended=ended)
 
     def documents(self) -> Documents:
-        """See tracking.Home. Raises PenrootError."""
+        """See tracker_process.Home. Raises PenrootError."""
         raise NotImplementedError
 
     def seed(self) -> None:
-        """See tracking.Home. Raises PenrootError, OSError."""
+        """See tracker_process.Home. Raises PenrootError, OSError."""
         raise NotImplementedError
 
     @property
@@ -126,7 +126,7 @@ class ImageOffer(Offer):
     def documents(self) -> Documents:
         """The manifest and the config, when the first node wants them. Raises PenrootError."""
         from enroot_py.config import settings
-        from enroot_py.features.swarm.tracking import Documents
+        from enroot_py.features.swarm.tracker_process import Documents
         from enroot_py.registry import authorization
         from enroot_py.registry.platforms import architecture
         from enroot_py.registry.sources import open_source

@@ -25,7 +25,7 @@ from enroot_py.cli.doctor import Finding
 from enroot_py.features.swarm.arguments import SwarmArguments
 from enroot_py.features.swarm.invitation import Swarm, missing
 from enroot_py.features.swarm.loop import Connection, Loop, listener
-from enroot_py.features.swarm.tracking import TRACKER
+from enroot_py.features.swarm.tracker_process import TRACKER
 from pyxis_py.request.settings import PluginSettings
 
 _MARK = "pyxis-py check: "  # before each line of ours: a TaskProlog may print others

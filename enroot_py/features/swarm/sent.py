@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.features.swarm.arguments import SwarmArguments
     from enroot_py.features.swarm.invitation import Invitation
-    from enroot_py.features.swarm.tracking import Documents
+    from enroot_py.features.swarm.tracker_process import Documents
     from enroot_py.store.store import Image
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.options import Request

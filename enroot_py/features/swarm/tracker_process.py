@@ -63,7 +63,7 @@ class Home(Protocol):
         """Called in a process of its own where the nodes get nothing from the registry."""
 
 
-class Tracking:
+class TrackerProcess:
     """The tracker of an image for the nodes of a step. Raises OSError."""
 
     def __init__(self, swarm: Swarm, host: Home, listener: int) -> None:
