@@ -62,7 +62,7 @@ class Run:
         self.outcome = Outcome()
         self.tracker = tracker.Tracker(world.blobs, world.nodes)
         lacks = tuple(range(len(world.blobs)))
-        self.peers = [peer.Part(Joined(("", node), lacks), world.nodes) for node in range(world.nodes)]
+        self.peers = [peer.Peer(Joined(("", node), lacks), world.nodes) for node in range(world.nodes)]
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.number = itertools.count()
         self.alive = numpy.ones(world.nodes, bool)

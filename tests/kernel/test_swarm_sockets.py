@@ -32,7 +32,7 @@ from enroot_py.features.swarm import loop as loops
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import Connection, Loop, listener
 from enroot_py.features.swarm.messages import SEED, Joined, Routes, Standing
-from enroot_py.features.swarm.peering import Peering, close_others
+from enroot_py.features.swarm.peer_process import PeerProcess, close_others
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.tls import Identity
 from enroot_py.features.swarm.tracker_process import TRACKER, Documents, TrackerProcess
@@ -122,7 +122,7 @@ class Lab:
         os.setpgid(0, 0)
         if os.fork() == 0:
             here = Loop(self.swarm, node)
-            Peering(here, met(here, self.port, self.host), spool, fetch).run()
+            PeerProcess(here, met(here, self.port, self.host), spool, fetch).run()
             return
         while any(spool.there(blob) < spool.sizes[blob] for blob in lacks):
             time.sleep(0.02)
@@ -857,7 +857,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
         with ending():
             loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
             tracker = met(loop, sock.getsockname()[1])
-            Peering(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
+            PeerProcess(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
     try:
         until(here, lambda: heard)
         peers[0].say({"is": "Documents"})

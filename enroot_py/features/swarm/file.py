@@ -89,9 +89,9 @@ class FileSource(Guest):
         if self._tracker is not None:
             self._fd = fd
             self._spool = self.new_spool(())
-            peering = self.peering(rate)
+            process = self.peer_process(rate)
             self._watch(changed)
-            peering.run()
+            process.run()
 
     def _watch(self, changed: Callable[[], str]) -> None:
         """Tell all nodes, once, that the file is another one by now."""

@@ -19,7 +19,7 @@ from enroot_py.features.swarm.apart import apart
 from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.messages import Answer, Come, Documents, File, Refused
-from enroot_py.features.swarm.peering import Peering, close_others
+from enroot_py.features.swarm.peer_process import PeerProcess, close_others
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.wire import LONG
 from enroot_py.registry import authorization
@@ -144,7 +144,7 @@ class Guest(ABC):
         assert self._spool and self._loop and self._tracker
         # Not the locks of the store, and what others hear the end of.
         close_others({alive, self._tracker.fileno(), self._loop.fileno(), 0, 1, 2, *self._spool.fds})
-        self.peering(math.inf).run()
+        self.peer_process(math.inf).run()
 
     def lend(self) -> None:
         """For a node that has all: say so, and give it to others, as far as it is kept, while they need it.
@@ -155,9 +155,9 @@ class Guest(ABC):
         self.meet(lacks=False)
         if self._tracker is not None:
             self._spool = self.new_spool(())
-            self.peering(math.inf).run()
+            self.peer_process(math.inf).run()
 
-    def peering(self, rate: float) -> Peering:
+    def peer_process(self, rate: float) -> PeerProcess:
         assert self._spool and self._loop and self._tracker
         self._loop.running = True
-        return Peering(self._loop, self._tracker, self._spool, self.fetch, rate)
+        return PeerProcess(self._loop, self._tracker, self._spool, self.fetch, rate)

@@ -85,7 +85,7 @@ class _Flow:
     heard: float = 0.0  # the last byte
 
 
-class Part:
+class Peer:
     """One node's part: that of one which says this to the tracker."""
 
     def __init__(self, joined: Joined, nodes: int) -> None:

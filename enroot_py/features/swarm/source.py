@@ -107,7 +107,7 @@ class SwarmSource(Guest):
         self.meet()
         if self._tracker is not None and self._manifest is not None:
             self._spool = self.new_spool(())
-            self.peering(rate).run()
+            self.peer_process(rate).run()
 
     def know(self, said: Answer) -> None:
         """The manifest and the config."""

@@ -18,7 +18,7 @@ from enroot_py.features.swarm import messages, wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.messages import SEED, Answer, Come, FromTracker, Refused, Standing
-from enroot_py.features.swarm.peering import close_others
+from enroot_py.features.swarm.peer_process import close_others
 from enroot_py.features.swarm.tracker import Tracker
 from enroot_py.features.swarm.wire import WireError
 

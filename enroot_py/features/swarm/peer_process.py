@@ -45,7 +45,7 @@ def close_others(keep: Collection[int]) -> None:
 Source = Callable[[int, int], Iterable[bytes]]
 
 
-class Peering:
+class PeerProcess:
     """The part of one of ``nodes`` nodes. Blobs that are ``spool.lacking`` are wanted here."""
 
     def __init__(self, loop: Loop, tracker: Connection, spool: Spool, source: Source, rate: float = math.inf) -> None:
@@ -53,7 +53,7 @@ class Peering:
         self._loop, self._tracker, self._spool, self._source = loop, tracker, spool, source
         others = listener(loop.ports)
         loop.listen(TO_PEER, others, self._accept, most=2)  # a new connection, and an old one that is closing
-        self._peer = peer.Part(self._joined(others), loop.swarm.nodes)
+        self._peer = peer.Peer(self._joined(others), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
         self._rate = self.allowance = rate / Loop.TICKS
@@ -243,15 +243,15 @@ def _fetch(spool: Spool, blob: int, source: Source, tell: int, parent: int) -> N
 class _Parent:
     """A connection by which pieces come."""
 
-    def __init__(self, peering: Peering, node: int, connection: Connection, spool: Spool) -> None:
+    def __init__(self, process: PeerProcess, node: int, connection: Connection, spool: Spool) -> None:
         self.node = node
         self.links: dict[Link, frozenset[int]] = {}
-        self._peering, self._connection, self._spool = peering, connection, spool
+        self._process, self._connection, self._spool = process, connection, spool
         self._ready = False
         self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset and bytes that are still to come
         self._length = 0
         connection.ready = self._start
-        connection.gone = lambda why: peering.lost(self)
+        connection.gone = lambda why: process.lost(self)
         connection.took = self._take_in
 
     def take(self, link: Link, blobs: frozenset[int]) -> None:
@@ -264,7 +264,7 @@ class _Parent:
             self._connection.say(wire.encode(Take(link.tree, self._spool.trees, ())))
         if not self.links:
             self._connection.close()
-            self._peering._parents.pop(self.node, None)
+            self._process._parents.pop(self.node, None)
 
     def _start(self) -> None:
         self._ready = True
@@ -275,7 +275,7 @@ class _Parent:
             self._ask(link)
 
     def _ask(self, link: Link) -> None:
-        self._peering.reached(link)
+        self._process.reached(link)
         wanted = tuple((blob, self._spool.count(blob, link.tree)) for blob in sorted(self.links[link]))
         self._connection.say(wire.encode(Take(link.tree, self._spool.trees, wanted)))
 
@@ -294,7 +294,7 @@ class _Parent:
             part = memoryview(data)[used : used + left]
             count = len(part)
             if offset >= 0 and count:
-                self._peering.write(blob, part, offset)
+                self._process.write(blob, part, offset)
             part.release()
             used += count
             if count < left:
@@ -304,7 +304,7 @@ class _Parent:
             link = next((link for link in self.links if link.tree == tree), None)
             if offset >= 0 and link is not None:
                 self._spool.wrote(blob, offset // PIECE)
-                self._peering.took(link, blob, self._length)
+                self._process.took(link, blob, self._length)
 
     def _expect(self, blob: int, tree: int, piece: int, length: int) -> None:
         """A piece begins: the next one of its blob and tree, or one that came from elsewhere meanwhile."""
@@ -316,7 +316,7 @@ class _Parent:
         expected = spool.piece(blob, tree, spool.count(blob, tree))
         if piece > expected:
             raise WireError("a piece too early")
-        takes = any(link.tree == tree for link in self.links) and not self._peering.fetches(blob)
+        takes = any(link.tree == tree for link in self.links) and not self._process.fetches(blob)
         wanted = piece == expected and takes
         self._length = length
         self._piece = (blob, tree, piece * PIECE if wanted else -1, length)
@@ -325,8 +325,8 @@ class _Parent:
 class _Child:
     """A connection by which pieces go."""
 
-    def __init__(self, peering: Peering, connection: Connection, spool: Spool, children: list[_Child]) -> None:
-        self._peering, self._connection, self._spool = peering, connection, spool
+    def __init__(self, process: PeerProcess, connection: Connection, spool: Spool, children: list[_Child]) -> None:
+        self._process, self._connection, self._spool = process, connection, spool
         self._wants: dict[int, dict[int, int]] = {}  # by tree and blob: pieces of it that it has
         self._order: list[tuple[int, int]] = []  # trees and blobs of ``_wants``
         self._turn = 0
@@ -364,7 +364,7 @@ class _Child:
 
     def _more(self) -> bool:
         """Send the next piece that is there, of the blobs in turn."""
-        if self._peering.allowance <= 0:
+        if self._process.allowance <= 0:
             return False  # until the next tick
         for _ in self._order:
             self._turn = (self._turn + 1) % len(self._order)
@@ -376,7 +376,7 @@ class _Child:
         piece = self._spool.piece(blob, tree, self._wants[tree][blob])
         length = self._spool.length(blob, piece)
         self._wants[tree][blob] += 1
-        self._peering.allowance -= length
+        self._process.allowance -= length
         head = _HEAD.pack(blob, tree, piece, length)
         self._connection.send(head, self._spool.fd(blob), piece * PIECE, length)
         return True
