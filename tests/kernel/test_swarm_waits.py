@@ -11,7 +11,7 @@ import pytest
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
-from enroot_py.features.swarm import guest, reach, reader
+from enroot_py.features.swarm import client, reach, reader
 from enroot_py.features.swarm.file import FileSource
 from enroot_py.features.swarm.invitation import Invitation, Swarm
 from enroot_py.features.swarm.kept import Kept
@@ -30,7 +30,7 @@ from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(log, "sink", lambda level, text: lines.append(f"{level} {text}"))
-    for module in (guest, reader):
+    for module in (client, reader):
         monkeypatch.setattr(module, "_NOTICE_AFTER_S", 0.1)
     return lines
 

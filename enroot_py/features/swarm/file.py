@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enroot_py.base import filesystems
 from enroot_py.base.errors import ImageError
 from enroot_py.features.swarm import wire
-from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.client import SwarmClient
 from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.messages import Answer, Failed, File
 from enroot_py.features.swarm.reader import Reader
@@ -36,7 +36,7 @@ def documents(digest: str, size: int) -> Documents:
     return FileDocuments(digest, b"", b"", "", (size,), "")
 
 
-class FileSource(Guest):
+class FileSource(SwarmClient):
     """The file ``name`` with a digest, for a node that is invited. ``path`` is where that has it, or will."""
 
     PATIENCE = (0.2, 1.0, 2.0, 4.0)  # there is nobody else to ask

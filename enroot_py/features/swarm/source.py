@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
-from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.client import SwarmClient
 from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.kept import Kept
 from enroot_py.features.swarm.messages import Answer, Documents
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 
 
-class SwarmSource(Guest):
+class SwarmSource(SwarmClient):
     """The image ``digest`` that ``inner`` has, for a node that is invited; ``kept`` has room for blobs on their way."""
 
     def __init__(self, invitation: Invitation, digest: str, inner: Repository | Mirrored, kept: Kept) -> None:

@@ -33,7 +33,7 @@ class _Alone(Exception):
     """There is no tracker."""
 
 
-class Guest(ABC):
+class SwarmClient(ABC):
     """A node that is invited."""
 
     PATIENCE: tuple[float, ...] = (0.2, 1.0)  # seconds at most after each time that the tracker is not reached
