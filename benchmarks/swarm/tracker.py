@@ -27,7 +27,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Host:
-    kept = ()
+    seed_descriptors = ()
 
     def documents(self) -> Documents:
         return Documents("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")

@@ -66,7 +66,7 @@ class Host:
     def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
         """Nobody looks."""
 
-    kept = ()
+    seed_descriptors = ()
 
     def seed(self) -> None:
         """There is none."""

@@ -14,7 +14,7 @@ from enroot_py.base.errors import ConfigError, ImageError, RegistryError
 from enroot_py.features.swarm import client, reach, reader
 from enroot_py.features.swarm.file import FileSource
 from enroot_py.features.swarm.invitation import Invitation, Swarm
-from enroot_py.features.swarm.kept import Kept
+from enroot_py.features.swarm.blob_cache import BlobCache
 from enroot_py.features.swarm.loop import listener
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.source import SwarmSource
@@ -92,7 +92,7 @@ def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: lis
             TrackerProcess(swarm, Slow([b"x"]), sock.detach()).serve(lifeline)
     os.close(lifeline)
     invitation = Invitation("127.0.0.1", port, 0, swarm, 0)
-    SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
+    SwarmSource(invitation, "sha256:" + "0" * 64, None, BlobCache(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
     os.close(life)
     os.wait()
     assert printed == ["INFO waiting for the tracker 127.0.0.1, which asks the registry for the image"]
@@ -108,7 +108,7 @@ def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_cryptography")
 def test_node_without_the_library_says_so_once(tmp_path: Path, printed: list[str]) -> None:
     invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
-    SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
+    SwarmSource(invitation, "sha256:" + "0" * 64, None, BlobCache(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
     needs = "swarm needs the Python library cryptography, which is not installed"
     assert printed == [f"INFO {needs}: this node does without a swarm", "HINT make dev"]
 

@@ -47,7 +47,7 @@ def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | N
 class Offer:
     """A tracker for the nodes of an allocation, in the process that srun has for it. Raises OSError."""
 
-    kept: tuple[int, ...] = ()
+    seed_descriptors: tuple[int, ...] = ()
     counts = True  # shows what came from the registry
 
     def __init__(self, name: str, networks: str, allocation: Job) -> None:
@@ -147,7 +147,7 @@ class ImageOffer(Offer):
     def seed(self) -> None:
         """Be one. Raises PenrootError, OSError."""
         from enroot_py.config import settings
-        from enroot_py.features.swarm.kept import Kept
+        from enroot_py.features.swarm.blob_cache import BlobCache
         from enroot_py.features.swarm.source import SwarmSource
         from enroot_py.registry.sources import open_registry
         from enroot_py.store import layout
@@ -155,8 +155,8 @@ class ImageOffer(Offer):
 
         loaded = settings.load(self._job.host(), in_job=False)
         place = Store(loaded.cache_path, create=True).root
-        kept = Kept(layout.blobs(place), self._keep)
-        SwarmSource(self.own, self._image.digest, open_registry(self._image, loaded), kept).seed(RATE)
+        blob_cache = BlobCache(layout.blobs(place), self._keep)
+        SwarmSource(self.own, self._image.digest, open_registry(self._image, loaded), blob_cache).seed(RATE)
 
 
 class Hint:

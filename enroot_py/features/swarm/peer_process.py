@@ -68,8 +68,8 @@ class PeerProcess:
 
     def _joined(self, listener: socket.socket) -> Joined:
         address = ("", listener.getsockname()[1])
-        lacks = tuple(blob for blob in self._spool.lacking if blob not in self._spool.kept)
-        return Joined(address, lacks, tuple(self._spool.kept), socket.gethostname())
+        lacks = tuple(blob for blob in self._spool.lacking if blob not in self._spool.complete)
+        return Joined(address, lacks, tuple(self._spool.complete), socket.gethostname())
 
     def run(self) -> None:
         """Serve until nobody needs this node."""

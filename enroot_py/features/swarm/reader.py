@@ -48,7 +48,7 @@ class Reader:
         spool, number = self._spool, self._number
         if self._instead is not None:
             self._instead.__exit__(*error)
-        elif not any(error) and self._at == spool.sizes[number] and number not in spool.kept:
+        elif not any(error) and self._at == spool.sizes[number] and number not in spool.complete:
             self._keep(spool.fd(number))
 
     def read(self, size: int, /) -> bytes:

@@ -173,7 +173,7 @@ class _FileOffer(Offer):
         self.digest = file.digest()
         super().__init__(file.uri, file.networks, allocation)
         self._file, self._size = file, file.size
-        self.kept = (file.fd,)
+        self.seed_descriptors = (file.fd,)
 
     def documents(self) -> Documents:
         from enroot_py.features.swarm import file

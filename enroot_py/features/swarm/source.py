@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from enroot_py.base import digests, log
 from enroot_py.features.swarm.client import SwarmClient
 from enroot_py.features.swarm.invitation import Invitation
-from enroot_py.features.swarm.kept import Kept
+from enroot_py.features.swarm.blob_cache import BlobCache
 from enroot_py.features.swarm.messages import Answer, Documents
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.spool import Spool
@@ -29,13 +29,13 @@ _CHUNK = 1 << 20
 
 
 class SwarmSource(SwarmClient):
-    """The image ``digest`` that ``inner`` has, for a node that is invited; ``kept`` has room for blobs on their way."""
+    """The image ``digest`` that ``inner`` has, for a node that is invited; ``blob_cache`` has room for blobs on their way."""
 
-    def __init__(self, invitation: Invitation, digest: str, inner: Repository | Mirrored, kept: Kept) -> None:
+    def __init__(self, invitation: Invitation, digest: str, inner: Repository | Mirrored, blob_cache: BlobCache) -> None:
         super().__init__(invitation)
         self._digest = digest
         self._inner = inner
-        self._kept = kept
+        self._blob_cache = blob_cache
         self._manifest: Manifest | None = None
         self._config = b""
         self.evidence = b""  # by which to verify the image
@@ -70,26 +70,26 @@ class SwarmSource(SwarmClient):
         try:
             self.start(list(self._lacks.values()))
         except OSError as e:
-            log.debug(f"swarm: {self._kept.directory}: {e.strerror}: the registry alone")
+            log.debug(f"swarm: {self._blob_cache.directory}: {e.strerror}: the registry alone")
 
     def new_spool(self, lacking: Sequence[int]) -> Spool:
         """Raises OSError."""
         assert self._manifest
         layers = self._manifest.layers
-        kept = {blob: fd for blob, each in enumerate(layers) if (fd := self._kept.open(each.digest, each.size))}
-        os.makedirs(self._kept.directory, 0o700, exist_ok=True)
-        return Spool([layer.size for layer in layers], lacking, self._kept.directory, kept)
+        complete = {blob: fd for blob, each in enumerate(layers) if (fd := self._blob_cache.open(each.digest, each.size))}
+        os.makedirs(self._blob_cache.directory, 0o700, exist_ok=True)
+        return Spool([layer.size for layer in layers], lacking, self._blob_cache.directory, complete)
 
     def blob(self, descriptor: Descriptor) -> Blob:
         position = self._lacks.get(descriptor.digest)
         if self._spool is None or position is None:
             return self._inner.blob(descriptor)
-        kept, inner = self._kept, self._inner
+        blob_cache, inner = self._blob_cache, self._inner
         return Reader(
             self._spool,
             position,
             instead=lambda at: inner.blob(descriptor, at),
-            keep=lambda fd: kept.add(descriptor.digest, fd),
+            keep=lambda fd: blob_cache.add(descriptor.digest, fd),
         )
 
     def instead(self, descriptor: Descriptor) -> Blob | None:

@@ -23,7 +23,7 @@ _WORDS = 4096  # bytes of a reason
 class Spool:
     """The blobs of an image, by position in its manifest, in files of ``directory``. Raises OSError.
 
-    Blobs that are ``lacking`` are wanted here, the others may go through this node, and ``kept`` are whole already, in
+    Blobs that are ``lacking`` are wanted here, the others may go through this node, and ``complete`` are whole already, in
     these files. ``files`` are to be filled instead of files of ``directory``; ``full`` makes a reason and a hint of an
     error in doing so, for nobody can go on without them. All processes that have this object since before a fork(2)
     see the bytes that come.
@@ -34,16 +34,16 @@ class Spool:
         sizes: Sequence[int],
         lacking: Sequence[int],
         directory: str,
-        kept: Mapping[int, int] | None = None,
+        complete: Mapping[int, int] | None = None,
         *,
         files: Mapping[int, int] | None = None,
         full: Callable[[OSError], tuple[str, str]] | None = None,
     ) -> None:
-        self.sizes, self.kept, self.lacking = sizes, kept or {}, lacking
+        self.sizes, self.complete, self.lacking = sizes, complete or {}, lacking
         # A reader sleeps at the event of its blob until there is more of the blob.
         self.events = {blob: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for blob in lacking}
         self._directory, self._full = directory, full
-        self._fds = {**self.kept, **(files or {})}
+        self._fds = {**self.complete, **(files or {})}
         self._fds |= {blob: _nameless(directory) for blob in lacking if blob not in self._fds}
         # Of each blob what is there, which the peer says, and up to where the process is that fetches it.
         self._shared = mmap.mmap(-1, 2 * max(len(sizes), 1) * _COUNTER.size)
@@ -51,7 +51,7 @@ class Spool:
         self._counts: list[list[int]] = []  # pieces by blob and tree
         self.trees = 0
         self.alive = -1  # a pipe whose other end the peer has
-        for blob in self.kept:
+        for blob in self.complete:
             self._put(2 * blob, sizes[blob])
 
     def plant(self, trees: int) -> None:

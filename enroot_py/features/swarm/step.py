@@ -55,13 +55,13 @@ class Peers:
 
     def source(self, image: Reference, settings: Settings, root: str) -> SwarmSource:
         """Return the image as the nodes give it to each other. ``root`` is that of this node's store."""
-        from enroot_py.features.swarm.kept import Kept
+        from enroot_py.features.swarm.blob_cache import BlobCache
         from enroot_py.features.swarm.source import SwarmSource
         from enroot_py.registry.sources import open_registry
         from enroot_py.store import layout
 
-        kept = Kept(layout.blobs(root), self._invitation.keep)
-        return SwarmSource(self._invitation, image.digest, open_registry(image, settings), kept)
+        blob_cache = BlobCache(layout.blobs(root), self._invitation.keep)
+        return SwarmSource(self._invitation, image.digest, open_registry(image, settings), blob_cache)
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
         """Give an image that is stored here to nodes that lack it, by another process, which loads what it needs."""

@@ -50,7 +50,7 @@ class Home(Protocol):
     """What the tracker's host does for the nodes."""
 
     @property
-    def kept(self) -> Collection[int]:
+    def seed_descriptors(self) -> Collection[int]:
         """Descriptors that the seed needs."""
 
     def documents(self) -> Documents:
@@ -118,7 +118,7 @@ class TrackerProcess:
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(0)
-            close_others((0, 1, 2, *self._host.kept))
+            close_others((0, 1, 2, *self._host.seed_descriptors))
             self._host.seed()
         except Exception as e:  # noqa: BLE001 - the end of a process
             log.debug(f"swarm: {type(e).__name__}: {e}")

@@ -9,7 +9,7 @@ import time
 from enroot_py.base import digests, log, making, trusted
 
 
-class Kept:
+class BlobCache:
     """Blobs in files of ``directory``, named by their digests: ``most`` bytes, of which the oldest go first.
 
     None of before the node was booted is used, as it may not have been on the disk yet when power went.
