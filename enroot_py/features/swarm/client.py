@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
 from enroot_py.features.swarm import wire
-from enroot_py.features.swarm.apart import apart
+from enroot_py.features.swarm.background import run_in_background
 from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.messages import Answer, Come, Documents, File, Refused
@@ -135,7 +135,7 @@ class SwarmClient(ABC):
         assert self._tracker
         self._spool = self.new_spool(lacking)
         self._spool.alive, other = os.pipe2(os.O_CLOEXEC)
-        apart(lambda: self._serve(other))
+        run_in_background(lambda: self._serve(other))
         os.close(other)
         self._tracker.abandon()
 

@@ -12,7 +12,7 @@ from enroot_py.base import digests, filesystems, log
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.features.swarm.apart import apart
+from enroot_py.features.swarm.background import run_in_background
 from enroot_py.store import layout
 from enroot_py.store.store import Build, Image, Store, cannot_write
 
@@ -54,7 +54,7 @@ class _Arrival:
         """The file, in the store. None where it was pruned this very moment. Raises ImageError, RegistryError."""
         store = self._store
         if (stored := store.image(self._digest)) is not None:
-            apart(lambda: self._source(stored.file).lend())  # all that it needs is imported there
+            run_in_background(lambda: self._source(stored.file).lend())  # all that it needs is imported there
             return stored
         try:
             store.add_file(self._name, self._digest, self._make)

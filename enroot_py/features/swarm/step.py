@@ -65,9 +65,9 @@ class Peers:
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
         """Give an image that is stored here to nodes that lack it, by another process, which loads what it needs."""
-        from enroot_py.features.swarm.apart import apart
+        from enroot_py.features.swarm.background import run_in_background
 
-        apart(lambda: self.source(image, settings, root).lend())
+        run_in_background(lambda: self.source(image, settings, root).lend())
 
 
 def peers(job: Job, plugin: PluginSettings) -> Peers | None:

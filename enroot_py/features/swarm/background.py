@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def apart(work: Callable[[], None]) -> None:
+def run_in_background(work: Callable[[], None]) -> None:
     """Let a process of its own do something, which ends with this one and says nothing in its name. Raises OSError."""
     parent = os.getpid()
     if os.fork():
