@@ -127,21 +127,21 @@ class Run:
 
     def act(self, node: int, actions) -> None:
         for action in actions:
-            if isinstance(action, peer.Tell):
+            if isinstance(action, peer.SendToTracker):
                 self.outcome.messages += 1
                 message = action.message
                 self.at(
                     self.now + LATENCY,
                     lambda node=node, message=message: self.say(self.tracker.handle(self.now, node, message)),
                 )
-            elif isinstance(action, peer.Take):
+            elif isinstance(action, peer.Download):
                 self.wanted[node, action.link] = action.blobs
                 self.at(self.now + HANDSHAKE, lambda node=node, action=action: self.connect(node, action.link))
-            elif isinstance(action, peer.Drop):
+            elif isinstance(action, peer.StopDownload):
                 self.wanted.pop((node, action.link), None)
                 if self.edges.pop((node, action.link), None) is not None:
                     self.changed = True
-            elif isinstance(action, peer.Get):
+            elif isinstance(action, peer.FetchFromRegistry):
                 self.get(node, action.blobs)
 
     def connect(self, node: int, link: Link) -> None:
@@ -203,7 +203,7 @@ class Run:
         self.uploaded += numpy.bincount(self.parent, moved.sum(1), self.world.nodes)
         for row in numpy.nonzero(rate)[0]:
             child, link = self.links[row]
-            self.peers[child].took(self.now, link, float(moved[row].sum()))
+            self.peers[child].downloaded(self.now, link, float(moved[row].sum()))
 
     def fetch(self) -> None:
         """From the registry, whose rate is shared by those who ask; a source's bytes are in all of its trees."""

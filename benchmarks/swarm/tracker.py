@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
-from enroot_py.features.swarm.messages import Joined, Report, Standing, report_every
+from enroot_py.features.swarm.messages import Joined, Progress, Report, report_interval
 from enroot_py.features.swarm.tracker_process import Documents, TrackerProcess
 
 NODES = (100, 1000, 10_000)
@@ -32,7 +32,7 @@ class _Host:
     def documents(self) -> Documents:
         return Documents("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")
 
-    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+    def show(self, image: Documents, progress: Callable[[], Progress], *, ended: bool) -> None:
         progress()
 
     def seed(self) -> None:
@@ -130,7 +130,7 @@ def _row(nodes: int) -> bool:
     sock.close()
     all_nodes.serve(all_nodes.come)
     planned = _cpu(process)
-    period = report_every(nodes)
+    period = report_interval(nodes)
     for number in range(PERIODS):
         all_nodes.report((number + 1) / (PERIODS + 1), done=False)
         until = time.monotonic() + period

@@ -31,7 +31,7 @@ from enroot_py.features.swarm import fetchers, tracker, wire
 from enroot_py.features.swarm import loop as loops
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import Connection, Loop, listener
-from enroot_py.features.swarm.messages import SEED, Joined, Routes, Standing
+from enroot_py.features.swarm.messages import SEED, Joined, Routes, Progress
 from enroot_py.features.swarm.peer_process import PeerProcess, close_others
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.tls import Identity
@@ -63,7 +63,7 @@ class Host:
             raise RefusedError("no such image", hint="look at its name")
         return Documents("sha256:" + "0" * 64, b"{}", b"{}", "amd64", [len(blob) for blob in self.layers], "")
 
-    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+    def show(self, image: Documents, progress: Callable[[], Progress], *, ended: bool) -> None:
         """Nobody looks."""
 
     seed_descriptors = ()
@@ -210,8 +210,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is slow or silent, however busy this host is."""
-    monkeypatch.setattr(fetchers, "PATIENCE", 1e9)
-    monkeypatch.setattr(tracker, "DEAF", 1e9)
+    monkeypatch.setattr(fetchers, "COMPARE_AFTER_S", 1e9)
+    monkeypatch.setattr(tracker, "STALLED_AFTER_S", 1e9)
 
 
 SIZES = (9_000_000, 3_000_001, 1, 300_000)

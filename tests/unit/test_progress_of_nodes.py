@@ -9,11 +9,11 @@ import pty
 import pytest
 
 from enroot_py.features.swarm import progress as module
-from enroot_py.features.swarm.messages import Standing
+from enroot_py.features.swarm.messages import Progress
 from enroot_py.features.swarm.progress import Display
 
-HALF = Standing(come=3, ready=1, slowest="n7", part=0.43, fetched=812_000_000)
-ALL = Standing(come=4, ready=4, slowest="", part=1.0, fetched=1_200_000_000)
+HALF = Progress(joined=3, ready=1, slowest="n7", fraction=0.43, fetched=812_000_000)
+ALL = Progress(joined=4, ready=4, slowest="", fraction=1.0, fetched=1_200_000_000)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from enroot_py.features.swarm import trees, wire
-from enroot_py.features.swarm.fetchers import SILENT
+from enroot_py.features.swarm.fetchers import SEED_AFTER_S
 from enroot_py.features.swarm.messages import (
     SEED,
     Complaint,
@@ -23,7 +23,7 @@ from enroot_py.features.swarm.messages import (
     Report,
     Routes,
 )
-from enroot_py.features.swarm.tracker import DRAIN, GATHER, LINGER, Tracker
+from enroot_py.features.swarm.tracker import DRAIN_S, GATHER_S, LINGER_S, Tracker
 from enroot_py.features.swarm.trees import SOURCES, Forest
 from enroot_py.features.swarm.wire import WireError
 from tests.unit.test_fuzz import retyped
@@ -34,8 +34,8 @@ SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)
 class Told:
     """What the tracker has told each node, as the node understands it."""
 
-    def __init__(self, nodes: int, *, of_seed: bool = False) -> None:
-        self.tracker = Tracker(SIZES[:1] if of_seed else SIZES, nodes, of_seed=of_seed)
+    def __init__(self, nodes: int, *, seed_only: bool = False) -> None:
+        self.tracker = Tracker(SIZES[:1] if seed_only else SIZES, nodes, seed_only=seed_only)
         self.lacks: dict[int, set[int]] = {}
         self.has: dict[int, set[int]] = {}
         self.plan: dict[int, Routes] = {}
@@ -147,7 +147,7 @@ class Guarded(Told):
 
     def pass_time(self, now: float) -> float:
         """Ticks, between which the honest report more and more; the silent one is found to be stalled."""
-        for step in (0.1, GATHER, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
+        for step in (0.1, GATHER_S, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
             now += step
             self.hear(self.tracker.tick(now))
             for node in set(self.plan) - {BAD, SILENT_NODE}:
@@ -184,7 +184,7 @@ class Guarded(Told):
             for node in range(3):
                 self.finish(now, node)
         for _ in range(20):
-            self.hear(self.tracker.tick(now := now + LINGER / 10))
+            self.hear(self.tracker.tick(now := now + LINGER_S / 10))
         assert self.released >= {0, 1, 2} and not self.hopeless.keys() & {0, 1, 2}
 
 
@@ -285,14 +285,14 @@ def test_whatever_happens_all_that_live_can_get_all(seed: int) -> None:
         if all(node in told.plan for node in told.lacks) and (nodes < 10 or rng.random() < 0.1):
             told.drained(now)
             told.check()
-    told.hear(told.tracker.tick(now + GATHER))
-    told.drained(now + GATHER)
+    told.hear(told.tracker.tick(now + GATHER_S))
+    told.drained(now + GATHER_S)
     told.check()
     for node in list(told.lacks):
         got = (0,) * told.plan[node].trees
         told.hear(told.tracker.handle(now, node, Report(got, done=True)))
     told.hear(told.tracker.tick(now + 1))
-    told.hear(told.tracker.tick(now + 2 + LINGER))
+    told.hear(told.tracker.tick(now + 2 + LINGER_S))
     assert told.released >= set(told.lacks)
 
 
@@ -378,10 +378,10 @@ def nobody_can_fetch(told: Told, blob: int) -> None:
 def test_blob_that_no_node_can_fetch_fails_without_seed() -> None:
     told = together(8)
     nobody_can_fetch(told, 0)
-    told.hear(told.tracker.tick(4.0 + SILENT))
+    told.hear(told.tracker.tick(4.0 + SEED_AFTER_S))
     assert not told.hopeless
-    all_report(told, 3.9 + 2 * SILENT)
-    told.hear(told.tracker.tick(4.0 + 2 * SILENT))
+    all_report(told, 3.9 + 2 * SEED_AFTER_S)
+    told.hear(told.tracker.tick(4.0 + 2 * SEED_AFTER_S))
     assert not any(each.final for each in told.hopeless.values())
     assert sorted(each.reason for each in told.hopeless.values()) == [""] * 7 + ["unreachable"]
 
@@ -404,10 +404,10 @@ def test_blob_without_source_comes_from_the_tracker() -> None:
     trees_ = told.plan[0].trees
     one, other = told.fetches
     told.hear(told.tracker.handle(1.0, one, Report((0,) * trees_, fetched=1)))
-    told.hear(told.tracker.tick(SILENT + 0.1))
+    told.hear(told.tracker.tick(SEED_AFTER_S + 0.1))
     assert told.tracker.wants_seed
     kept = set(told.fetches[one])
-    told.join(SILENT + 0.2, SEED, set())
+    told.join(SEED_AFTER_S + 0.2, SEED, set())
     assert (told.fetches[one], told.fetches[other]) == (kept, set())
     assert told.fetches[SEED] == set(range(len(SIZES))) - kept
     told.check()
@@ -419,7 +419,7 @@ def test_blob_without_source_comes_from_the_tracker() -> None:
 
 def of_seed(nodes: int) -> Told:
     """A file that the tracker's host alone has."""
-    told = Told(nodes, of_seed=True)
+    told = Told(nodes, seed_only=True)
     for node in range(nodes):
         told.join(0.0, node, {0})
     told.hear(told.tracker.tick(0.0))
@@ -441,18 +441,18 @@ def test_what_only_the_tracker_s_host_has_nobody_else_fetches(nodes: int) -> Non
 
 
 def test_blob_of_the_tracker_that_stalls_is_given_up() -> None:
-    told = Told(2, of_seed=True)
+    told = Told(2, seed_only=True)
     for node in range(2):
         told.join(0.0, node, {0})
     for now in (0.0, 0.1):
         told.hear(told.tracker.tick(now))
-    all_report(told, 2 * SILENT)
-    told.hear(told.tracker.tick(0.2 + 2 * SILENT))
+    all_report(told, 2 * SEED_AFTER_S)
+    told.hear(told.tracker.tick(0.2 + 2 * SEED_AFTER_S))
     assert [each.final for each in told.hopeless.values()] == [False] * 2
 
 
 def test_node_serves_before_the_host_of_the_tracker() -> None:
-    told = Told(3, of_seed=True)
+    told = Told(3, seed_only=True)
     told.join(0.0, 0, set(), {0})
     for node in (1, 2):
         told.join(0.0, node, {0})
@@ -586,13 +586,13 @@ def test_blob_sent_before_a_task_ended_is_kept(nodes: int, ends: bool) -> None:
     first = next(iter(before))
     told.finish(1.0, first)
     told.leave(1.1, first)
-    told.hear(told.tracker.tick(1.1 + 0.9 * DRAIN))
+    told.hear(told.tracker.tick(1.1 + 0.9 * DRAIN_S))
     del before[first]
     assert told.fetches == before
     if ends:
-        told.drained(1.1 + 0.9 * DRAIN)
+        told.drained(1.1 + 0.9 * DRAIN_S)
     else:
-        told.hear(told.tracker.tick(2.1 + DRAIN))
+        told.hear(told.tracker.tick(2.1 + DRAIN_S))
     assert set().union(*told.fetches.values()) == set(range(len(SIZES)))
     told.check()
 
@@ -615,7 +615,7 @@ def test_nobody_new_takes_from_one_who_has_left() -> None:
     told = Told(9)
     for node in range(8):
         told.join(0.0, node, set(range(len(SIZES))))
-    told.hear(told.tracker.tick(GATHER))
+    told.hear(told.tracker.tick(GATHER_S))
     gone = next(node for node, plan in told.plan.items() if plan.relays)
     told.finish(1.0, gone)
     told.leave(1.0, gone)
@@ -631,7 +631,7 @@ def test_one_who_comes_when_all_have_just_left_begins_anew() -> None:
         told.finish(1.0, node)
         told.leave(1.1, node)
     told.join(1.2, 1, {0, 1})
-    told.hear(told.tracker.tick(1.2 + GATHER))
+    told.hear(told.tracker.tick(1.2 + GATHER_S))
     assert told.fetches == {1: {0, 1}}
 
 
@@ -695,7 +695,7 @@ def test_who_comes_when_all_are_gone_begins_anew() -> None:
     for node in range(3):
         told.leave(3.0, node)
     told.join(60.0, 1, {0, 1})
-    told.hear(told.tracker.tick(60.0 + GATHER))
+    told.hear(told.tracker.tick(60.0 + GATHER_S))
     assert told.fetches[1] == {0, 1}
 
 
@@ -704,15 +704,15 @@ def test_how_far_the_nodes_are() -> None:
     for node in range(2):
         told.lacks[node] = {0}
         told.hear(told.tracker.handle(0.0, node, Joined(("10.0.0.1", 1), (0,), name=f"n{node}")))
-    told.hear(told.tracker.tick(GATHER))
+    told.hear(told.tracker.tick(GATHER_S))
     trees_ = told.plan[0].trees
     source = next(iter(told.fetches))
     told.hear(told.tracker.handle(1.0, source, Report((0,) * trees_, SIZES[0], done=True)))
     half = (SIZES[0] // 2 // trees_,) * trees_
     told.hear(told.tracker.handle(1.0, 1 - source, Report(half)))
     now = told.tracker.progress()
-    assert (now.come, now.ready, now.slowest, now.fetched) == (2, 1, f"n{1 - source}", SIZES[0])
-    assert round(now.part, 2) == 0.5
+    assert (now.joined, now.ready, now.slowest, now.fetched) == (2, 1, f"n{1 - source}", SIZES[0])
+    assert round(now.fraction, 2) == 0.5
     assert not told.tracker.all_have_it
 
 
@@ -726,7 +726,7 @@ def test_what_nodes_have_kept_they_give_and_nobody_fetches() -> None:
     assert 7 not in told.fetches
     assert sorted(blob for blobs in told.fetches.values() for blob in blobs) == [0, 1, 2, 3]
     assert max(sum(SIZES[blob] for blob in blobs) for blobs in told.fetches.values()) == SIZES[0]
-    told.hear(told.tracker.tick(SILENT + 1))
+    told.hear(told.tracker.tick(SEED_AFTER_S + 1))
     assert not told.tracker.wants_seed
 
 

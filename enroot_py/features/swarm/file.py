@@ -25,7 +25,7 @@ from enroot_py.registry.sources import Blob
 class FileDocuments(Documents):
     """What all nodes need to know of a file, whose digest is what is ``named``."""
 
-    is_of_seed: bool = True
+    seed_only: bool = True
 
     def message(self) -> Answer:
         return File(self.named, self.sizes[0])

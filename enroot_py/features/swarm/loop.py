@@ -15,7 +15,7 @@ from typing import TypeVar
 from enroot_py.base import log
 from enroot_py.features.swarm import ports, wire
 from enroot_py.features.swarm.invitation import Swarm
-from enroot_py.features.swarm.messages import REPORT, SEED, Address, Hello, report_every
+from enroot_py.features.swarm.messages import REPORT_INTERVAL_S, SEED, Address, Hello, report_interval
 from enroot_py.features.swarm.tls import Identity
 from enroot_py.features.swarm.wire import SHORT, WireError
 
@@ -196,7 +196,7 @@ class Loop:
         return connection
 
     def _patience(self, role: str) -> float:
-        return report_every(self.swarm.nodes) / REPORT if role == TO_TRACKER else 1.0
+        return report_interval(self.swarm.nodes) / REPORT_INTERVAL_S if role == TO_TRACKER else 1.0
 
     def admits(self, host: str) -> bool:
         """Whether an address is in a network of the swarm."""

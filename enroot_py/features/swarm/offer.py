@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from enroot_py.features.swarm.invitation import Invitation
-    from enroot_py.features.swarm.messages import Standing
+    from enroot_py.features.swarm.messages import Progress
     from enroot_py.features.swarm.progress import Display
     from enroot_py.features.swarm.tracker_process import Documents
     from enroot_py.registry.reference import Reference
@@ -84,7 +84,7 @@ class Offer:
     def all_have_it(self) -> None:
         """Called at the end, where they do."""
 
-    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+    def show(self, image: Documents, progress: Callable[[], Progress], *, ended: bool) -> None:
         from enroot_py.features.swarm.progress import Display
 
         if self._display is None and self._loud:

@@ -20,7 +20,7 @@ from enroot_py.features.swarm import peer, wire
 from enroot_py.features.swarm.loop import TO_PEER, Connection, Loop, listener
 from enroot_py.features.swarm.messages import Joined, Link, Routes, Take
 from enroot_py.features.swarm.spool import PIECE, Spool
-from enroot_py.features.swarm.trees import MOST
+from enroot_py.features.swarm.trees import MAX_TREES
 from enroot_py.features.swarm.wire import LONG, WireError
 
 _HEAD = struct.Struct(">HHII")  # blob, tree, piece, length: before its bytes
@@ -62,7 +62,7 @@ class PeerProcess:
         self._done = False
         tracker.most = LONG
         tracker.heard = self._heard
-        tracker.gone = lambda why: self._act(self._peer.left_alone(time.monotonic()))
+        tracker.gone = lambda why: self._act(self._peer.tracker_lost(time.monotonic()))
         loop.tick = self._tick
         self._act(self._peer.begin(time.monotonic()))
 
@@ -103,7 +103,7 @@ class PeerProcess:
 
     def took(self, link: Link, blob: int, count: int) -> None:
         """A piece has come from a parent."""
-        self._peer.took(time.monotonic(), link, count)
+        self._peer.downloaded(time.monotonic(), link, count)
         self._came(link.tree)
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
@@ -144,14 +144,14 @@ class PeerProcess:
 
     def _act(self, actions: Iterable[peer.Action]) -> None:
         for action in actions:
-            if isinstance(action, peer.Tell):
+            if isinstance(action, peer.SendToTracker):
                 self._tracker.say(wire.encode(action.message))
-            elif isinstance(action, peer.Take):
+            elif isinstance(action, peer.Download):
                 self._parent(action.link).take(action.link, action.blobs)
-            elif isinstance(action, peer.Drop):
+            elif isinstance(action, peer.StopDownload):
                 if action.link.parent in self._parents:
                     self._parents[action.link.parent].drop(action.link)
-            elif isinstance(action, peer.Get):
+            elif isinstance(action, peer.FetchFromRegistry):
                 self._get(action.blobs)
             elif isinstance(action, peer.GiveUp):
                 self._spool.give_up(action.reason, action.hint)
@@ -345,7 +345,7 @@ class _Child:
             self._connection.fail(str(e))
 
     def _asked(self, take: Take) -> None:
-        if not self._spool.trees and len(self._early) < MOST:
+        if not self._spool.trees and len(self._early) < MAX_TREES:
             self._early.append(take)
             return
         if take.tree >= max(self._spool.trees, 1):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from enroot_py.base import log
 
 if TYPE_CHECKING:
-    from enroot_py.features.swarm.messages import Standing
+    from enroot_py.features.swarm.messages import Progress
 
 _OFTEN = 0.2  # seconds between two states of a line on a terminal
 _NOW_AND_THEN = 10.0  # seconds between two lines elsewhere
@@ -33,7 +33,7 @@ class Display:
         self._rewriting = False
         self._ended = False
 
-    def show(self, progress: Callable[[], Standing], *, ended: bool) -> None:
+    def show(self, progress: Callable[[], Progress], *, ended: bool) -> None:
         """To be called some times in a second; the last line is the one by which all nodes have it."""
         now = time.monotonic()
         if self._ended:
@@ -51,9 +51,9 @@ class Display:
         if self._rewriting:
             self._write("\r\x1b[K")
 
-    def _state(self, progress: Standing) -> str:
-        missing = f", {log.many(self._nodes - progress.come, 'node')} not begun" if progress.come < self._nodes else ""
-        slowest = f", {progress.slowest} has {progress.part:.0%} of {self._size}" if progress.slowest else ""
+    def _state(self, progress: Progress) -> str:
+        missing = f", {log.many(self._nodes - progress.joined, 'node')} not begun" if progress.joined < self._nodes else ""
+        slowest = f", {progress.slowest} has {progress.fraction:.0%} of {self._size}" if progress.slowest else ""
         return f"{progress.ready} of {self._nodes} nodes have it{missing}{slowest}{self._cost(progress)}"
 
     def _line(self, text: str, *, stays: bool = True) -> None:
@@ -79,5 +79,5 @@ class Display:
         except OSError:  # a terminal that is gone
             self._ended = True
 
-    def _cost(self, progress: Standing) -> str:
+    def _cost(self, progress: Progress) -> str:
         return f", {log.size(progress.fetched)} from the registry" * self._counts

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
+from enroot_py.features.swarm.blob_cache import BlobCache
 from enroot_py.features.swarm.client import SwarmClient
 from enroot_py.features.swarm.invitation import Invitation
-from enroot_py.features.swarm.blob_cache import BlobCache
 from enroot_py.features.swarm.messages import Answer, Documents
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.spool import Spool

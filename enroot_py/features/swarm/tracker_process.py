@@ -17,7 +17,7 @@ from enroot_py.base.errors import ImageError, PenrootError, RefusedError
 from enroot_py.features.swarm import messages, wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
-from enroot_py.features.swarm.messages import SEED, Answer, Come, FromTracker, Refused, Standing
+from enroot_py.features.swarm.messages import SEED, Answer, Come, FromTracker, Progress, Refused
 from enroot_py.features.swarm.peer_process import close_others
 from enroot_py.features.swarm.tracker import Tracker
 from enroot_py.features.swarm.wire import WireError
@@ -35,7 +35,7 @@ class Documents:
     architecture: str
     sizes: Sequence[int]  # bytes of its layers
     tokens: str  # what TOKENS had, as JSON
-    is_of_seed: bool = False  # nobody has its blobs but the tracker's host, and nodes that keep them
+    seed_only: bool = False  # nobody has its blobs but the tracker's host, and nodes that keep them
     evidence: bytes = b""  # signatures, if the policy of a node asks for them: store/policies.py
 
     def message(self) -> Answer:
@@ -56,7 +56,7 @@ class Home(Protocol):
     def documents(self) -> Documents:
         """Called when the first of them asks. Raises PenrootError."""
 
-    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+    def show(self, image: Documents, progress: Callable[[], Progress], *, ended: bool) -> None:
         """Called some times in a second; ``ended``: all have the image."""
 
     def seed(self) -> None:
@@ -168,7 +168,7 @@ class TrackerProcess:
             self._image = Refused(str(known), known.hint, final)
         else:
             self._documents, self._image = known, known.message()
-            self._tracker = Tracker(known.sizes, self._nodes, self._owners, known.is_of_seed)
+            self._tracker = Tracker(known.sizes, self._nodes, self._owners, known.seed_only)
         for peer in self._curious:
             self._introduce(peer)
         self._curious.clear()
