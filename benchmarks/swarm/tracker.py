@@ -15,7 +15,7 @@ from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
 from enroot_py.features.swarm.messages import Joined, Progress, Report, report_interval
-from enroot_py.features.swarm.tracker_process import Documents, TrackerProcess
+from enroot_py.features.swarm.tracker_process import ImageDocuments, TrackerProcess
 
 NODES = (100, 1000, 10_000)
 LAYERS = (2_500_000_000, 1_200_000_000, 700_000_000, 400_000_000, 200_000_000)
@@ -29,10 +29,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class _Host:
     seed_descriptors = ()
 
-    def documents(self) -> Documents:
-        return Documents("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")
+    def documents(self) -> ImageDocuments:
+        return ImageDocuments("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")
 
-    def show(self, image: Documents, progress: Callable[[], Progress], *, ended: bool) -> None:
+    def show(self, image: ImageDocuments, progress: Callable[[], Progress], *, ended: bool) -> None:
         progress()
 
     def seed(self) -> None:
@@ -60,10 +60,10 @@ class _Nodes:
         for node in range(len(self.connections), min(self.swarm.nodes, len(self.connections) + _AT_ONCE - waiting)):
             self.loop.node = node
             connection = self.connections[node] = self.loop.connect(TO_TRACKER, ("127.0.0.1", self.port))
-            connection.most = wire.LONG
-            connection.ready = lambda connection=connection: connection.say({"is": "Come", "lacks": True})  # type: ignore[misc]
-            connection.heard = lambda message, node=node: self._hear(node, message)  # type: ignore[misc]
-            connection.gone = self.lost.append
+            connection.max_bytes = wire.MAX_TRACKER_BYTES
+            connection.on_ready = lambda connection=connection: connection.send({"is": "Come", "lacks": True})  # type: ignore[misc]
+            connection.on_message = lambda message, node=node: self._hear(node, message)  # type: ignore[misc]
+            connection.on_close = self.lost.append
         return len(self.planned) == self.swarm.nodes
 
     def _hear(self, node: int, message: Mapping[str, object]) -> None:
@@ -87,7 +87,7 @@ class _Nodes:
         for node, connection in self.connections.items():
             work = self.fetched.get(node, 0)
             report = Report(got, int(work * part), done, work - int(work * part))
-            connection.say(wire.encode(report))
+            connection.send(wire.encode(report))
 
     def serve(self, until: Callable[[], bool]) -> None:
         def tick(now: float) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.features.swarm.tracker_process import Documents
+from enroot_py.features.swarm.tracker_process import ImageDocuments
 from tests.kernel.test_swarm_sockets import Host, Lab, alone, blobs
 
 SIZES = (700_000, 300_001)
@@ -23,9 +23,9 @@ _ALL = 3  # ETH_P_ALL, if_ether.h
 
 
 class Private(Host):
-    def documents(self) -> Documents:
+    def documents(self) -> ImageDocuments:
         sizes = [len(blob) for blob in self.layers]
-        return Documents("sha256:" + "0" * 64, MANIFEST, CONFIG, "amd64", sizes, TOKEN)
+        return ImageDocuments("sha256:" + "0" * 64, MANIFEST, CONFIG, "amd64", sizes, TOKEN)
 
 
 class Capture:

@@ -31,11 +31,11 @@ from enroot_py.features.swarm import fetchers, tracker, wire
 from enroot_py.features.swarm import loop as loops
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import Connection, Loop, listener
-from enroot_py.features.swarm.messages import SEED, Joined, Routes, Progress
+from enroot_py.features.swarm.messages import SEED, Joined, Progress, Routes
 from enroot_py.features.swarm.peer_process import PeerProcess, close_others
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.tls import Identity
-from enroot_py.features.swarm.tracker_process import TRACKER, Documents, TrackerProcess
+from enroot_py.features.swarm.tracker_process import TRACKER, ImageDocuments, TrackerProcess
 from tests.swarm_tls import CONTEXT, KEY, End
 
 _TIME = 60.0
@@ -58,12 +58,12 @@ class Host:
     def __init__(self, layers: Sequence[bytes]) -> None:
         self.layers = layers
 
-    def documents(self) -> Documents:
+    def documents(self) -> ImageDocuments:
         if not self.layers:
             raise RefusedError("no such image", hint="look at its name")
-        return Documents("sha256:" + "0" * 64, b"{}", b"{}", "amd64", [len(blob) for blob in self.layers], "")
+        return ImageDocuments("sha256:" + "0" * 64, b"{}", b"{}", "amd64", [len(blob) for blob in self.layers], "")
 
-    def show(self, image: Documents, progress: Callable[[], Progress], *, ended: bool) -> None:
+    def show(self, image: ImageDocuments, progress: Callable[[], Progress], *, ended: bool) -> None:
         """Nobody looks."""
 
     seed_descriptors = ()
@@ -124,7 +124,7 @@ class Lab:
             here = Loop(self.swarm, node)
             PeerProcess(here, met(here, self.port, self.host), spool, fetch).run()
             return
-        while any(spool.there(blob) < spool.sizes[blob] for blob in lacks):
+        while any(spool.available(blob) < spool.sizes[blob] for blob in lacks):
             time.sleep(0.02)
         whole = [spool.read(blob, spool.sizes[blob], 0) for blob in lacks]
         os.write(told, json.dumps([hashlib.sha256(blob).hexdigest() for blob in whole]).encode())
@@ -172,7 +172,7 @@ def met(loop: Loop, port: int, host: str = "127.0.0.1") -> Connection:
         loop.running = False
 
     found = come(loop, port, stop, host=host)
-    found.gone = stop
+    found.on_close = stop
     loop.run()
     loop.running = True
     return found
@@ -188,9 +188,9 @@ def come(
 ) -> Connection:
     """The tracker, which is to hear of a node."""
     found = loop.connect("t", (host, port))
-    found.most = wire.LONG
-    found.heard = heard
-    found.ready = lambda: found.say({"is": "Come", "lacks": lacks})
+    found.max_bytes = wire.MAX_TRACKER_BYTES
+    found.on_message = heard
+    found.on_ready = lambda: found.send({"is": "Come", "lacks": lacks})
     return found
 
 
@@ -343,7 +343,7 @@ class Talk:
 
     def hear(self) -> Mapping[str, object]:
         """A message. Raises EOFError."""
-        while (message := wire.unframe(self._in, wire.LONG)) is None:
+        while (message := wire.unframe(self._in, wire.MAX_TRACKER_BYTES)) is None:
             self.read()
         return message
 
@@ -364,14 +364,14 @@ def test_who_says_nothing_is_thrown_out(make: Callable[..., Lab]) -> None:
         slow.sendall(b"\x16\x03\x01\x02")  # a ClientHello begins
         assert is_thrown_out(silent)
         assert is_thrown_out(slow)
-        assert time.monotonic() - began >= loops.PATIENCE - 0.2
+        assert time.monotonic() - began >= loops.ACCEPT_TIMEOUT_S - 0.2
 
 
 @pytest.mark.security("N1")
 def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     with contextlib.ExitStack() as crowd:
-        strangers = [crowd.enter_context(stranger(lab.port)) for _ in range(loops.STRANGERS + 40)]
+        strangers = [crowd.enter_context(stranger(lab.port)) for _ in range(loops.MAX_STRANGERS + 40)]
         for node in range(2):
             lab.start(node)
         assert [lab.result(node) for node in range(2)] == [whole(lab)] * 2
@@ -527,7 +527,7 @@ def test_what_a_member_has_sent_is_of_no_use(make: Callable[..., Lab]) -> None:
         {"is": "Report", "got": [1], "fetched": 0, "done": False},
         {"is": "Come", "lacks": "x"},
         {},
-        {"is": "Come", "lacks": True, "fill": "x" * wire.SHORT},
+        {"is": "Come", "lacks": True, "fill": "x" * wire.MAX_PEER_BYTES},
     ],
 )
 def test_a_member_that_makes_no_sense_is_thrown_out_alone(make: Callable[..., Lab], message: dict[str, object]) -> None:
@@ -577,8 +577,8 @@ def test_why_there_is_no_image_is_told_to_one_that_lacks_it(make: Callable[..., 
     loops = [Loop(lab.swarm, node) for node in range(3)]
     for node, here in enumerate(loops):
         connection = come(here, lab.port, partial(heard.__setitem__, node), lacks=node > 0)
-        say = connection.ready
-        connection.ready = lambda say=say, node=node: (say(), known.append(node))
+        say = connection.on_ready
+        connection.on_ready = lambda say=say, node=node: (say(), known.append(node))
         until(here, lambda node=node: node in known)
     for node, here in enumerate(loops):
         until(here, lambda node=node: node in heard)
@@ -597,12 +597,12 @@ def test_who_does_not_listen_is_thrown_out() -> None:
     with stranger(sock.getsockname()[1]) as deaf:
         with attacking(Talk(deaf).is_let_in):
             until(here, lambda: accepted)
-        accepted[0].gone = gone.append
+        accepted[0].on_close = gone.append
         for _ in range(200):
-            accepted[0].say({"fill": "x" * (1 << 20)})
+            accepted[0].send({"fill": "x" * (1 << 20)})
             if gone:
                 break
-        assert gone == ["it does not listen"]
+        assert gone == ["too much unread data"]
 
 
 @pytest.mark.security("N2")
@@ -617,10 +617,10 @@ def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
             def more() -> bool:
                 nonlocal given
                 given += piece
-                connection.send(b"", blob.fileno(), given - piece, piece)
+                connection.send_file(b"", blob.fileno(), given - piece, piece)
                 return given <= size
 
-            connection.more = more
+            connection.send_more = more
             connection.wake()
 
         here.listen("p", sock, serve)
@@ -715,8 +715,8 @@ def test_repeated_first_message_holds_little(members: Callable[..., Members], ro
     """Somebody who heard a node's first message can repeat it, and no more: the node itself gets in."""
     lobby = members(role, 1)
     repeated = [lobby.connect(1, ends=False) for _ in range(20)]
-    assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.UNFINISHED
-    assert len(lobby.here._deadlines) == loops.UNFINISHED
+    assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.MAX_UNFINISHED
+    assert len(lobby.here._deadlines) == loops.MAX_UNFINISHED
     lobby.connect(1)
     assert lobby.open == [1]
 
@@ -771,16 +771,16 @@ def knows_the_name(
 
 
 ATTACKS = {
-    "a wrong key": (has_another(swarm=(b"x" * 32, CONTEXT)), "the name of another swarm"),
-    "a wrong step": (has_another(swarm=(KEY, "7.1")), "the name of another swarm"),
-    "a wrong role": (has_another(role="p"), "the name of another swarm"),
+    "a wrong key": (has_another(swarm=(b"x" * 32, CONTEXT)), "the server name is of another swarm"),
+    "a wrong step": (has_another(swarm=(KEY, "7.1")), "the server name is of another swarm"),
+    "a wrong role": (has_another(role="p"), "the server name is of another swarm"),
     "another step's certificate": (knows_the_name(Identity(KEY, "7.1")), "certificate verify failed"),
     "no certificate": (knows_the_name(), "peer did not return a certificate"),
     "an older TLS": (knows_the_name(version=ssl.TLSVersion.TLSv1_2), "unsupported protocol"),
-    "its own node": (has_another(node=0), "it is this node itself"),
-    "a stranger": (says(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "no member of this swarm"),
+    "its own node": (has_another(node=0), "the node's own number"),
+    "a stranger": (says(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "not a member of this swarm"),
     "an endless message": (endless, "a message of 2147483648 bytes"),
-    "silence": (says(b""), "it does not say who it is"),
+    "silence": (says(b""), "the handshake takes too long"),
 }
 
 
@@ -849,8 +849,8 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
 
     def accept(peer: Connection) -> None:
         peers.append(peer)
-        peer.heard = heard.append
-        peer.gone = gone.append
+        peer.on_message = heard.append
+        peer.on_close = gone.append
 
     here.listen("t", sock, accept)
     if (child := os.fork()) == 0:
@@ -860,7 +860,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
             PeerProcess(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
     try:
         until(here, lambda: heard)
-        peers[0].say({"is": "Documents"})
+        peers[0].send({"is": "Documents"})
         until(here, lambda: len(heard) > 1)
         port = heard[1]["address"][1]  # type: ignore[index]
         with stranger(port) as member:
@@ -869,7 +869,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
             for message in ({"is": "Take", "tree": 99, "trees": 9, "wanted": [[0, 0]]},) * 2:
                 talk.say(message)
             until_later(here)
-            peers[0].say(wire.encode(Routes(1, (0,), False, ())))
+            peers[0].send(wire.encode(Routes(1, (0,), False, ())))
             until(here, lambda: readable(member.fileno(), 0) or gone)
             assert is_thrown_out(member)
         before = len(heard)
@@ -892,7 +892,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
         {"is": "Take", "tree": 0, "trees": 1, "wanted": [["sha256:" + "0" * 64, 0]]},
         {"is": "Take", "tree": 0, "trees": 1, "wanted": [[0, -1]]},
         {"is": "Give"},
-        {"is": "Take", "tree": 0, "trees": 1, "wanted": [], "fill": "x" * wire.SHORT},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [], "fill": "x" * wire.MAX_PEER_BYTES},
     ],
 )
 def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
@@ -952,13 +952,13 @@ def test_ten_thousand_nodes_get_few_pings(nodes: int, idle: int) -> None:
 
 
 def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "LONGER", 0.3)
+    monkeypatch.setattr(loops, "CONNECT_TIMEOUT_S", 0.3)
     here, gone = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         connection = here.connect("p", mute.getsockname())
-        connection.gone = gone.append
+        connection.on_close = gone.append
         until(here, lambda: gone)
-    assert gone == ["it does not say who it is"]
+    assert gone == ["the handshake takes too long"]
 
 
 @pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])
@@ -985,7 +985,7 @@ def test_the_seed_is_no_node(make: Callable[..., Lab]) -> None:
     assert SEED != TRACKER
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
-        assert not Talk(sock, 77).is_let_in(), "there is no node 77"
+        assert not Talk(sock, 77).is_let_in(), "no such node: 77"
 
 
 def test_what_a_fork_left_closes_no_file_that_came_later() -> None:

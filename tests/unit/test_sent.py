@@ -80,7 +80,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no image")
     os.truncate(image(tmp_path / "cut"), SIZE - 1)
     for name, why in (
-        *(("./x.sqsh", "No such file"), ("fifo", "no regular file"), (str(tmp_path), "no regular file")),
+        *(("./x.sqsh", "No such file"), ("fifo", "not a regular file"), (str(tmp_path), "not a regular file")),
         *(("./text", "is no squashfs file"), ("./cut", "truncated")),
     ):
         assert why in str(refusal(f"bcast:{name}", tmp_path))
@@ -139,7 +139,7 @@ def test_a_digest_is_remembered_until_the_file_is_touched(tmp_path: Path, monkey
     path = image(tmp_path / "x.sqsh")
     digest = opened(path).digest()
     assert not (tmp_path / "enroot/swarms").exists(), "the next one who writes it may do so in the same moment"
-    monkeypatch.setattr(sent, "_SETTLED", -1.0)
+    monkeypatch.setattr(sent, "_SETTLED_S", -1.0)
     assert opened(path).digest() == digest
     (note,) = (tmp_path / "enroot/swarms").iterdir()
     assert note.read_text() == digest
@@ -267,7 +267,7 @@ def test_nodes_that_have_it_give_it_to_others(tmp_path: Path, monkeypatch: pytes
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 1) as process:
         assert isinstance(Node(process, 0, tmp_path / "n0").result, str)
-    monkeypatch.setattr(sent, "RATE", 1)  # byte a second, of srun's host
+    monkeypatch.setattr(sent, "SEED_RATE", 1)  # byte a second, of srun's host
     with srun(opened(path), 3) as process:
         owner = Node(process, 0, tmp_path / "n0", stays=True)
         assert isinstance(owner.result, str)
@@ -320,7 +320,7 @@ def failed(node: Node) -> PenrootError:
 
 
 def test_a_file_that_is_changed_on_the_way_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)  # bytes a second
+    monkeypatch.setattr(sent, "SEED_RATE", 2 * spool.PIECE)  # bytes a second
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 2) as process:
         nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(2)]
@@ -351,8 +351,8 @@ def test_what_comes_with_another_digest_is_not_kept(tmp_path: Path, monkeypatch:
 
 
 def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)
-    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
+    monkeypatch.setattr(sent, "SEED_RATE", 2 * spool.PIECE)
+    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.RETRY_WAITS_S", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         node = Node(process, 0, tmp_path / "n0")
         until_some_has_come([node])
@@ -360,7 +360,7 @@ def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_srun_s_host_that_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
+    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.RETRY_WAITS_S", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         process.end()
         error = failed(Node(process, 0, tmp_path / "n0"))

@@ -66,22 +66,22 @@ class Ends:
         self.lost: list[str] = []
         self.loop.listen("p", self._sock, self._greet)
         self._one = self._other.connect("p", ("127.0.0.1", self.wire.port))
-        self._one.ready = lambda: self._one.say({"is": "Wish"})
-        self._one.took = self._take
-        self._one.gone = self.lost.append
+        self._one.on_ready = lambda: self._one.send({"is": "Wish"})
+        self._one.on_bytes = self._take
+        self._one.on_close = self.lost.append
 
     def _greet(self, connection: Connection) -> None:
         def heard(message: object) -> None:
             assert message == {"is": "Wish"}
-            connection.more = more
+            connection.send_more = more
             connection.wake()
 
         def more() -> bool:
-            connection.more = lambda: False
-            connection.send(b"head", self._file, 0, len(WORDS))
+            connection.send_more = lambda: False
+            connection.send_file(b"head", self._file, 0, len(WORDS))
             return True
 
-        connection.heard = heard
+        connection.on_message = heard
 
     def _take(self, data: bytearray) -> int:
         self.came += data

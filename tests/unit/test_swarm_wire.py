@@ -43,7 +43,7 @@ def test_messages_come_in_parts(cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("x" * 200, "bytes"), ("[1]", "no object"), ("[" * 99, "no JSON"), ("{", "no JSON")]
+    ("text", "says"), [("x" * 200, "bytes"), ("[1]", "not an object"), ("[" * 99, "not JSON"), ("{", "not JSON")]
 )
 def test_messages_have_limits(text: str, says: str) -> None:
     with pytest.raises(WireError, match=says):
@@ -64,14 +64,14 @@ TRACKERS: list[FromTracker] = [
 
 @pytest.mark.parametrize("message", PEERS)
 def test_what_peers_say(message: FromPeer) -> None:
-    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.SHORT)
+    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_PEER_BYTES)
     assert said is not None
     assert wire.decode_from_peer(said, "10.0.0.1") == message
 
 
 @pytest.mark.parametrize("message", TRACKERS)
 def test_what_the_tracker_says(message: FromTracker) -> None:
-    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.LONG)
+    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_TRACKER_BYTES)
     assert said is not None
     assert wire.decode_from_tracker(said) == message
 

@@ -1,4 +1,4 @@
-"""A process beside this one. On the start path of a step whose image is stored: it imports what that has."""
+"""Work in a forked process. A step whose image is stored loads this module on its start path."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def run_in_background(work: Callable[[], None]) -> None:
-    """Let a process of its own do something, which ends with this one and says nothing in its name. Raises OSError."""
+def run_in_background(work: Callable[[], None], *, silent: bool = True) -> int:
+    """Run ``work`` in a forked process that ends with this one. Return its id. Raises OSError.
+
+    ``silent``: the process writes no log messages.
+    """
     parent = os.getpid()
-    if os.fork():
-        return
+    if process := os.fork():
+        return process
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
         if os.getppid() == parent:
-            log.sink = log.silent
+            log.sink = log.silent if silent else log.sink
             work()
-    except BaseException as e:  # noqa: BLE001 - the end of a process
+    except BaseException as e:  # noqa: BLE001 - the process ends
         log.debug(f"swarm: {type(e).__name__}: {e}")
     finally:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Compressed blobs that a node keeps when it has unpacked them, to give them to nodes of later steps."""
+"""Compressed blobs that a node keeps after unpacking them, to upload them to nodes of later steps."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from enroot_py.base import digests, log, making, trusted
 
 
 class BlobCache:
-    """Blobs in files of ``directory``, named by their digests: ``most`` bytes, of which the oldest go first.
+    """Files in ``directory``, named by their digests. The oldest are deleted above ``max_bytes``.
 
-    None of before the node was booted is used, as it may not have been on the disk yet when power went.
+    Ignore files older than the last boot: a crash may have truncated them.
     """
 
-    def __init__(self, directory: str, most: int) -> None:
-        self.directory, self._most = directory, most
+    def __init__(self, directory: str, max_bytes: int) -> None:
+        self.directory, self._max_bytes = directory, max_bytes
 
     def open(self, digest: str, size: int) -> int | None:
-        """The file of a blob, for reading; None where it is not kept."""
-        if not self._most:
+        """Open the file of a blob for reading. Return None if there is none."""
+        if not self._max_bytes:
             return None
         try:
-            fd = trusted.file(self._path(digest))
+            descriptor = trusted.file(self._path(digest))
         except OSError:
             return None
-        state = os.fstat(fd)
+        status = os.fstat(descriptor)
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        if state.st_size == size and state.st_mtime >= booted:
-            return fd
-        os.close(fd)
+        if status.st_size == size and status.st_mtime >= booted:
+            return descriptor
+        os.close(descriptor)
         return None
 
-    def add(self, digest: str, fd: int) -> None:
-        """Give a file that has no name yet, and whose bytes have this digest, one here."""
-        if os.fstat(fd).st_size > self._most:
+    def add(self, digest: str, descriptor: int) -> None:
+        """Link an unnamed file, whose bytes have this digest, into the directory."""
+        if os.fstat(descriptor).st_size > self._max_bytes:
             return
         try:
             with contextlib.suppress(FileExistsError):
-                making.link(fd, self._path(digest))
+                making.link(descriptor, self._path(digest))
             self._trim()
         except OSError as e:
             log.debug(f"swarm: {self.directory}: {e.strerror}")
 
     def _trim(self) -> None:
         with os.scandir(self.directory) as entries:
-            files = [(state.st_mtime, state.st_size, entry.path) for entry in entries for state in [entry.stat()]]
-        room = self._most
+            files = [(status.st_mtime, status.st_size, entry.path) for entry in entries for status in [entry.stat()]]
+        room = self._max_bytes
         for _, size, path in sorted(files, reverse=True):
             room -= size
             if room < 0:
-                with contextlib.suppress(FileNotFoundError):  # another step's helper was faster
+                with contextlib.suppress(FileNotFoundError):  # another step's helper has deleted it
                     os.unlink(path)
 
     def _path(self, digest: str) -> str:

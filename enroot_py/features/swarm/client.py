@@ -1,6 +1,6 @@
-"""A node's part in a swarm, whatever that brings: it meets the tracker, and a process of its own is the peer.
+"""A node's side of a swarm, for a registry image or a file: ask the tracker, then start a peer in a forked process.
 
-That one goes on to serve others when this node has all, and ends with the process that started it.
+The peer goes on to upload when this node has every blob. It ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.messages import Answer, Come, Documents, File, Refused
 from enroot_py.features.swarm.peer_process import PeerProcess, close_others
 from enroot_py.features.swarm.spool import Spool
-from enroot_py.features.swarm.wire import LONG
+from enroot_py.features.swarm.wire import MAX_TRACKER_BYTES
 from enroot_py.registry import authorization
 
-_PATIENCE = 3.0  # seconds to reach the tracker, and then it is done without
-_LONGER = 20.0  # seconds until it has asked the registry
+_CONNECT_TIMEOUT_S = 3.0
+_ANSWER_TIMEOUT_S = 20.0  # the tracker may have to ask the registry first
 _NOTICE_AFTER_S = 4.0
 
 
-class _Alone(Exception):
-    """There is no tracker."""
+class _NoTracker(Exception):
+    """The tracker cannot be reached."""
 
 
 class SwarmClient(ABC):
-    """A node that is invited."""
+    """A node that srun has invited to a swarm."""
 
-    PATIENCE: tuple[float, ...] = (0.2, 1.0)  # seconds at most after each time that the tracker is not reached
+    RETRY_WAITS_S: tuple[float, ...] = (0.2, 1.0)  # at most, after each failed connection to the tracker
 
     def __init__(self, invitation: Invitation) -> None:
         self._invitation = invitation
         self._loop: Loop | None = None
         self._tracker: Connection | None = None
-        self._why = self._hint = ""  # there is no tracker, and the way out if it is here
+        self._reason = self._hint = ""  # why there is no tracker; a hint if this host is the cause
         self._spool: Spool | None = None
 
     @abstractmethod
-    def know(self, said: Answer) -> None:
-        """Take in what the tracker has for all. Raises ValueError where that is nothing for this node."""
+    def accept_answer(self, answer: Answer) -> None:
+        """Store the tracker's answer. Raises ValueError if it is of no use for this node."""
 
     @abstractmethod
     def new_spool(self, lacking: Sequence[int]) -> Spool:
@@ -55,71 +55,72 @@ class SwarmClient(ABC):
 
     @abstractmethod
     def fetch(self, blob: int, start: int) -> Iterable[bytes]:
-        """A blob from a byte on, from where it comes from."""
+        """Return a blob from a byte on, without the swarm."""
 
     # -- the tracker
 
-    def meet(self, *, lacks: bool = True) -> None:
-        """Ask the tracker for what all should know, unless it cannot be reached soon. Raises RegistryError."""
-        there = f"{self._invitation.host}:{self._invitation.port}"
-        for wait in self.PATIENCE:
+    def join(self, *, lacks: bool = True) -> None:
+        """Ask the tracker for the image, unless it cannot be reached soon. Raises RegistryError."""
+        tracker = f"{self._invitation.host}:{self._invitation.port}"
+        for wait in self.RETRY_WAITS_S:
             try:
                 self._ask(lacks)
-            except _Alone as e:
-                self._why = str(e)
-                log.debug(f"swarm: {there}: {e}: alone")
+            except _NoTracker as e:
+                self._reason = str(e)
+                log.debug(f"swarm: {tracker}: {e}: alone")
             except ConfigError as e:
-                self._why, self._hint = str(e), e.hint
+                self._reason, self._hint = str(e), e.hint
                 log.info(f"{e}: this node does without a swarm")
                 log.hint(e.hint)
                 return
             except (TypeError, ValueError, RecursionError, ImageError) as e:
-                self._why = str(e)
-                log.debug(f"swarm: {there}: {type(e).__name__}: {e}: alone")
+                self._reason = str(e)
+                log.debug(f"swarm: {tracker}: {type(e).__name__}: {e}: alone")
                 return
             if self._tracker is not None:
                 return
             time.sleep(random.uniform(0, wait))
 
     def _ask(self, lacks: bool) -> None:
-        """Raises _Alone where there is no tracker, PenrootError, and whatever a wrong answer makes."""
+        """Raises _NoTracker, PenrootError, and any exception that a wrong answer causes."""
         loop = Loop(self._invitation.swarm, self._invitation.node, self._invitation.ports)
         tracker = loop.connect(TO_TRACKER, (self._invitation.host, self._invitation.port))
-        tracker.most = LONG
-        why = "it does not answer"
-        notice = time.monotonic() + _NOTICE_AFTER_S
-        until = time.monotonic() + _PATIENCE
+        tracker.max_bytes = MAX_TRACKER_BYTES
+        reason = "no answer"
+        notice_at = time.monotonic() + _NOTICE_AFTER_S
+        deadline = time.monotonic() + _CONNECT_TIMEOUT_S
         answer: Answer | None = None
 
-        def heard(message: Mapping[str, object]) -> None:
+        def on_message(message: Mapping[str, object]) -> None:
             nonlocal answer
             answer = answer or wire.decode(message, Documents, File, Refused)
             loop.running = False
 
-        def gone(reason: str) -> None:
-            nonlocal why
-            why, loop.running = reason, False
+        def on_close(why: str) -> None:
+            nonlocal reason
+            reason, loop.running = why, False
 
-        def ready() -> None:  # it answers as soon as the registry has answered it
-            nonlocal until
-            until = time.monotonic() + _LONGER if lacks else math.inf  # until somebody else needs to know
-            tracker.say(wire.encode(Come(lacks)))
+        def on_ready() -> None:
+            nonlocal deadline
+            # A node that lacks nothing waits until another node asks for the image.
+            deadline = time.monotonic() + _ANSWER_TIMEOUT_S if lacks else math.inf
+            tracker.send(wire.encode(Come(lacks)))
 
         def tick(now: float) -> None:
-            nonlocal notice
-            if lacks and now >= notice:
-                notice = math.inf
+            nonlocal notice_at
+            if lacks and now >= notice_at:
+                notice_at = math.inf
                 log.info(f"waiting for the tracker {tracker.host}, which asks the registry for the image")
-            loop.running = loop.running and now < until
+            loop.running = loop.running and now < deadline
 
-        tracker.heard, tracker.gone, tracker.ready, loop.tick = heard, gone, ready, tick
+        tracker.on_message, tracker.on_close, tracker.on_ready, loop.tick = on_message, on_close, on_ready, tick
         loop.run()
         try:
             if answer is None:
-                raise _Alone(why)
+                raise _NoTracker(reason)
             if isinstance(answer, Refused) and answer.final:
                 raise RegistryError(answer.reason, hint=answer.hint)
-            self.know(answer)
+            self.accept_answer(answer)
             if isinstance(answer, Documents) and answer.tokens:
                 authorization.know(answer.tokens)
             self._loop, self._tracker = loop, tracker
@@ -130,34 +131,35 @@ class SwarmClient(ABC):
 
     # -- the peer
 
-    def start(self, lacking: Sequence[int]) -> None:
-        """Let a process of its own bring what is lacking. Raises OSError."""
+    def start_peer(self, lacking: Sequence[int]) -> Spool:
+        """Start a forked peer that downloads the blobs ``lacking``. Return its spool. Raises OSError."""
         assert self._tracker
         self._spool = self.new_spool(lacking)
-        self._spool.alive, other = os.pipe2(os.O_CLOEXEC)
-        run_in_background(lambda: self._serve(other))
-        os.close(other)
+        self._spool.peer_pipe, writer = os.pipe2(os.O_CLOEXEC)
+        run_in_background(lambda: self._run_forked_peer(writer))
+        os.close(writer)
         self._tracker.abandon()
+        return self._spool
 
-    def _serve(self, alive: int) -> None:
-        """The peer, until nobody needs it."""
+    def _run_forked_peer(self, pipe: int) -> None:
         assert self._spool and self._loop and self._tracker
-        # Not the locks of the store, and what others hear the end of.
-        close_others({alive, self._tracker.fileno(), self._loop.fileno(), 0, 1, 2, *self._spool.fds})
-        self.peer_process(math.inf).run()
+        # Close the store's locks, and descriptors whose end other processes wait for.
+        close_others({pipe, self._tracker.fileno(), self._loop.fileno(), 0, 1, 2, *self._spool.descriptors})
+        self.peer().run()
 
     def lend(self) -> None:
-        """For a node that has all: say so, and give it to others, as far as it is kept, while they need it.
+        """Upload the blobs that this node has kept, while others need them. The node itself has the image.
 
         Raises PenrootError, OSError.
         """
         close_others({0, 1, 2})
-        self.meet(lacks=False)
+        self.join(lacks=False)
         if self._tracker is not None:
-            self._spool = self.new_spool(())
-            self.peer_process(math.inf).run()
+            self.peer().run()
 
-    def peer_process(self, rate: float) -> PeerProcess:
-        assert self._spool and self._loop and self._tracker
+    def peer(self, rate: float = math.inf) -> PeerProcess:
+        """Return the peer of this process, which lacks nothing unless start_peer() was called. Raises OSError."""
+        assert self._loop and self._tracker
+        self._spool = self._spool or self.new_spool(())
         self._loop.running = True
         return PeerProcess(self._loop, self._tracker, self._spool, self.fetch, rate)

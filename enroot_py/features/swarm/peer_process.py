@@ -1,4 +1,4 @@
-"""A peer as a process: sockets and files around the decisions of peer.py."""
+"""The process of a peer: sockets and files around the decisions of peer.py."""
 
 from __future__ import annotations
 
@@ -6,153 +6,152 @@ import math
 import os
 import select
 import selectors
-import signal
 import socket
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NoReturn
 
-from enroot_py.base import linux
 from enroot_py.base.errors import PenrootError, RefusedError
 from enroot_py.base.fds import Fd
 from enroot_py.features.swarm import peer, wire
+from enroot_py.features.swarm.background import run_in_background
 from enroot_py.features.swarm.loop import TO_PEER, Connection, Loop, listener
 from enroot_py.features.swarm.messages import Joined, Link, Routes, Take
 from enroot_py.features.swarm.spool import PIECE, Spool
 from enroot_py.features.swarm.trees import MAX_TREES
-from enroot_py.features.swarm.wire import LONG, WireError
+from enroot_py.features.swarm.wire import MAX_TRACKER_BYTES, WireError
 
-_HEAD = struct.Struct(">HHII")  # blob, tree, piece, length: before its bytes
+_HEADER = struct.Struct(">HHII")  # blob, tree, piece and length, before the bytes of a piece
+_PROGRESS = b"."  # written to its pipe by a fetching process
+_MAX_REASON_CHARACTERS = 500  # so that a reason is written at once, pipe(7)
 
-_MORE = b"."  # from a process that fetches
-_MOST = 500  # characters of a reason: they are read at once, pipe(7)
+# Returns the bytes of a blob in the registry, from an offset on.
+Fetch = Callable[[int, int], Iterable[bytes]]
 
 
 def close_others(keep: Collection[int]) -> None:
-    """Close the files of all descriptors but these, in a process that has just been forked.
+    """Close the files of all descriptors except ``keep`` in a process that was just forked.
 
-    Their numbers stay taken: objects that the other process left here still have them, and whatever had one of these
-    numbers next would be closed at the end of such an object.
+    Replace them by /dev/null, so that their numbers stay taken. Objects of the parent process still have the numbers,
+    and would close any later file with the same number when they are collected.
     """
     with Fd(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) as null:
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in keep and fd != null:
-                os.dup2(null, fd, inheritable=False)
-
-
-# A blob's bytes from an offset on, from the registry.
-Source = Callable[[int, int], Iterable[bytes]]
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor not in keep and descriptor != null:
+                os.dup2(null, descriptor, inheritable=False)
 
 
 class PeerProcess:
-    """The part of one of ``nodes`` nodes. Blobs that are ``spool.lacking`` are wanted here."""
+    """The peer of this node. It lacks the blobs ``spool.lacking``."""
 
-    def __init__(self, loop: Loop, tracker: Connection, spool: Spool, source: Source, rate: float = math.inf) -> None:
-        """``rate``: bytes a second that others are given at most."""
-        self._loop, self._tracker, self._spool, self._source = loop, tracker, spool, source
-        others = listener(loop.ports)
-        loop.listen(TO_PEER, others, self._accept, most=2)  # a new connection, and an old one that is closing
-        self._peer = peer.Peer(self._joined(others), loop.swarm.nodes)
+    def __init__(self, loop: Loop, tracker: Connection, spool: Spool, fetch: Fetch, rate: float = math.inf) -> None:
+        """``rate`` limits the bytes a second that the peer uploads."""
+        self._loop, self._tracker, self._spool, self._fetch = loop, tracker, spool, fetch
+        sock = listener(loop.ports)
+        loop.listen(TO_PEER, sock, self._accept, max_connections=2)  # a new one, and an old one that is closing
+        self._peer = peer.Peer(self._joined(sock), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
         self._rate = self.allowance = rate / Loop.TICKS
         self._fetching: dict[int, tuple[int, int]] = {}  # by blob: process and pipe
-        self._counted: dict[int, int] = {}  # by blob: bytes up to which they are counted
+        self._counted: dict[int, int] = {}  # by blob: bytes that the peer has been told of
         self._done = False
-        tracker.most = LONG
-        tracker.heard = self._heard
-        tracker.gone = lambda why: self._act(self._peer.tracker_lost(time.monotonic()))
+        tracker.max_bytes = MAX_TRACKER_BYTES
+        tracker.on_message = self._handle
+        tracker.on_close = lambda why: self._execute(self._peer.tracker_lost(time.monotonic()))
         loop.tick = self._tick
-        self._act(self._peer.begin(time.monotonic()))
+        self._execute(self._peer.begin(time.monotonic()))
 
-    def _joined(self, listener: socket.socket) -> Joined:
-        address = ("", listener.getsockname()[1])
+    def _joined(self, sock: socket.socket) -> Joined:
+        address = ("", sock.getsockname()[1])
         lacks = tuple(blob for blob in self._spool.lacking if blob not in self._spool.complete)
         return Joined(address, lacks, tuple(self._spool.complete), socket.gethostname())
 
     def run(self) -> None:
-        """Serve until nobody needs this node."""
+        """Serve until no other node needs this one."""
         try:
             self._loop.run()
         finally:
             for blob in list(self._fetching):
-                self._stop(blob)
+                self._stop_fetch(blob)
 
-    # -- what happens
+    # -- events
 
     def _tick(self, now: float) -> None:
         if self.allowance < self._rate:
             self.allowance = min(self._rate, self.allowance + self._rate)
-            self._came(None)
-        self._act(self._peer.tick(now))
+            self._pieces_arrived(None)
+        self._execute(self._peer.tick(now))
 
-    def _heard(self, message: Mapping[str, object]) -> None:
-        said = wire.decode_from_tracker(message)
-        if not all(blob < len(self._spool.sizes) for blob in getattr(said, "blobs", ())):
-            raise WireError("a blob that is not there")
-        if isinstance(said, Routes) and said.trees != self._spool.trees:
-            self._spool.plant(said.trees)
+    def _handle(self, data: Mapping[str, object]) -> None:
+        message = wire.decode_from_tracker(data)
+        if not all(blob < len(self._spool.sizes) for blob in getattr(message, "blobs", ())):
+            raise WireError("unknown blob")
+        if isinstance(message, Routes) and message.trees != self._spool.trees:
+            self._spool.set_trees(message.trees)
             for child in list(self._children):
-                child.planted()
-        self._act(self._peer.handle(time.monotonic(), said))
-        self._came(None)  # it may lack nothing that has a byte
+                child.begin()
+        self._execute(self._peer.handle(time.monotonic(), message))
+        self._pieces_arrived(None)  # all lacking blobs may be empty
 
     def _accept(self, connection: Connection) -> None:
         self._children.append(_Child(self, connection, self._spool, self._children))
 
-    def took(self, link: Link, blob: int, count: int) -> None:
-        """A piece has come from a parent."""
+    def downloaded(self, link: Link, count: int) -> None:
+        """A piece has arrived from a parent."""
         self._peer.downloaded(time.monotonic(), link, count)
-        self._came(link.tree)
+        self._pieces_arrived(link.tree)
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
-        """Where this node has no room, it is no peer any more: what is missing comes from the registry, as before."""
+        """Write bytes of a blob. If that fails, end the peer: readers get the rest from the registry."""
         try:
             self._spool.write(blob, data, offset)
         except OSError as e:
             self._loop.running = False
-            raise WireError(f"a blob on its way: {e.strerror}") from e
+            raise WireError(f"cannot write a blob: {e.strerror}") from e
 
-    def fetches(self, blob: int) -> bool:
+    def is_fetching(self, blob: int) -> bool:
         return blob in self._fetching
 
     def lost(self, parent: _Parent) -> None:
+        self.forget(parent)
+        for link in list(parent.links):
+            self._execute(self._peer.lost(time.monotonic(), link))
+
+    def forget(self, parent: _Parent) -> None:
         if self._parents.get(parent.node) is parent:
             del self._parents[parent.node]
-        for link in list(parent.links):
-            self._act(self._peer.lost(time.monotonic(), link))
 
     def reached(self, link: Link) -> None:
-        self._act(self._peer.reached(time.monotonic(), link))
+        self._execute(self._peer.reached(time.monotonic(), link))
 
-    def _came(self, tree: int | None) -> None:
+    def _pieces_arrived(self, tree: int | None) -> None:
         for child in self._children:
-            child.came(tree)
+            child.pieces_arrived(tree)
         if (
             not self._done
             and self._spool.lacking
             and self._spool.trees
-            and all(self._spool.there(blob) >= self._spool.sizes[blob] for blob in self._spool.lacking)
+            and all(self._spool.available(blob) >= self._spool.sizes[blob] for blob in self._spool.lacking)
         ):
             self._done = True
             for blob in self._fetching:
-                self._count(blob)
-            self._act(self._peer.finished(time.monotonic()))
+                self._count_fetched(blob)
+            self._execute(self._peer.finished(time.monotonic()))
 
-    # -- what to do then
+    # -- actions
 
-    def _act(self, actions: Iterable[peer.Action]) -> None:
+    def _execute(self, actions: Iterable[peer.Action]) -> None:
         for action in actions:
             if isinstance(action, peer.SendToTracker):
-                self._tracker.say(wire.encode(action.message))
+                self._tracker.send(wire.encode(action.message))
             elif isinstance(action, peer.Download):
-                self._parent(action.link).take(action.link, action.blobs)
+                self._parent(action.link).download(action.link, action.blobs)
             elif isinstance(action, peer.StopDownload):
                 if action.link.parent in self._parents:
-                    self._parents[action.link.parent].drop(action.link)
+                    self._parents[action.link.parent].stop(action.link)
             elif isinstance(action, peer.FetchFromRegistry):
-                self._get(action.blobs)
+                self._fetch_blobs(action.blobs)
             elif isinstance(action, peer.GiveUp):
                 self._spool.give_up(action.reason, action.hint)
                 self._loop.running = False
@@ -165,47 +164,42 @@ class PeerProcess:
             self._parents[link.parent] = _Parent(self, link.parent, self._loop.connect(TO_PEER, address), self._spool)
         return self._parents[link.parent]
 
-    def _get(self, blobs: Sequence[int]) -> None:
-        """FetchBlobs these from the registry, each by a process of its own, and no other."""
+    def _fetch_blobs(self, blobs: Sequence[int]) -> None:
+        """Fetch these blobs from the registry, each in a process, and stop fetching any other."""
         for blob in [blob for blob in self._fetching if blob not in blobs]:
-            self._stop(blob)
+            self._stop_fetch(blob)
         for blob in blobs:
-            if blob not in self._fetching and self._spool.there(blob) < self._spool.sizes[blob]:
-                self._start(blob)
+            if blob not in self._fetching and self._spool.available(blob) < self._spool.sizes[blob]:
+                self._start_fetch(blob)
         self._peer.fetched(0, self._unfetched)
 
-    def _start(self, blob: int) -> None:
-        """Let a process write a blob into its file; a byte says that there is more, and a line why there is not."""
-        self._spool.fetches(blob)
-        there = self._spool.there(blob)
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        process, parent = 0, os.getpid()
-        process = os.fork()
-        if process == 0:
-            os.set_blocking(write, True)
-            _fetch(self._spool, blob, self._source, write, parent)
-        os.close(write)
-        self._fetching[blob] = (process, read)
-        self._counted[blob] = there
-        self._loop.watch(read, selectors.EVENT_READ, lambda events: self._fetched(blob))
+    def _start_fetch(self, blob: int) -> None:
+        spool, fetch = self._spool, self._fetch
+        spool.begin_fetch(blob)
+        self._counted[blob] = spool.available(blob)
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        process = run_in_background(lambda: _append_blob(spool, blob, fetch, writer), silent=False)
+        os.close(writer)
+        self._fetching[blob] = (process, reader)
+        self._loop.watch(reader, selectors.EVENT_READ, lambda events: self._read_fetch(blob))
 
-    def _fetched(self, blob: int) -> None:
+    def _read_fetch(self, blob: int) -> None:
         data = os.read(self._fetching[blob][1], 65536)
-        whole = self._spool.fetched(blob)
-        self._count(blob)
-        words = data.lstrip(_MORE).decode("utf-8", "replace")
-        if words or not data:
-            self._stop(blob)
-        if words or not data and not whole:
-            words = words or "n\0the process that fetched a blob was killed"
-            refused, reason, hint = [*words.split("\0"), "", ""][:3]
-            self._act(self._peer.failed(blob, refused=refused == "y", reason=reason, hint=hint))
-        self._came(None)
+        is_complete = self._spool.count_fetched(blob)
+        self._count_fetched(blob)
+        error = data.lstrip(_PROGRESS).decode("utf-8", "replace")
+        if error or not data:
+            self._stop_fetch(blob)
+        if error or not data and not is_complete:
+            error = error or "n\0the process that fetched a blob was killed"
+            refused, reason, hint = [*error.split("\0"), "", ""][:3]
+            self._execute(self._peer.failed(blob, refused=refused == "y", reason=reason, hint=hint))
+        self._pieces_arrived(None)
 
-    def _count(self, blob: int) -> None:
-        """Tell what has come of a blob from the registry since it was told."""
-        there = self._spool.there(blob)
-        new, self._counted[blob] = there - self._counted[blob], there
+    def _count_fetched(self, blob: int) -> None:
+        """Tell the peer how many more bytes of a blob have come from the registry."""
+        available = self._spool.available(blob)
+        new, self._counted[blob] = available - self._counted[blob], available
         self._peer.fetched(new, self._unfetched)
 
     @property
@@ -213,7 +207,7 @@ class PeerProcess:
         """Bytes that the processes have still to fetch."""
         return sum(self._spool.sizes[blob] - self._counted[blob] for blob in self._fetching)
 
-    def _stop(self, blob: int) -> None:
+    def _stop_fetch(self, blob: int) -> None:
         process, pipe = self._fetching.pop(blob)
         self._loop.watch(pipe, 0, lambda events: None)
         os.close(pipe)
@@ -221,55 +215,52 @@ class PeerProcess:
         os.waitpid(process, 0)
 
 
-def _fetch(spool: Spool, blob: int, source: Source, tell: int, parent: int) -> NoReturn:
-    """What a process does that fetches a blob from where it ends, without what is its parent's, and ends with it."""
+def _append_blob(spool: Spool, blob: int, fetch: Fetch, pipe: int) -> None:
+    """Fetch the rest of a blob. Write _PROGRESS to a pipe for new bytes, and an error as refused, reason and hint."""
+    os.set_blocking(pipe, True)
     try:
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        close_others((0, 1, 2, tell, spool.fd(blob)))
-        for data in source(blob, spool.there(blob)):
+        close_others((0, 1, 2, pipe, spool.descriptor(blob)))
+        for data in fetch(blob, spool.available(blob)):
             spool.append(blob, data)
-            os.write(tell, _MORE)
+            os.write(pipe, _PROGRESS)
     except PenrootError as e:
-        words = ("y" if isinstance(e, RefusedError) else "n", str(e)[:_MOST], e.hint[:_MOST])
-        os.write(tell, "\0".join(words).encode("ascii", "backslashreplace")[: select.PIPE_BUF])
+        limit = _MAX_REASON_CHARACTERS
+        error = "\0".join(("y" if isinstance(e, RefusedError) else "n", str(e)[:limit], e.hint[:limit]))
+        os.write(pipe, error.encode("ascii", "backslashreplace")[: select.PIPE_BUF])
     except OSError as e:
-        os.write(tell, f"n\0a blob on its way: {e.strerror}\0".encode())
-    finally:
-        os._exit(0)
+        os.write(pipe, f"n\0cannot write a blob: {e.strerror}\0".encode())
 
 
 class _Parent:
-    """A connection by which pieces come."""
+    """A connection from which this node downloads pieces."""
 
     def __init__(self, process: PeerProcess, node: int, connection: Connection, spool: Spool) -> None:
         self.node = node
         self.links: dict[Link, frozenset[int]] = {}
         self._process, self._connection, self._spool = process, connection, spool
         self._ready = False
-        self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset and bytes that are still to come
+        self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset (-1: ignore it), remaining bytes
         self._length = 0
-        connection.ready = self._start
-        connection.gone = lambda why: process.lost(self)
-        connection.took = self._take_in
+        connection.on_ready = self._begin
+        connection.on_close = lambda why: process.lost(self)
+        connection.on_bytes = self._receive
 
-    def take(self, link: Link, blobs: frozenset[int]) -> None:
+    def download(self, link: Link, blobs: frozenset[int]) -> None:
         self.links[link] = blobs
         if self._ready:
             self._ask(link)
 
-    def drop(self, link: Link) -> None:
+    def stop(self, link: Link) -> None:
         if self.links.pop(link, None) is not None and self._ready:
-            self._connection.say(wire.encode(Take(link.tree, self._spool.trees, ())))
+            self._connection.send(wire.encode(Take(link.tree, self._spool.trees, ())))
         if not self.links:
             self._connection.close()
-            self._process._parents.pop(self.node, None)
+            self._process.forget(self)
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         self._ready = True
         if self._connection.node != self.node:
-            self._connection.fail(f"it is node {self._connection.node}, not {self.node}")
+            self._connection.fail(f"node {self.node} expected, not {self._connection.node}")
             return
         for link in self.links:
             self._ask(link)
@@ -277,106 +268,104 @@ class _Parent:
     def _ask(self, link: Link) -> None:
         self._process.reached(link)
         wanted = tuple((blob, self._spool.count(blob, link.tree)) for blob in sorted(self.links[link]))
-        self._connection.say(wire.encode(Take(link.tree, self._spool.trees, wanted)))
+        self._connection.send(wire.encode(Take(link.tree, self._spool.trees, wanted)))
 
-    def _take_in(self, data: bytearray) -> int:
-        """Bytes of ``data`` that were used."""
+    def _receive(self, data: bytearray) -> int:
+        """Handle received bytes. Return how many of them were used."""
         used = 0
         while True:
             if self._piece is None:
-                if len(data) - used < _HEAD.size:
+                if len(data) - used < _HEADER.size:
                     return used
-                blob, tree, piece, length = _HEAD.unpack_from(data, used)
-                used += _HEAD.size
-                self._expect(blob, tree, piece, length)
+                self._begin_piece(*_HEADER.unpack_from(data, used))
+                used += _HEADER.size
             assert self._piece
-            blob, tree, offset, left = self._piece
-            part = memoryview(data)[used : used + left]
+            blob, tree, offset, remaining = self._piece
+            part = memoryview(data)[used : used + remaining]
             count = len(part)
             if offset >= 0 and count:
                 self._process.write(blob, part, offset)
             part.release()
             used += count
-            if count < left:
-                self._piece = (blob, tree, offset + count if offset >= 0 else -1, left - count)
+            if count < remaining:
+                self._piece = (blob, tree, offset + count if offset >= 0 else -1, remaining - count)
                 return used
             self._piece = None
             link = next((link for link in self.links if link.tree == tree), None)
             if offset >= 0 and link is not None:
-                self._spool.wrote(blob, offset // PIECE)
-                self._process.took(link, blob, self._length)
+                self._spool.piece_written(blob, offset // PIECE)
+                self._process.downloaded(link, self._length)
 
-    def _expect(self, blob: int, tree: int, piece: int, length: int) -> None:
-        """A piece begins: the next one of its blob and tree, or one that came from elsewhere meanwhile."""
+    def _begin_piece(self, blob: int, tree: int, piece: int, length: int) -> None:
+        """Check the header of a piece. Ignore the piece if it has arrived from another source meanwhile."""
         spool = self._spool
         if blob >= len(spool.sizes) or tree >= spool.trees or spool.tree(blob, piece) != tree:
-            raise WireError("a piece of something else")
+            raise WireError("a piece of an unknown blob or tree")
         if not length or length != spool.length(blob, piece):
             raise WireError(f"a piece of {length} bytes")
         expected = spool.piece(blob, tree, spool.count(blob, tree))
         if piece > expected:
-            raise WireError("a piece too early")
-        takes = any(link.tree == tree for link in self.links) and not self._process.fetches(blob)
-        wanted = piece == expected and takes
+            raise WireError(f"piece {piece} instead of {expected}")
+        is_asked_for = any(link.tree == tree for link in self.links) and not self._process.is_fetching(blob)
         self._length = length
-        self._piece = (blob, tree, piece * PIECE if wanted else -1, length)
+        self._piece = (blob, tree, piece * PIECE if is_asked_for and piece == expected else -1, length)
 
 
 class _Child:
-    """A connection by which pieces go."""
+    """A connection to which this node uploads pieces."""
 
     def __init__(self, process: PeerProcess, connection: Connection, spool: Spool, children: list[_Child]) -> None:
         self._process, self._connection, self._spool = process, connection, spool
-        self._wants: dict[int, dict[int, int]] = {}  # by tree and blob: pieces of it that it has
-        self._order: list[tuple[int, int]] = []  # trees and blobs of ``_wants``
+        self._wanted: dict[int, dict[int, int]] = {}  # by tree and blob: pieces that the child has
+        self._order: list[tuple[int, int]] = []  # the trees and blobs of ``_wanted``
         self._turn = 0
-        self._early: list[Take] = []  # what it has said before there was a plan
-        connection.heard = lambda message: self._asked(wire.decode(message, Take))
-        connection.more = self._more
-        connection.gone = lambda why: children.remove(self)
+        self._early: list[Take] = []  # requests that came before the plan
+        connection.on_message = lambda message: self._take(wire.decode(message, Take))
+        connection.send_more = self._upload
+        connection.on_close = lambda why: children.remove(self)
 
-    def planted(self) -> None:
-        """There is a plan: what it has asked for before is known now."""
+    def begin(self) -> None:
+        """Handle the requests that came before the plan."""
         early, self._early = self._early, []
         try:
             for take in early:
-                self._asked(take)
-        except WireError as e:  # the tracker, whose plan it is, has nothing to do with it
+                self._take(take)
+        except WireError as e:  # the child's error must not end the connection to the tracker, which sent the plan
             self._connection.fail(str(e))
 
-    def _asked(self, take: Take) -> None:
+    def _take(self, take: Take) -> None:
         if not self._spool.trees and len(self._early) < MAX_TREES:
             self._early.append(take)
             return
         if take.tree >= max(self._spool.trees, 1):
-            raise WireError("it asks for a tree that is not there")
+            raise WireError(f"a request for unknown tree {take.tree}")
         if take.wanted and take.trees != self._spool.trees:
-            raise WireError("it knows another plan")
-        self._wants[take.tree] = {blob: count for blob, count in take.wanted if blob < len(self._spool.sizes)}
-        self._order = [(number, blob) for number, blobs in self._wants.items() for blob in blobs]
+            raise WireError("a request by another plan")
+        self._wanted[take.tree] = {blob: count for blob, count in take.wanted if blob < len(self._spool.sizes)}
+        self._order = [(tree, blob) for tree, blobs in self._wanted.items() for blob in blobs]
         self._turn = 0
         self._connection.wake()
 
-    def came(self, tree: int | None) -> None:
-        """Pieces of a tree, or of all, are there."""
-        if tree is None or tree in self._wants:
+    def pieces_arrived(self, tree: int | None) -> None:
+        """Pieces of a tree, or of any tree, are available."""
+        if tree is None or tree in self._wanted:
             self._connection.wake()
 
-    def _more(self) -> bool:
-        """Send the next piece that is there, of the blobs in turn."""
+    def _upload(self) -> bool:
+        """Send the next available piece, of each blob in turn. Return False if there is none."""
         if self._process.allowance <= 0:
             return False  # until the next tick
         for _ in self._order:
             self._turn = (self._turn + 1) % len(self._order)
             tree, blob = self._order[self._turn]
-            if self._wants[tree][blob] < self._spool.count(blob, tree):
+            if self._wanted[tree][blob] < self._spool.count(blob, tree):
                 break
         else:
             return False
-        piece = self._spool.piece(blob, tree, self._wants[tree][blob])
+        piece = self._spool.piece(blob, tree, self._wanted[tree][blob])
         length = self._spool.length(blob, piece)
-        self._wants[tree][blob] += 1
+        self._wanted[tree][blob] += 1
         self._process.allowance -= length
-        head = _HEAD.pack(blob, tree, piece, length)
-        self._connection.send(head, self._spool.fd(blob), piece * PIECE, length)
+        header = _HEADER.pack(blob, tree, piece, length)
+        self._connection.send_file(header, self._spool.descriptor(blob), piece * PIECE, length)
         return True

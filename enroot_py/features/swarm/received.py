@@ -1,6 +1,6 @@
-"""A squashfs file that srun's host alone has becomes an image of the store, on each node of a step.
+"""Store a squashfs file that srun sends as an image, on each node of a step.
 
-Its digest is that of the file, so it is sent once to a node, and locks, limits and pruning are those of any image.
+The image has the digest of the file, so each node downloads it once. Locks, limits and pruning apply as to any image.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from enroot_py.features.swarm.file import FileSource
     from enroot_py.features.swarm.invitation import Invitation
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def receive(name: str, digest: str, invitation: Invitation, settings: Settings) -> Image:
-    """The file with this digest, in the store when this returns; held. A node that has it gives it to others.
+    """Return the file with this digest, stored and held. If this node already has it, upload it to others.
 
     Raises ImageError, RegistryError.
     """
@@ -36,12 +36,12 @@ def receive(name: str, digest: str, invitation: Invitation, settings: Settings) 
     arrival = _Arrival(name, digest, invitation, settings)
     while True:
         image = arrival.image()
-        if image is not None and image.hold():  # else it was pruned this very moment
+        if image is not None and image.hold():  # otherwise it was pruned at this moment
             return image
 
 
 class _Arrival:
-    """A file on its way into the store."""
+    """Downloads a file into the store."""
 
     def __init__(self, name: str, digest: str, invitation: Invitation, settings: Settings) -> None:
         self._name = name
@@ -51,10 +51,10 @@ class _Arrival:
         self._store = Store(settings.cache_path, create=True)
 
     def image(self) -> Image | None:
-        """The file, in the store. None where it was pruned this very moment. Raises ImageError, RegistryError."""
+        """Return the stored file, None if it was pruned at this moment. Raises ImageError, RegistryError."""
         store = self._store
         if (stored := store.image(self._digest)) is not None:
-            run_in_background(lambda: self._source(stored.file).lend())  # all that it needs is imported there
+            run_in_background(lambda: self._source(stored.file).lend())
             return stored
         try:
             store.add_file(self._name, self._digest, self._make)
@@ -73,7 +73,7 @@ class _Arrival:
             build.publish()
 
     def _receive(self, directory: str) -> None:
-        """Fill what is to be the image. Raises ImageError, RegistryError, OSError."""
+        """Download the file into the directory of a new image. Raises ImageError, RegistryError, OSError."""
         from hashlib import sha256
 
         path = f"{directory}/{layout.SQUASHFS}"
@@ -82,13 +82,13 @@ class _Arrival:
         with Fd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
             _reserve(fd, size, self._store.root)
             digest = sha256()
-            with source.read(fd) as arriving:
-                while data := arriving.read(_CHUNK):
+            with source.read(fd) as reader:
+                while data := reader.read(_CHUNK_BYTES):
                     digest.update(data)
-        if (came := digests.of_encoded(digest.hexdigest())) != self._digest:
+        if (actual := digests.of_encoded(digest.hexdigest())) != self._digest:
             raise ImageError(
-                f"{self._name}: what came to {os.uname().nodename} has the digest {came}, not {self._digest}",
-                hint="the file was changed while it was sent, or damaged on its way: nothing of it was kept, try again",
+                f"{self._name}: the file received by {os.uname().nodename} has the digest {actual}, not {self._digest}",
+                hint="the file was changed or damaged while it was sent; nothing was stored, try again",
             )
         with open(f"{directory}/{layout.SUM}", "w") as f:
             f.write(digests.encoded(self._digest))
@@ -97,15 +97,15 @@ class _Arrival:
         log.debug(f"{self._name}: {log.size(size)} received")
 
     def _source(self, path: str) -> FileSource:
-        """The nodes of the step, for a file that is at ``path`` here, or will be."""
+        """Return a source of the file. ``path`` is its path on this node, where it may not be yet."""
         from enroot_py.features.swarm.file import FileSource
 
         return FileSource(self._invitation, self._digest, self._name, path)
 
 
 def _reserve(fd: int, size: int, root: str) -> None:
-    """Know that there is room for a file before a byte of it is sent. Raises OSError."""
-    if filesystems.kind(root) not in filesystems.NETWORK:  # there libc would write to each block instead
+    """Reserve the space for a file, so that a full disk is noticed before any byte is sent. Raises OSError."""
+    if filesystems.kind(root) not in filesystems.NETWORK:  # there libc would write to each block
         os.posix_fallocate(fd, 0, size)
         return
     room = os.fstatvfs(fd)

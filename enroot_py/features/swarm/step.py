@@ -1,4 +1,4 @@
-"""The nodes of a step share one pull of an image, and srun sends them a file of its host."""
+"""A step's part of the swarm: nodes share one pull of an image, and srun sends them a file of its host."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from pyxis_py.request.options import Request
     from pyxis_py.request.settings import PluginSettings
 
-_LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # where srun is, as slurmstepd saw it: srun(1), OUTPUT ENVIRONMENT VARIABLES
+LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # srun's host: srun(1), OUTPUT ENVIRONMENT VARIABLES
 
 
 def shares(plugin: PluginSettings) -> bool:
-    """Return whether srun may track which node has what of an image."""
+    """Return whether srun may be the tracker of an image."""
     return SwarmArguments(plugin).swarm and missing() is None
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for an image with that digest, unless all nodes have the image or no port is free."""
+    """Return a tracker for the image ``digest``, unless all nodes have the image or no port is free."""
     from enroot_py.features.swarm import offer
 
     return offer.offer(job, image, digest, allocation)
@@ -54,17 +54,17 @@ class Peers:
         self._invitation = invitation
 
     def source(self, image: Reference, settings: Settings, root: str) -> SwarmSource:
-        """Return the image as the nodes give it to each other. ``root`` is that of this node's store."""
+        """Return a source of the image that downloads from other nodes. ``root`` is that of this node's store."""
         from enroot_py.features.swarm.blob_cache import BlobCache
         from enroot_py.features.swarm.source import SwarmSource
         from enroot_py.registry.sources import open_registry
         from enroot_py.store import layout
 
-        blob_cache = BlobCache(layout.blobs(root), self._invitation.keep)
-        return SwarmSource(self._invitation, image.digest, open_registry(image, settings), blob_cache)
+        cache = BlobCache(layout.blobs(root), self._invitation.keep)
+        return SwarmSource(self._invitation, image.digest, open_registry(image, settings), cache)
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
-        """Give an image that is stored here to nodes that lack it, by another process, which loads what it needs."""
+        """Upload a stored image to nodes that lack it, in a forked process, which imports the modules for it."""
         from enroot_py.features.swarm.background import run_in_background
 
         run_in_background(lambda: self.source(image, settings, root).lend())
@@ -72,19 +72,19 @@ class Peers:
 
 def peers(job: Job, plugin: PluginSettings) -> Peers | None:
     """Return the other nodes of the step, if srun has a tracker for them."""
-    told = invitation(job, plugin)
-    return Peers(told) if told else None
+    invited = invitation(job, plugin)
+    return Peers(invited) if invited else None
 
 
 def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """Return how to reach srun's tracker, if there is one. slurmd's log has a line about a missing library."""
+    """Return how to reach srun's tracker, if there is one. Log a missing library to slurmd's log."""
     arguments = SwarmArguments(plugin)
     if arguments.swarm and (error := missing()):
         log.info(f"{error}: this node asks the registry itself ({error.hint})")
         return None
     port, _, key = job.swarm.partition(" ")
     node = job.environ.get("SLURM_NODEID", "")
-    host = job.environ.get(_LAUNCHER, "")
+    host = job.environ.get(LAUNCHER, "")
     nodes = job.environ.get("SLURM_STEP_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
     if not (port.isdecimal() and node.isdecimal() and nodes.isdecimal() and host):
         return None

@@ -1,20 +1,19 @@
-"""The tracker as a process: sockets around the decisions of tracker.py. It ends when nobody needs it."""
+"""The process of the tracker: sockets around the decisions of tracker.py."""
 
 from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Thread
-from typing import NoReturn, Protocol
+from typing import Protocol
 
-from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
 from enroot_py.features.swarm import messages, wire
+from enroot_py.features.swarm.background import run_in_background
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.messages import SEED, Answer, Come, FromTracker, Progress, Refused
@@ -22,68 +21,80 @@ from enroot_py.features.swarm.peer_process import close_others
 from enroot_py.features.swarm.tracker import Tracker
 from enroot_py.features.swarm.wire import WireError
 
-TRACKER = 0xFFFFFFFF  # its number: no node's
+TRACKER = 0xFFFFFFFF  # the tracker's node number, which no node has
+_MAX_DOCUMENT_BYTES = 1 << 20  # of a manifest, a config and signatures: each node gets them
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
-    """What all nodes need to know of an image: its manifest, the digest that its name has, and its config."""
+class ImageDocuments:
+    """What each node needs to know of an image. Its name resolves to the digest ``named``."""
 
     named: str
     manifest: bytes
     config: bytes
     architecture: str
-    sizes: Sequence[int]  # bytes of its layers
-    tokens: str  # what TOKENS had, as JSON
-    seed_only: bool = False  # nobody has its blobs but the tracker's host, and nodes that keep them
-    evidence: bytes = b""  # signatures, if the policy of a node asks for them: store/policies.py
+    sizes: Sequence[int]  # bytes of the layers
+    tokens: str  # the registry tokens, as JSON: authorization.tokens()
+    evidence: bytes = b""  # signatures, if a node's policy asks for them: store/policies.py
 
     def message(self) -> Answer:
-        known = (self.manifest, self.config, self.evidence, self.tokens)
-        return messages.Documents(self.named, self.architecture, *known)
+        documents = (self.manifest, self.config, self.evidence, self.tokens)
+        return messages.Documents(self.named, self.architecture, *documents)
 
 
-_MOST = 1 << 20  # bytes of a manifest, a config and signatures, which go to each node
+@dataclass(frozen=True, slots=True)
+class FileDocuments:
+    """What each node needs to know of a file that only the tracker's host has; ``named`` is its digest."""
+
+    named: str
+    sizes: Sequence[int]
+    manifest = config = evidence = b""
+
+    def message(self) -> Answer:
+        return messages.File(self.named, self.sizes[0])
 
 
-class Home(Protocol):
-    """What the tracker's host does for the nodes."""
+Shared = ImageDocuments | FileDocuments
+
+
+class Host(Protocol):
+    """The tracker's host."""
 
     @property
     def seed_descriptors(self) -> Collection[int]:
         """Descriptors that the seed needs."""
 
-    def documents(self) -> Documents:
-        """Called when the first of them asks. Raises PenrootError."""
+    def documents(self) -> Shared:
+        """Called when the first node asks. Raises PenrootError."""
 
-    def show(self, image: Documents, progress: Callable[[], Progress], *, ended: bool) -> None:
-        """Called some times in a second; ``ended``: all have the image."""
+    def show(self, image: Shared, progress: Callable[[], Progress], *, ended: bool) -> None:
+        """Called a few times a second. ``ended``: all nodes have the image."""
 
     def seed(self) -> None:
-        """Called in a process of its own where the nodes get nothing from the registry."""
+        """Called in a forked process if no node can reach the registry."""
 
 
 class TrackerProcess:
     """The tracker of an image for the nodes of a step. Raises OSError."""
 
-    def __init__(self, swarm: Swarm, host: Home, listener: int) -> None:
-        """``listener`` is a socket."""
+    def __init__(self, swarm: Swarm, host: Host, listener: int) -> None:
+        """``listener`` is a socket's descriptor."""
         self._loop = Loop(swarm, TRACKER)
         self._host = host
         self._nodes = swarm.nodes
-        self._seeded = False
+        self._has_seed = False
         self._tracker: Tracker | None = None
-        self._image: Answer | None = None
-        self._documents: Documents | None = None
-        self._is_learning = False
-        self._curious: list[Connection] = []  # who waits for it
+        self._documents: Shared | None = None
+        self._answer: Answer | None = None
+        self._is_asking = False
+        self._waiting: list[Connection] = []  # for the answer
         self._peers: dict[int, Connection] = {}
-        self._owners: set[int] = set()  # nodes that have come with all of it
+        self._ready: set[int] = set()  # nodes that had the whole image when they connected
         self._loop.listen(TO_TRACKER, socket.socket(fileno=listener), self._accept)
         self._loop.tick = self._tick
 
     def serve(self, lifeline: int) -> None:
-        """Until the other end of a descriptor is closed, or all nodes have the image and have left."""
+        """Serve until the other end of a descriptor is closed, or all nodes have the image and have left."""
         self._loop.watch(lifeline, selectors.EVENT_READ, lambda events: self._end())
         self._loop.run()
         if self._documents and self._tracker and self._tracker.all_have_it:
@@ -91,10 +102,8 @@ class TrackerProcess:
 
     @property
     def all_have_it(self) -> bool:
-        """Whether each node of the step has come and lacks nothing any more."""
-        if self._tracker is None:
-            return len(self._owners) == self._nodes
-        return self._tracker.all_have_it
+        """Whether each node of the step has every blob."""
+        return self._tracker.all_have_it if self._tracker else len(self._ready) == self._nodes
 
     def _end(self) -> None:
         self._loop.running = False
@@ -102,105 +111,91 @@ class TrackerProcess:
     def _tick(self, now: float) -> None:
         if self._tracker is not None:
             assert self._documents
-            self._say(self._tracker.tick(now))
-            if self._tracker.wants_seed and not self._seeded:
-                self._seeded = True
-                parent = os.getpid()
-                if os.fork() == 0:
-                    self._become_seed(parent)
+            self._send(self._tracker.tick(now))
+            if self._tracker.wants_seed and not self._has_seed:
+                self._has_seed = True
+                run_in_background(self._seed, silent=False)
             self._host.show(self._documents, self._tracker.progress, ended=self.all_have_it)
         if self.all_have_it and (self._tracker is None or not self._peers.keys() - {SEED}):
             self._end()
 
-    def _become_seed(self, parent: int) -> NoReturn:
-        """Do without what is the tracker's, and end with it."""
-        try:
-            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(0)
-            close_others((0, 1, 2, *self._host.seed_descriptors))
-            self._host.seed()
-        except Exception as e:  # noqa: BLE001 - the end of a process
-            log.debug(f"swarm: {type(e).__name__}: {e}")
-        finally:
-            os._exit(0)
+    def _seed(self) -> None:
+        close_others((0, 1, 2, *self._host.seed_descriptors))
+        self._host.seed()
 
     def _accept(self, peer: Connection) -> None:
         self._peers[peer.node] = peer
-        peer.heard = lambda message: self._greeted(peer, message)
-        peer.gone = lambda why: self._gone(peer)
+        peer.on_message = lambda message: self._handle_first(peer, message)
+        peer.on_close = lambda why: self._closed(peer)
 
-    def _greeted(self, peer: Connection, message: Mapping[str, object]) -> None:
-        """A peer says whether it lacks something of the image; what that is it knows when it knows the image."""
+    def _handle_first(self, peer: Connection, message: Mapping[str, object]) -> None:
+        """Handle a peer's first message: whether it lacks blobs. Which ones, it knows when it knows the image."""
         lacks = wire.decode(message, Come).lacks
-        peer.heard = lambda message: self._heard(peer, message)
+        peer.on_message = lambda message: self._handle(peer, message)
         if not lacks and peer.node != SEED:
-            self._owners.add(peer.node)
-        if self._image:
-            self._introduce(peer)
+            self._ready.add(peer.node)
+        if self._answer:
+            self._send_answer(peer)
             return
-        self._curious.append(peer)
-        if lacks and not self._is_learning:
-            self._is_learning = True
-            learned, told = os.pipe2(os.O_CLOEXEC)
-            answer: list[Documents | PenrootError] = []
-            self._loop.watch(learned, selectors.EVENT_READ, lambda events: self._learned(learned, answer))
-            Thread(target=self._learn, args=(told, answer), daemon=True).start()  # others may come meanwhile
+        self._waiting.append(peer)
+        if lacks and not self._is_asking:
+            self._is_asking = True
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            result: list[Shared | PenrootError] = []
+            self._loop.watch(reader, selectors.EVENT_READ, lambda events: self._finish_asking(reader, result))
+            Thread(target=self._ask_host, args=(writer, result), daemon=True).start()  # more peers may join meanwhile
 
-    def _learn(self, told: int, answer: list[Documents | PenrootError]) -> None:
-        """What all nodes need to know of the image, or why nobody can have it, before the end of a pipe."""
+    def _ask_host(self, pipe: int, result: list[Shared | PenrootError]) -> None:
+        """Append the documents of the image, or an error, to the result and close a pipe."""
         try:
             documents = self._host.documents()
-            if len(documents.manifest) + len(documents.config) + len(documents.evidence) > _MOST:
-                raise ImageError("its documents are too long for a swarm")  # each node asks for them
-            answer.append(documents)
+            if len(documents.manifest) + len(documents.config) + len(documents.evidence) > _MAX_DOCUMENT_BYTES:
+                raise ImageError("the image's manifest, config and signatures are too long for a swarm")
+            result.append(documents)
         except PenrootError as e:
-            answer.append(e)
+            result.append(e)
         finally:
-            os.close(told)
+            os.close(pipe)
 
-    def _learned(self, learned: int, answer: Sequence[Documents | PenrootError]) -> None:
-        self._loop.watch(learned, 0, lambda events: None)
-        os.close(learned)
-        known = answer[0] if answer else ImageError("")
-        if isinstance(known, PenrootError):
-            final = isinstance(known, RefusedError)
-            self._image = Refused(str(known), known.hint, final)
+    def _finish_asking(self, pipe: int, result: Sequence[Shared | PenrootError]) -> None:
+        self._loop.watch(pipe, 0, lambda events: None)
+        os.close(pipe)
+        documents = result[0] if result else ImageError("")
+        if isinstance(documents, PenrootError):
+            self._answer = Refused(str(documents), documents.hint, isinstance(documents, RefusedError))
         else:
-            self._documents, self._image = known, known.message()
-            self._tracker = Tracker(known.sizes, self._nodes, self._owners, known.seed_only)
-        for peer in self._curious:
-            self._introduce(peer)
-        self._curious.clear()
+            self._documents, self._answer = documents, documents.message()
+            seed_only = isinstance(documents, FileDocuments)
+            self._tracker = Tracker(documents.sizes, self._nodes, self._ready, seed_only)
+        for peer in self._waiting:
+            self._send_answer(peer)
+        self._waiting.clear()
 
-    def _introduce(self, peer: Connection) -> None:
-        """Say to a peer what there is to know; why nobody gets the image, to the first that lacks it, which says it."""
-        image = self._image
-        assert image
-        if isinstance(image, Refused):
-            unsaid = Refused("", "", image.final)
-            if peer.node in self._owners or peer.node == SEED:
-                image = unsaid
+    def _send_answer(self, peer: Connection) -> None:
+        """Send the answer. Only the first peer that lacks blobs gets the reason of a refusal: it reports the reason."""
+        answer = self._answer
+        assert answer
+        if isinstance(answer, Refused):
+            without_reason = Refused("", "", answer.final)
+            if peer.node in self._ready or peer.node == SEED:
+                answer = without_reason
             else:
-                self._image = unsaid
-        peer.say(wire.encode(image))
+                self._answer = without_reason
+        peer.send(wire.encode(answer))
 
-    def _heard(self, peer: Connection, message: Mapping[str, object]) -> None:
+    def _handle(self, peer: Connection, message: Mapping[str, object]) -> None:
         if self._tracker is None:
             raise WireError("there is no image")
         event = wire.decode_from_peer(message, "" if peer.node == SEED else peer.host)
-        self._say(self._tracker.handle(time.monotonic(), peer.node, event))
+        self._send(self._tracker.handle(time.monotonic(), peer.node, event))
 
-    def _gone(self, peer: Connection) -> None:
+    def _closed(self, peer: Connection) -> None:
         if self._peers.get(peer.node) is peer:
             del self._peers[peer.node]
-            self._left(peer.node)
+            if self._tracker is not None:
+                self._send(self._tracker.left(time.monotonic(), peer.node))
 
-    def _left(self, node: int) -> None:
-        if self._tracker is not None:
-            self._say(self._tracker.left(time.monotonic(), node))
-
-    def _say(self, messages: Sequence[tuple[int, FromTracker]]) -> None:
+    def _send(self, messages: Sequence[tuple[int, FromTracker]]) -> None:
         for node, message in messages:
             if node in self._peers:
-                self._peers[node].say(wire.encode(message))
+                self._peers[node].send(wire.encode(message))
