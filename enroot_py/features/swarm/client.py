@@ -1,6 +1,6 @@
 """A node's side of a swarm, for a registry image or a file: ask the tracker, then start a peer in a forked process.
 
-The peer goes on to upload when this node has every blob. It ends with the process that started it.
+The peer goes on to upload when this node has every blob. The peer ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class SwarmClient(ABC):
         self.peer().run()
 
     def lend(self) -> None:
-        """Upload the blobs that this node has kept, while others need them. The node itself has the image.
+        """Upload the blobs of the cache while other nodes need them. This node has the whole image.
 
         Raises PenrootError, OSError.
         """

@@ -9,9 +9,9 @@ from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
 
 MAX_TRIES = 3  # peers that fail to fetch a blob before the seed has to
 MAX_STRIKES = 3  # children that complain about a peer before it stops being a relay
-COMPARE_AFTER_S = 2.0  # that a fetcher works before its rate is compared
+COMPARE_AFTER_S = 2.0  # of work, before the rate of a fetcher is compared
 MAX_UPLOAD = 1.3  # times the image, by one of two fetchers
-MIN_WORK_S = 0.5  # of a finished fetcher whose rate is compared
+MIN_WORK_S = 0.5  # of work, before the rate of a finished fetcher is compared
 SLOW = 0.5  # times the best rate: less is slow
 MIN_LAG_BYTES = 8 << 20  # behind the best fetcher: less does not pay for a second request
 MIN_LAG_PART = 4  # or one nth of all bytes, whichever is more
@@ -26,21 +26,21 @@ class PeerState:
     lacks: frozenset[int]
     has: frozenset[int]  # complete blobs when it joined
     name: str
-    alone: frozenset[int] = frozenset()  # blobs that it fetches for itself only
+    alone: frozenset[int] = frozenset()  # blobs to fetch for itself only
     relays: bool = False
     done: bool = False
     got: tuple[int, ...] = ()
     fetched: int = 0
     unfetched: int = 0
-    asked_at: float = 0.0  # when it was asked to fetch what it fetches now
-    received_before: int = 0  # bytes, at that time
-    rate: float = 0.0  # bytes a second while it fetched, once it has finished
+    asked_at: float = 0.0  # time of the last FetchBlobs
+    received_before: int = 0  # bytes, at the time of the last FetchBlobs
+    rate: float = 0.0  # bytes a second, of a finished fetcher
     heard_at: float = 0.0
-    stalled: bool = False  # it has sent no message for a long time
-    left_at: float = 0.0  # its connection has ended, but its kernel may still send
-    failed: set[int] = field(default_factory=set)  # blobs that it could not fetch
-    refused: set[int] = field(default_factory=set)  # parents from which it could not download
-    strikes: set[int] = field(default_factory=set)  # children that could not download from it
+    stalled: bool = False  # no message has come for a long time
+    left_at: float = 0.0  # end of the connection; the kernel may still send
+    failed: set[int] = field(default_factory=set)  # blobs
+    refused: set[int] = field(default_factory=set)  # unreachable or slow parents
+    strikes: set[int] = field(default_factory=set)  # children that complained
 
     @property
     def downloaded(self) -> int:
@@ -109,7 +109,7 @@ class Fetchers:
     # -- assignment
 
     def choose(self, blobs: Iterable[int]) -> None:
-        """Assign each blob to a peer that has it. Two peers share the other blobs, so that neither must be fast."""
+        """Assign each blob to a peer that has it. Assign missing blobs to two peers, as a single one may be slow."""
         owners = self._owners(blobs)
         missing = [blob for blob in blobs if blob not in owners and not self.seed_only]
         shares = self._share(missing, 2)

@@ -1,4 +1,4 @@
-"""What a node knows of a swarm before it joins. A step whose image is stored loads this module."""
+"""The invitation of a node to a swarm. A step whose image is stored loads this module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIBRARY = "cryptography"
 
 
 class Swarm:
-    """What all members know: the key, the step as its context, the number of nodes, and the allowed networks.
+    """The swarm of a step: its key, the step as the context of the key, the number of nodes, and the allowed networks.
 
     ``networks`` are comma-separated; "" allows every network.
     """

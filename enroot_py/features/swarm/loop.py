@@ -55,8 +55,8 @@ class Loop:
         self.tick: Callable[[float], None] = lambda now: None
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[str, dict[Connection, None]] = {}  # by neighbourhood
-        self._unfinished: dict[int, dict[Connection, None]] = {}  # by node: its first message is one of a member
-        self._members: dict[int, dict[Connection, None]] = {}  # by node: its handshake is complete
+        self._unfinished: dict[int, dict[Connection, None]] = {}  # by node: the first message proves membership
+        self._members: dict[int, dict[Connection, None]] = {}  # by node: the handshake is complete
         self._hosts: dict[int, str] = {}  # by node: the host of its first handshake
         self._deadlines: dict[Connection, float] = {}  # of handshakes, in seconds of ``_served``
         self._served = 0.0  # seconds, without those in which this process was busy or stopped
@@ -218,7 +218,7 @@ _Key = TypeVar("_Key")
 
 
 def _drop(groups: dict[_Key, dict[Connection, None]], key: _Key, connection: Connection) -> None:
-    """Remove a connection from its group, if it is there."""
+    """Remove a connection from its group, if any."""
     group = groups.get(key, {})
     group.pop(connection, None)
     if not group:
@@ -261,7 +261,7 @@ class Connection:
         self.neighbourhood = ""  # of a stranger
         self.send_more: Callable[[], bool] = _nothing_to_send  # calls send_file() if there is more to send
         self.on_bytes: Callable[[bytearray], int] | None = None  # replaces on_message; returns the bytes that it used
-        self.node = -1  # of the other end, after the handshake
+        self.node = -1  # node number of the other end, after the handshake
         self._loop = loop
         self._socket = sock
         self._identity, self._role, self._own_node = identity, role, loop.node

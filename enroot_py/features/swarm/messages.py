@@ -34,7 +34,7 @@ HostName = Annotated[str, Within(0, 64)]  # HOST_NAME_MAX, sysconf(3)
 Blobs = tuple[Number, ...]
 Bytes = tuple[Number, ...]  # by tree
 SEED = 0xFFFFFFFE  # the node number of the seed: a peer on the tracker's host that lacks nothing
-REPORT_INTERVAL_S = 1.0  # of a peer that fetches from the registry
+REPORT_INTERVAL_S = 1.0  # for a peer that fetches from the registry
 
 
 def report_interval(nodes: int) -> float:
@@ -77,7 +77,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The peer cannot fetch these blobs from the registry. ``refused``: no other peer could fetch them either."""
+    """The peer cannot fetch these blobs from the registry. ``refused``: the registry refuses them to all peers."""
 
     blobs: Blobs
     refused: bool
@@ -95,7 +95,7 @@ class Progress:
     joined: int  # nodes
     ready: int  # nodes that have every blob
     slowest: str  # the name of a node
-    fraction: float  # of the bytes that the slowest node wants
+    fraction: float  # of its bytes, that the slowest node has
     fetched: int  # bytes from the registry
 
 

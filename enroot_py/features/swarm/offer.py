@@ -47,6 +47,8 @@ def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | N
 class Offer:
     """A tracker for the nodes of an allocation. Raises OSError."""
 
+    documents: Callable[[], Shared]  # this and seed(): see tracker_process.Host
+    seed: Callable[[], None]
     seed_descriptors: tuple[int, ...] = ()
     shows_registry = True  # the progress lines have the bytes that came from the registry
 
@@ -92,14 +94,6 @@ class Offer:
             self._display = Display(_STDERR, self._name, size, nodes, shows_registry=self.shows_registry)
         if self._display is not None:
             self._display.show(progress, ended=ended)
-
-    def documents(self) -> Shared:
-        """See tracker_process.Host. Raises PenrootError."""
-        raise NotImplementedError
-
-    def seed(self) -> None:
-        """See tracker_process.Host. Raises PenrootError, OSError."""
-        raise NotImplementedError
 
     @property
     def seed_invitation(self) -> Invitation:

@@ -32,8 +32,8 @@ Fetch = Callable[[int, int], Iterable[bytes]]
 def close_others(keep: Collection[int]) -> None:
     """Close the files of all descriptors except ``keep`` in a process that was just forked.
 
-    Replace them by /dev/null, so that their numbers stay taken. Objects of the parent process still have the numbers,
-    and would close any later file with the same number when they are collected.
+    Replace each file by /dev/null, so that its number stays taken: objects copied from the parent process would close
+    a later file with the same number when they are collected.
     """
     with Fd(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) as null:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -48,7 +48,7 @@ class PeerProcess:
         """``rate`` limits the bytes a second that the peer uploads."""
         self._loop, self._tracker, self._spool, self._fetch = loop, tracker, spool, fetch
         sock = listener(loop.ports)
-        loop.listen(TO_PEER, sock, self._accept, max_connections=2)  # a new one, and an old one that is closing
+        loop.listen(TO_PEER, sock, self._accept, max_connections=2)  # one may still be closing
         self._peer = peer.Peer(self._joined(sock), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
@@ -68,7 +68,7 @@ class PeerProcess:
         return Joined(address, lacks, tuple(self._spool.complete), socket.gethostname())
 
     def run(self) -> None:
-        """Serve until no other node needs this one."""
+        """Serve until no other node needs this node."""
         try:
             self._loop.run()
         finally:

@@ -1,4 +1,4 @@
-"""Listening sockets. srun waits for its first one, so this module avoids the module socket, which loads slowly."""
+"""Listening sockets. srun waits for the first socket, so this module avoids the module socket, which loads slowly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``pyxis-py check --nodes``: check whether nodes can connect to each other and to srun's host, as a swarm requires.
 
 A step on these nodes tries the handshake of a swarm. Questions and answers go by stdin and stdout, which Slurm carries,
-so a node that cannot connect to any other is heard too.
+so a node without any connection can report it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from enroot_py import LIBRARY
-from enroot_py.base import versions, workers
+from enroot_py.base import versions
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
 from enroot_py.features.swarm.arguments import SwarmArguments
+from enroot_py.features.swarm.background import run_in_background
 from enroot_py.features.swarm.invitation import Swarm, missing
 from enroot_py.features.swarm.loop import TO_PEER, TO_TRACKER, Connection, Loop, listener
 from enroot_py.features.swarm.step import LAUNCHER
@@ -35,6 +36,7 @@ _QUEUE_TIMEOUT_S = 30  # for the step
 _START_TIMEOUT_S = 20.0  # for all nodes to send their first line
 _CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 10.0
+_STEP_TIMEOUT_S = _QUEUE_TIMEOUT_S + _START_TIMEOUT_S + _CONNECT_TIMEOUT_S + 2 * _END_TIMEOUT_S
 _MAX_OTHERS = 64  # nodes to which each node connects: those that follow it
 _LIBRARY = versions.link(LIBRARY)
 _START = (
@@ -101,7 +103,7 @@ class Firewall:
 
 
 def judge(answers: Answers, names: Sequence[str], firewall: Firewall) -> Iterator[Finding]:
-    """Report nodes that do not answer, nodes that cannot connect to srun's host, and pairs that cannot connect."""
+    """Report nodes that do not answer or cannot connect to srun's host, and pairs of nodes that cannot connect."""
     for name in names:
         if name not in answers.names.values():
             yield Finding(
@@ -132,8 +134,8 @@ class _Check:
         """Raises PenrootError if all ports are in use."""
         self.answers = Answers()
         self._names = names
-        self._addresses: dict[int, tuple[str, int]] = {}  # by node, as it has sent it
-        self._hosts: dict[int, str] = {}  # by node: the address from which it has connected
+        self._addresses: dict[int, tuple[str, int]] = {}  # by node, as the node reports it
+        self._hosts: dict[int, str] = {}  # by node: the source address of its connection
         self._lines = _Lines()
         self._loop = Loop(swarm, TRACKER)
         try:
@@ -157,12 +159,7 @@ class _Check:
         step_stdin, self._input = os.pipe2(os.O_CLOEXEC)
         output, step_stdout = os.pipe2(os.O_CLOEXEC)
         error, step_error = os.pipe2(os.O_CLOEXEC)
-        process = os.fork()
-        if process == 0:
-            workers.die_with_parent(signal.SIGKILL)
-            os.close(self._input)
-            _run_step(nodes, len(self._names), step_stdin, step_stdout, step_error)
-            os._exit(0)
+        process = run_in_background(lambda: self._run_step(nodes, step_stdin, step_stdout, step_error), silent=False)
         for descriptor in (step_stdin, step_stdout, step_error):
             os.close(descriptor)
         self._send(self._question)
@@ -175,6 +172,24 @@ class _Check:
         os.close(output)
         if text and not self.answers.names:
             raise PenrootError(text, hint=hint)
+
+    def _run_step(self, nodes: str, stdin: int, stdout: int, error: int) -> None:
+        """Run srun. If it fails, write the message and the hint to ``error``."""
+        os.close(self._input)  # otherwise the step's stdin would not end
+        count = len(self._names)
+        options = [
+            *(f"--nodelist={nodes}", f"--nodes={count}", f"--ntasks={count}"),
+            *("--ntasks-per-node=1", "--cpus-per-task=1", f"--immediate={_QUEUE_TIMEOUT_S}", "--time=2"),
+            *("--job-name=pyxis-check", "--unbuffered", "--kill-on-bad-exit=0", "--mpi=none", "--chdir=/", "--quiet"),
+            *("--input=all", "--output=all", "--error=all"),
+            *(("--overlap",) if "SLURM_JOB_ID" in os.environ else ()),
+        ]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PYXIS_")}
+        try:
+            command = [find("srun", package="slurm-client"), *options, sys.executable, "-IS", "-c", _START, _LIBRARY]
+            Program(command, environ=environ, stdin=stdin, stdout=stdout, timeout=_STEP_TIMEOUT_S).run()
+        except PenrootError as e:
+            os.write(error, f"{e}\0{e.hint}".encode(errors="replace"))
 
     def _send(self, message: Mapping[str, object]) -> None:
         """Send a message to all nodes, unless their step has ended."""
@@ -233,27 +248,6 @@ def _slurm_address(name: str) -> str:
         return ""
 
 
-def _run_step(nodes: str, count: int, stdin: int, stdout: int, error: int) -> None:
-    """Run srun. If it fails, write the message and the hint to ``error``."""
-    options = [
-        *(f"--nodelist={nodes}", f"--nodes={count}", f"--ntasks={count}"),
-        *("--ntasks-per-node=1", "--cpus-per-task=1", f"--immediate={_QUEUE_TIMEOUT_S}", "--time=2"),
-        *("--job-name=pyxis-check", "--unbuffered", "--kill-on-bad-exit=0", "--mpi=none", "--chdir=/", "--quiet"),
-        *("--input=all", "--output=all", "--error=all"),
-        *(("--overlap",) if "SLURM_JOB_ID" in os.environ else ()),
-    ]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYXIS_")}
-    try:
-        command = [find("srun", package="slurm-client"), *options, sys.executable, "-IS", "-c", _START, _LIBRARY]
-        Program(command, environ=environ, stdin=stdin, stdout=stdout, timeout=_step_timeout()).run()
-    except PenrootError as e:
-        os.write(error, f"{e}\0{e.hint}".encode(errors="replace"))
-
-
-def _step_timeout() -> float:
-    return _QUEUE_TIMEOUT_S + _START_TIMEOUT_S + _CONNECT_TIMEOUT_S + 2 * _END_TIMEOUT_S
-
-
 class _Lines:
     """Splits data into whole lines."""
 
@@ -271,7 +265,7 @@ class _Lines:
 
 def answer() -> None:
     """Be a task of the step: connect to the hosts that stdin names, and print each failure, until stdin ends."""
-    signal.alarm(round(_step_timeout()))
+    signal.alarm(round(_STEP_TIMEOUT_S))
     splitter = _Lines()
     lines: list[str] = []
     while not lines:

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def receive(name: str, digest: str, invitation: Invitation, settings: Settings) -> Image:
-    """Return the file with this digest, stored and held. If this node already has it, upload it to others.
+    """Return the file with this digest, stored and held. If this node already has the file, upload it to other nodes.
 
     Raises ImageError, RegistryError.
     """

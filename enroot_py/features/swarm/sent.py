@@ -43,7 +43,7 @@ class SentFile:
         self._job = job
         self.origin = f"{request.origins['image']}={self.uri}"
         self.path = os.path.join(job.cwd, request.sent)
-        self._read: tuple[tuple[int, int], str] | None = None  # its state when it was read, and its digest
+        self._read: tuple[tuple[int, int], str] | None = None  # the state of the file when it was read, and the digest
         host = f"{os.uname().nodename}, the host of submission"
         try:
             with Fd(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) as fd:
@@ -124,7 +124,7 @@ class SentFile:
 def check(job: Job, request: Request, arguments: SwarmArguments, *, learns_later: bool) -> SentFile:
     """Return the file, if srun can send it. Raises UsageError, ConfigError, ImageError.
 
-    ``learns_later``: after srun has its nodes, it can pass the step what it has learned.
+    ``learns_later``: srun can pass data to the step after srun has its nodes.
     """
     origin = f"{request.origins['image']}={request.image}"
     if not arguments.swarm:

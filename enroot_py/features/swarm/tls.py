@@ -1,7 +1,7 @@
 """TLS 1.3 between the members of a swarm, with one certificate that each member derives from the swarm's key.
 
 HKDF-SHA256 (RFC 5869) derives an Ed25519 key from the swarm's key and the step. The certificate contains nothing that
-differs between nodes, so all members have the same one: each end presents it and accepts no other.
+differs between nodes, so all members have the same certificate. Each end presents it and accepts no other.
 
 The end that connects gives its role and node number in the server name that it requests (RFC 6066). The name contains a
 proof that only a member can derive, so a stranger is recognized by its first message, before anything is signed. An
@@ -125,7 +125,7 @@ class Identity:
 class Accepted(SSLSocket):
     """A socket that a listener has accepted."""
 
-    claimed: int | None = None  # the node number that the other end claims in its first message
+    claimed: int | None = None  # the node number in the first message of the other end
 
 
 def _certificate(public: bytes, sign: Callable[[bytes], bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""The tracker's decisions: which peer fetches a blob from the registry, and from which parents the others download it.
+"""The tracker's decisions: the fetcher of each blob and the parents of each peer.
 
 This module uses neither sockets nor clocks. Events come in with their time, messages to peers go out. The same code
 runs in srun and in benchmarks/swarm.
@@ -29,12 +29,12 @@ from enroot_py.features.swarm.messages import (
 )
 from enroot_py.features.swarm.trees import SOURCES, BlobTree, Forest
 
-GATHER_S = 0.5  # from the first peer to the plan, unless all nodes join before
+GATHER_S = 0.5  # between the first peer and the plan, unless all nodes join earlier
 GROWTH = 8  # plan again when one late peer for every eight planned ones has joined,
 EARLY = 3  # unless some peer has received a third of all bytes: the late peers are far behind it
-LINGER_S = 30.0  # that finished peers stay for late ones
-STALLED_AFTER_S = 2.0  # and three report intervals without a message
-DRAIN_S = 3.0  # that the kernel of a peer that has left may still send
+LINGER_S = 30.0  # for which finished peers wait for late peers
+STALLED_AFTER_S = 2.0  # without a message, plus three report intervals
+DRAIN_S = 3.0  # for which the kernel of a peer may send after the peer has left
 
 Messages = list[tuple[int, FromTracker]]
 
@@ -299,7 +299,7 @@ class Tracker:
             self._reroute(node)
 
     def _can_relay(self, peer: PeerState) -> bool:
-        """Check whether a peer lacks so much that it may download everything."""
+        """Check whether a peer lacks at least half of all bytes: only then it may download the rest for other peers."""
         return 2 * sum(self._sizes[blob] for blob in peer.lacks) >= self._fetchers.size
 
     def _report(self, node: int, peer: PeerState, report: Report) -> None:
@@ -368,7 +368,7 @@ class Tracker:
         self._restart()
 
     def _replace(self, fetcher: int) -> None:
-        """Reassign the blobs of a fetcher, which then downloads them from other peers."""
+        """Reassign the blobs of a fetcher. The fetcher downloads the blobs from other peers instead."""
         assert self._forest
         self._fetchers.replace(fetcher)
         self._reroute(fetcher, *range(len(self._forest.trees)))
@@ -422,7 +422,7 @@ class Tracker:
             self._forget(node)
 
     def _other_root(self, peer: PeerState, tree: BlobTree) -> int:
-        """Make a relay from which the peer may download a root of a tree. Return it, or SOURCES if there is none.
+        """Choose a relay from which the peer may download, and make the relay a root. Without one, return SOURCES.
 
         The new root must be able to connect to all fetchers, as far as is known.
         """

@@ -27,7 +27,7 @@ _MAX_DOCUMENT_BYTES = 1 << 20  # of a manifest, a config and signatures: each no
 
 @dataclass(frozen=True, slots=True)
 class ImageDocuments:
-    """What each node needs to know of an image. Its name resolves to the digest ``named``."""
+    """The tracker's documents of a registry image, whose name resolves to the digest ``named``."""
 
     named: str
     manifest: bytes
@@ -44,7 +44,7 @@ class ImageDocuments:
 
 @dataclass(frozen=True, slots=True)
 class FileDocuments:
-    """What each node needs to know of a file that only the tracker's host has; ``named`` is its digest."""
+    """The tracker's documents of a file that only the seed has. ``named`` is the digest of the file."""
 
     named: str
     sizes: Sequence[int]
@@ -129,7 +129,7 @@ class TrackerProcess:
         peer.on_close = lambda why: self._closed(peer)
 
     def _handle_first(self, peer: Connection, message: Mapping[str, object]) -> None:
-        """Handle a peer's first message: whether it lacks blobs. Which ones, it knows when it knows the image."""
+        """Handle a peer's first message. It only tells whether the node lacks any blob; Joined lists the blobs."""
         lacks = wire.decode(message, Come).lacks
         peer.on_message = lambda message: self._handle(peer, message)
         if not lacks and peer.node != SEED:

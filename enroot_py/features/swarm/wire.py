@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from enroot_py.features.swarm.messages import FromPeer, FromTracker, Message
 
 Check = Callable[[object, str], Any]
-MAX_PEER_BYTES = 64 << 10  # of a message from a peer
-MAX_TRACKER_BYTES = 16 << 20  # of a message from the tracker, which may contain a manifest
+MAX_PEER_BYTES = 64 << 10  # message size
+MAX_TRACKER_BYTES = 16 << 20  # message size: the tracker sends manifests
 
 
 class WireError(Exception):
@@ -74,7 +74,7 @@ def _json_value(value: Any) -> object:
 
 
 def decode(message: Mapping[str, object], *kinds: type) -> Any:
-    """Return a message of one of these classes. Raises WireError."""
+    """Return the message, if its class is one of ``kinds``. Raises WireError."""
     name = message.get("is")
     for kind in kinds:
         if kind.__name__ == name:
@@ -83,7 +83,7 @@ def decode(message: Mapping[str, object], *kinds: type) -> Any:
 
 
 def decode_from_peer(message: Mapping[str, object], host: str) -> FromPeer:
-    """Return a message of a peer. ``host``, from which the peer has connected, is that of its address."""
+    """Return a message of a peer, which has connected from ``host``. The address in Joined gets this host."""
     decoded: FromPeer = decode(message, Joined, Report, Complaint, Failed)
     return replace(decoded, address=(host, decoded.address[1])) if isinstance(decoded, Joined) else decoded
 
