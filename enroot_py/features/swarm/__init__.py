@@ -1,4 +1,4 @@
-"""One pull of an image for all nodes of a step: one node fetches a blob, and the nodes copy it from each other.
+"""One pull of an image for all nodes of a step: a few nodes fetch the blobs, the others copy them from node to node.
 
 The modules that decide (messages, trees, fetchers, tracker, peer) import neither sockets nor time.
 """

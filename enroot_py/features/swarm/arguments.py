@@ -21,7 +21,7 @@ class Networks(Setting):
 
 
 class SwarmArguments(FeatureTable):
-    swarm = Bool("1", "fetch an image once for all nodes of a step; the nodes copy it from each other")
+    swarm = Bool("1", "fetch an image once for all nodes of a step, and copy it from node to node")
     swarm_network = Networks("", "use only these networks (CIDR, comma-separated)")
     swarm_keep = Size("0", "keep this many bytes of compressed layers on each node for other nodes")
 

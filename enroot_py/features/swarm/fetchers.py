@@ -1,4 +1,4 @@
-"""Decide which peer fetches which blob from the registry: a part of the tracker's decisions."""
+"""The tracker's choice of a fetcher for each blob: the peer that gets it from the registry."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class PeerState:
 
 
 class Fetchers:
-    """The peers that fetch blobs for all. ``changed`` has those to be told, until the tracker clears it."""
+    """The fetchers. ``changed`` has the peers that need a new FetchBlobs, until the tracker clears it."""
 
     def __init__(self, sizes: Sequence[int], peers: Mapping[int, PeerState], seed_only: bool) -> None:
-        """``seed_only``: there is no registry, so a peer without a blob cannot fetch it."""
+        """``seed_only``: there is no registry, so only peers that have a blob can be its fetcher."""
         self.now = 0.0
         self.changed: dict[int, None] = {}
         self.seed: PeerState | None = None
@@ -144,7 +144,7 @@ class Fetchers:
         return 2 * max(loads.values(), default=0) <= MAX_UPLOAD * sum(loads.values())
 
     def _owners(self, blobs: Iterable[int]) -> dict[int, int]:
-        """Return for each blob a peer that has it, if any, so that all of these peers upload about as many bytes."""
+        """Return a peer for each blob that some peer has, so that these peers upload about as many bytes."""
         loads = {node: 0 for node, peer in self._peers.items() if peer.has}
         owners: dict[int, int] = {}
         for blob in sorted(blobs, key=self._largest_first):
@@ -238,7 +238,7 @@ class Fetchers:
         return peer.rate or (peer.received - peer.received_before) / (self.now - peer.asked_at)
 
     def _lacked_by(self, node: int) -> list[int]:
-        """Return the blobs of a fetcher that it did not have when it joined."""
+        """Return the blobs of a fetcher without those that the fetcher had when it joined."""
         return [blob for blob in self.shared_by(node) if blob not in self.peer(node).has]
 
     # -- unreachable fetchers

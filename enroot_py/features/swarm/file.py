@@ -20,7 +20,7 @@ from enroot_py.registry.sources import Blob
 
 
 class FileSource(SwarmClient):
-    """The file ``name`` with a digest. ``path`` is its path on this node, where it may not be yet."""
+    """The file ``name`` with a digest. ``path`` is its present or future path on this node."""
 
     RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # no other host has the file
 

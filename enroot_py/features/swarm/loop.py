@@ -20,8 +20,8 @@ from enroot_py.features.swarm.tls import Identity
 from enroot_py.features.swarm.wire import MAX_PEER_BYTES, WireError
 
 ACCEPT_TIMEOUT_S = 2.0  # for the handshake of an accepted connection
-CONNECT_TIMEOUT_S = 10.0  # for the handshake of a connection that begins here: the other end may have many to answer
-MAX_STRANGERS = 256  # connections whose first message has not yet shown that they come from a member
+CONNECT_TIMEOUT_S = 10.0  # for the handshake of an outgoing connection: the other end may have many to answer
+MAX_STRANGERS = 256  # connections without a first message of a member
 MAX_UNFINISHED = 2  # connections of one node in the middle of a handshake
 MAX_ACCEPTS = 64  # connections to accept before other sockets are served
 # TCP keepalive, tcp(7): idle seconds before the first probe, seconds between two probes, and seconds until the
@@ -47,7 +47,7 @@ class Loop:
     TICKS = 10
 
     def __init__(self, swarm: Swarm, node: int, ports: range = range(1)) -> None:
-        """``ports`` are those at which the process may listen. Raises ConfigError, see tls.Identity."""
+        """The process may listen at ``ports``. Raises ConfigError, see tls.Identity."""
         self.swarm, self.node, self.ports = swarm, node, ports
         self._networks = [ip_network(network) for network in swarm.networks.split(",") if network]
         self._identity = Identity(swarm.key, swarm.context)
@@ -242,7 +242,7 @@ def _nothing_to_send() -> bool:
 
 
 class Connection:
-    """A socket that carries messages, or in one direction pieces. Its user sets the callbacks."""
+    """A socket with a stream of messages or pieces. Its user sets the callbacks."""
 
     def __init__(
         self, loop: Loop, sock: socket.socket, host: str, identity: Identity, keepalive: float = 1.0, role: str = ""

@@ -95,7 +95,7 @@ class Progress:
     joined: int  # nodes
     ready: int  # nodes that have every blob
     slowest: str  # the name of a node
-    fraction: float  # of its bytes, that the slowest node has
+    fraction: float  # received / wanted bytes of the slowest node
     fetched: int  # bytes from the registry
 
 
@@ -124,7 +124,7 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class FetchBlobs:
-    """Fetch these blobs, and no other, from the registry and upload them to other peers."""
+    """Fetch only these blobs from the registry, and upload them to other peers."""
 
     blobs: Blobs
 

@@ -1,4 +1,4 @@
-"""A peer's decisions: from which parents it downloads, and when it complains to the tracker.
+"""A peer's decisions: what to download from which parent, and when to complain to the tracker.
 
 Like tracker.py, this module uses neither sockets nor clocks. Events come in with their time, actions go out.
 """
@@ -49,7 +49,7 @@ class StopDownload:
 
 @dataclass(frozen=True, slots=True)
 class FetchFromRegistry:
-    """Fetch what is missing of these blobs, and of no other, from the registry."""
+    """Fetch the missing bytes of these blobs, and only these, from the registry."""
 
     blobs: tuple[int, ...]
 

@@ -97,7 +97,7 @@ class _Arrival:
         log.debug(f"{self._name}: {log.size(size)} received")
 
     def _source(self, path: str) -> FileSource:
-        """Return a source of the file. ``path`` is its path on this node, where it may not be yet."""
+        """Return a source of the file. ``path`` is its present or future path on this node."""
         from enroot_py.features.swarm.file import FileSource
 
         return FileSource(self._invitation, self._digest, self._name, path)

@@ -3,7 +3,7 @@
 HKDF-SHA256 (RFC 5869) derives an Ed25519 key from the swarm's key and the step. The certificate contains nothing that
 differs between nodes, so all members have the same certificate. Each end presents it and accepts no other.
 
-The end that connects gives its role and node number in the server name that it requests (RFC 6066). The name contains a
+The connecting end puts its role and node number into the requested server name (RFC 6066). The name contains a
 proof that only a member can derive, so a stranger is recognized by its first message, before anything is signed. An
 eavesdropper can repeat such a name, but cannot complete the handshake, as the certificate's key signs the messages of
 both ends.

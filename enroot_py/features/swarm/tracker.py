@@ -50,7 +50,7 @@ class Tracker:
         self._nodes = nodes
         self._peers: dict[int, PeerState] = {}
         self._fetchers = Fetchers(sizes, self._peers, seed_only)
-        self._forest: Forest | None = None  # None: not planned yet
+        self._forest = Forest(0)  # not planned yet
         self._now = 0.0
         self._first_joined_at = 0.0
         self._planned = 0  # peers that are part of the plan
@@ -79,7 +79,7 @@ class Tracker:
             pass  # it was released
         elif isinstance(message, Failed):
             self._failed(node, peer, message)
-        elif len(message.got) == (len(self._forest.trees) if self._forest else 0):  # otherwise it has another plan
+        elif len(message.got) == len(self._forest.trees):  # otherwise the peer has another plan
             peer.got = message.got
             if isinstance(message, Report):
                 self._report(node, peer, message)
@@ -93,7 +93,7 @@ class Tracker:
         peer = self._peers.get(node)
         if node == SEED:
             self._fetchers.lose_seed()
-        elif peer and peer.lacks and peer.done and self._forest:
+        elif peer and peer.lacks and peer.done and self._is_planned:
             peer.left_at = now  # its kernel may still send, tcp(7); its children complain when that ends
             if not any(map(self._listens, self._peers)):
                 self._restart()
@@ -104,9 +104,9 @@ class Tracker:
     def tick(self, now: float) -> Messages:
         """Handle the passing of time; call it a few times a second."""
         self._clock(now)
-        if self._forest and self._fetchers.check_seed():
+        if self._is_planned and self._fetchers.check_seed():
             self._give_up(self._fetchers.last_failure)
-        if self._forest and now >= self._checked_at + 1:
+        if self._is_planned and now >= self._checked_at + 1:
             if now > self._checked_at + STALLED_AFTER_S:  # the tracker itself was stopped
                 for peer in self._peers.values():
                     peer.heard_at = now
@@ -117,7 +117,7 @@ class Tracker:
                 self._forget(node)
         if self._has_grown():
             self._plan_again()
-        if self._peers and not self._forest:
+        if self._peers and not self._is_planned:
             if len(self._peers) == self._nodes or now >= self._first_joined_at + GATHER_S:
                 self._plan()
         elif not self._peers:
@@ -129,6 +129,10 @@ class Tracker:
             self._restart()
         return self._flush()
 
+    @property
+    def _is_planned(self) -> bool:
+        return bool(self._forest.trees)
+
     def _clock(self, now: float) -> None:
         self._now = self._fetchers.now = now
 
@@ -137,7 +141,7 @@ class Tracker:
         self._peers.clear()
         self._fetchers.clear()
         self._rerouted.clear()
-        self._forest, self._late = None, []
+        self._forest, self._late = Forest(0), []
 
     def _check(self, node: int, message: FromPeer) -> None:
         if isinstance(message, Joined) and node in self._peers and not self._peers[node].left_at:
@@ -184,11 +188,11 @@ class Tracker:
         if self._fetchers.changed:
             changed = filter(self._listens, self._fetchers.changed)
             messages += [(node, FetchBlobs(self._fetchers.fetched_by(node))) for node in changed]
-            for tree in self._forest.trees if self._forest else ():
+            for tree in self._forest.trees:
                 for root in tree.roots:
                     self._reroute(root, tree.number)
             self._fetchers.changed.clear()
-        if self._forest:
+        if self._is_planned:
             rerouted = filter(self._listens, self._rerouted)
             messages += [(node, self._routes(node, self._rerouted[node])) for node in rerouted]
             self._rerouted.clear()
@@ -203,7 +207,6 @@ class Tracker:
 
     def _routes(self, node: int, numbers: set[int]) -> Routes:
         """Return the links of a peer in some trees."""
-        assert self._forest
         links: list[Link] = []
         for number in sorted(numbers):
             parent = self._forest.trees[number].parent.get(node)
@@ -228,7 +231,7 @@ class Tracker:
         self._peers[node] = peer
         if peer.done:
             self._ready.add(node)
-        if not self._forest:
+        if not self._is_planned:
             self._first_joined_at = self._now if len(self._peers) == 1 else self._first_joined_at
             return
         if new := lacks.difference(self._fetchers.blobs):  # blobs that no earlier peer lacked
@@ -277,7 +280,7 @@ class Tracker:
         While peers are still joining, wait until their number has doubled: a plan for thousands costs seconds of CPU.
         Never plan again when most bytes have been sent, or when some peer is unreachable or slow.
         """
-        if not self._forest or not self._late or GROWTH * len(self._late) < self._planned:
+        if not self._late or GROWTH * len(self._late) < self._planned:
             return False
         settled = len(self._peers) == self._nodes or self._now >= self._late[-1] + GATHER_S
         if not settled and len(self._late) < self._planned:
@@ -289,7 +292,6 @@ class Tracker:
 
     def _plan_again(self) -> None:
         """Build new trees, in which late peers are relays too. A peer that keeps its parent gets no message."""
-        assert self._forest
         before, self._forest = self._forest, self._grow(len(self._forest.trees))
         for old, new in zip(before.trees, self._forest.trees, strict=True):
             for node, parent in new.parent.items():
@@ -326,7 +328,7 @@ class Tracker:
     # -- failures
 
     def _forget(self, node: int) -> None:
-        if self._peers.pop(node, None) is not None and self._forest:
+        if self._peers.pop(node, None) is not None and self._is_planned:
             for tree in self._forest.trees:
                 self._forest.detach(tree, node)
             self._fetchers.replace(node)
@@ -334,7 +336,6 @@ class Tracker:
 
     def _retire_stalled(self) -> None:
         """Stop using peers whose process is stopped or hangs, though their kernel answers."""
-        assert self._forest
         usual = report_interval(self._nodes)
         intervals = dict.fromkeys(self._fetchers.nodes, REPORT_INTERVAL_S)
         for node, peer in self._peers.items():
@@ -347,7 +348,7 @@ class Tracker:
 
     def _failed(self, node: int, peer: PeerState, failed: Failed) -> None:
         """Have another peer fetch the blobs. If the registry refuses blobs that this peer was to fetch, give up."""
-        if not self._forest:
+        if not self._is_planned:
             peer.failed |= set(failed.blobs)  # no peer was asked to fetch
             return
         if failed.refused and failed.blobs and set(failed.blobs) <= set(self._fetchers.fetched_by(node)):
@@ -359,7 +360,7 @@ class Tracker:
             self._reroute(node, *range(len(self._forest.trees)))
 
     def _give_up(self, failed: Failed) -> None:
-        """Tell all peers that the swarm cannot deliver the image, and one of them the reason."""
+        """Send Hopeless to all peers, with the reason for one of them."""
         peers = self._peers
         lacking = sorted(filter(self._listens, peers), key=lambda node: peers[node].done or peers[node].stalled)
         for number, node in enumerate(lacking):
@@ -369,15 +370,14 @@ class Tracker:
 
     def _replace(self, fetcher: int) -> None:
         """Reassign the blobs of a fetcher. The fetcher downloads the blobs from other peers instead."""
-        assert self._forest
         self._fetchers.replace(fetcher)
         self._reroute(fetcher, *range(len(self._forest.trees)))
 
     def _complain(self, node: int, peer: PeerState, complaint: Complaint) -> None:
         """Find out whether the parent, the connection to it or an ancestor is to blame, and give the child a parent."""
         number, blamed = complaint.tree, complaint.parent
-        if self._forest is None or blamed not in self or number >= len(self._forest.trees):
-            return  # the parent is gone, and its children have new ones
+        if blamed not in self or number >= len(self._forest.trees):
+            return  # the parent is gone; its children have new parents
         parent, tree = self._fetchers.peer(blamed), self._forest.trees[number]
         if parent.left_at:
             self._forget(blamed)
@@ -390,7 +390,7 @@ class Tracker:
             return  # the child already has another parent
         if complaint.reached and (not parent.got or parent.got[number] <= peer.got[number]):
             if not self._is_slow(parent):
-                return  # the parent itself waits, and complains about its own parent
+                return  # the parent is waiting too, and will complain about the next parent
             parent.strikes |= set(range(-MAX_STRIKES, 0))
         peer.refused.add(blamed)
         parent.strikes.add(node)
@@ -402,7 +402,6 @@ class Tracker:
 
     def _avoid_fetcher(self, node: int, peer: PeerState, fetcher: int, tree: BlobTree) -> None:
         """Handle a root that cannot connect to a fetcher: replace the fetcher or the root, or have the root fetch."""
-        assert self._forest
         peer.refused.add(fetcher)
         self._fetchers.peer(fetcher).strikes.add(node)
         if self._fetchers.is_unreachable(fetcher) and self._fetchers.has_successor(fetcher):
@@ -426,7 +425,6 @@ class Tracker:
 
         The new root must be able to connect to all fetchers, as far as is known.
         """
-        assert self._forest
         fetchers = self._fetchers.nodes
         for other in sorted(self._forest.loads, key=lambda relay: relay not in tree.children):
             reaches_all = other not in fetchers and self._peers[other].refused.isdisjoint(fetchers)
@@ -443,7 +441,6 @@ class Tracker:
 
     def _retire(self, node: int) -> None:
         """Stop using a node as a relay: give its children new parents, and a new root to each tree that it headed."""
-        assert self._forest
         for tree, orphans in self._forest.retire(node):
             self._place(tree, orphans)
             if tree.parent.get(node) == SOURCES:
@@ -456,12 +453,10 @@ class Tracker:
             self._attach(tree, orphan, self._best_parent(tree, orphan))
 
     def _attach(self, tree: BlobTree, node: int, parent: int) -> None:
-        assert self._forest
         self._forest.attach(tree, node, parent)
         self._reroute(node, tree.number)
 
     def _best_parent(self, tree: BlobTree, node: int) -> int:
-        assert self._forest
         peer = self._peers[node]
         got = peer.got[tree.number] if peer.got else 0
 

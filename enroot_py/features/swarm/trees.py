@@ -69,7 +69,7 @@ class BlobTree:
 class Forest:
     """All trees. ``loads`` counts the children of each relay in all trees."""
 
-    def __init__(self, trees: int, relays: Sequence[int], leaves: Sequence[int]) -> None:
+    def __init__(self, trees: int, relays: Sequence[int] = (), leaves: Sequence[int] = ()) -> None:
         self.trees = [BlobTree(number) for number in range(trees)]
         self.loads = dict.fromkeys(relays, 0)
         self._total_load = 0
