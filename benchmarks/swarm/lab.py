@@ -28,8 +28,8 @@ from tests.slurm.test_pull import front
 NODES = 8
 RATE = 30_000_000  # bits a second, of each node's link and of the registry's
 LAYERS = (80, 70, 60, 40)  # MB, incompressible
-MAX_RATIO = 1.3  # of the time that one node takes
-MAX_STORED_RATIO = 1.1  # of the time with the swarm off, if all nodes have the image
+MAX_RATIO = 1.3  # duration, relative to one node
+MAX_STORED_RATIO = 1.1  # if all nodes have the image, relative to swarm=no
 _PAYLOAD = 1448 / 1514  # of an Ethernet frame, with TCP and IPv4
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -263,7 +263,7 @@ class Run:
 
 GIB = 1 << 30
 IMAGE = [int(GIB * part) for part in (2.5, 1.2, 0.7, 0.4, 0.2)]  # bytes of its layers
-MAX_RATIO = 1.3  # of the time that one node takes
+MAX_RATIO = 1.3  # duration, relative to one node
 TROUBLE = {"dying": 0.01, "slow": 0.05}
 UNPACK_RATE = 2e9  # bytes a second
 

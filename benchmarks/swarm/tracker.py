@@ -1,6 +1,6 @@
 """The CPU time of a tracker: real connections on loopback, from one process that plays all nodes.
 
-Each node joins, reports once a period, and reports that it is done. As all nodes share one processor here, they join in
+Each node joins, reports once a period, and reports that it is done. As all nodes share one processor here, nodes join in
 groups.
 """
 

@@ -1,4 +1,4 @@
-"""The decisions of a swarm in virtual time: how long it takes, what it costs, and that nobody is left behind."""
+"""The decisions of a swarm in virtual time: duration, cost, and that every living node is served."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def test_many_nodes_take_little_longer_than_one(nodes: int) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "seed"), [(3, 3), (100, 10)])
-def test_a_source_that_is_slow_costs_the_others_little(nodes: int, seed: int) -> None:
-    """Of three nodes, and where the other source dies, so that a third one goes on with its work."""
+def test_slow_fetcher_delays_the_others_little(nodes: int, seed: int) -> None:
+    """With three nodes; and with a hundred, of which the other fetcher dies and a third one takes over."""
     outcome = large(nodes, seed, **TROUBLE)
     assert outcome.slow
     assert last_of(outcome) <= MAX_RATIO * last_of(large(1)) + 2 * DETECTION_S
     assert outcome.from_registry <= 1.1 * sum(IMAGE)
 
 
-def test_dead_nodes_and_slow_links_cost_little() -> None:
+def test_dead_and_slow_nodes_delay_the_others_little() -> None:
     outcome = large(60, **{name: 3 * part for name, part in TROUBLE.items()})
     assert outcome.dead
     assert outcome.slow
@@ -34,8 +34,8 @@ def test_dead_nodes_and_slow_links_cost_little() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "late", "seed"), [(4, 1.0, 4), (8, 2, 1), (16, 5, 2), (16, 20, 5), (8, 60, 0)])
-def test_node_that_comes_late_sends_its_share(nodes: int, late: float, seed: int) -> None:
-    """Late by as many seconds: whoever was there first would have to give some images else."""
+def test_late_node_uploads_its_share(nodes: int, late: float, seed: int) -> None:
+    """Nodes join within ``late`` seconds. Without late relays the first nodes would upload several images."""
     blobs, link = [80_000_000, 70_000_000, 60_000_000, 40_000_000], 3.75e6
     outcome = Run(World(nodes, blobs, link, link, unpack=1e9, late=late, seed=seed)).go()
     assert len(outcome.ready) == nodes

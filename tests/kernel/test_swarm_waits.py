@@ -51,7 +51,7 @@ def test_first_blob_without_bytes_reports_a_quiet_swarm(
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool) -> None:
-    """It does not look for them now and then: here that would be too late."""
+    """The reader does not poll: with this interval that would be too late."""
     monkeypatch.setattr(reader, "_LOOK_S", 1e5)
     spool = Spool([2 * PIECE], [0], str(tmp_path))
     spool.set_trees(1)
@@ -106,7 +106,7 @@ def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_cryptography")
-def test_node_without_the_library_says_so_once(tmp_path: Path, printed: list[str]) -> None:
+def test_node_reports_a_missing_library_once(tmp_path: Path, printed: list[str]) -> None:
     invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
     SwarmSource(invitation, "sha256:" + "0" * 64, None, BlobCache(str(tmp_path), 0)).join()  # type: ignore[arg-type]
     needs = "swarm needs the Python library cryptography, which is not installed"
@@ -114,7 +114,7 @@ def test_node_without_the_library_says_so_once(tmp_path: Path, printed: list[str
 
 
 @pytest.mark.usefixtures("without_cryptography", "printed")
-def test_file_of_srun_needs_the_library() -> None:
+def test_node_cannot_receive_a_file_without_the_library() -> None:
     invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
     with pytest.raises(ImageError, match="swarm needs the Python library cryptography") as caught:
         FileSource(invitation, "sha256:" + "0" * 64, "bcast:x.sqsh", "/x").size()

@@ -1,4 +1,4 @@
-"""What `pyxis-py check --nodes` makes of what nodes say."""
+"""The findings of `pyxis-py check --nodes`, from the answers of the nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def said(of: Answers, *, networks: str = "", span: str = "") -> list[str]:
     return [f"{finding.verdict} {finding.what}" for finding in judge(of, NAMES, Firewall(networks, span))]
 
 
-def test_all_is_well_or_who_is_not_heard_is_named() -> None:
+def test_silent_node_is_named() -> None:
     well = "ok 3 nodes reach each other and the host of srun"
     assert said(told(0, 1, 2)) == [well]
     assert said(told(0, 1, 2), networks="10.0.0.0/8") == [f"{well} over 10.0.0.0/8"]
@@ -25,12 +25,12 @@ def test_all_is_well_or_who_is_not_heard_is_named() -> None:
     assert said(silent) == ["bad n3 has not answered"]
 
 
-def test_two_that_do_not_reach_each_other_are_said_once() -> None:
+def test_unreachable_pair_is_reported_once() -> None:
     both = told(0, 1, 2, lost={(0, 1): "no route", (1, 0): "no route", (2, 0): "no answer"})
     assert said(both) == ["bad n1 and n2 do not reach each other: no route", "bad n3 does not reach n1: no answer"]
 
 
-def test_the_ports_of_srun() -> None:
+def test_hint_names_the_port_range_of_srun() -> None:
     (finding,) = judge(told(0, 1, 2, apart={1: "no answer"}), NAMES, Firewall("", "60001-60100"))
     assert "n2 does not reach the host of srun: no answer" in finding.what
     assert "SrunPortRange=60001-60100" in finding.fix
