@@ -277,9 +277,7 @@ def bench_simulation(sizes: Sequence[int]) -> bool:
     """Print the seconds until the last living node that is not slow is ready, without and with trouble."""
     trips = HANDSHAKE_S / LATENCY_S / 2
     print(f"a message takes {LATENCY_S * 1e3:.1f} ms, a handshake {trips:.0f} round trips, {HANDSHAKE_S * 1e3:.0f} ms")
-    print(
-        f"unpacking takes {sum(IMAGE) / UNPACK_RATE:.2f} s meanwhile; a death is noticed after {DETECTION_S:.0f} s"
-    )
+    print(f"unpacking takes {sum(IMAGE) / UNPACK_RATE:.2f} s meanwhile; a death is noticed after {DETECTION_S:.0f} s")
     columns = "".join(f"{name:>12}" for name in ("all well, s", "x 1 node", "registry", "most given", "messages"))
     print(f"{'nodes':>8}{columns}{'1 % die, 5 % slow':>20}{'x 1 node':>12}")
     alone, good = 0.0, True

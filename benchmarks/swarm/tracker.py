@@ -1,6 +1,6 @@
 """The CPU time of a tracker: real connections on loopback, from one process that plays all nodes.
 
-Each node joins, reports once a period, and reports that it is done. As all nodes share one processor here, nodes join in
+Each node joins, reports once a period, and reports that it is done. All nodes share one processor here, so they join in
 groups.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
-from enroot_py.features.swarm.messages import Joined, Progress, Report, report_interval
-from enroot_py.features.swarm.tracker_process import ImageDocuments, TrackerProcess
+from enroot_py.features.swarm.messages import Documents, Joined, Progress, Report, report_interval
+from enroot_py.features.swarm.tracker_process import TrackerProcess
 
 NODES = (100, 1000, 10_000)
 LAYERS = (2_500_000_000, 1_200_000_000, 700_000_000, 400_000_000, 200_000_000)
@@ -29,10 +29,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class _Host:
     seed_descriptors = ()
 
-    def documents(self) -> ImageDocuments:
-        return ImageDocuments("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")
+    def documents(self) -> tuple[Documents, Sequence[int]]:
+        return Documents("sha256:" + "0" * 64, "amd64", _DOCUMENT, _DOCUMENT, b"", ""), LAYERS
 
-    def show(self, image: ImageDocuments, progress: Callable[[], Progress], *, ended: bool) -> None:
+    def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
         progress()
 
     def seed(self) -> None:

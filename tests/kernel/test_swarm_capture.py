@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.features.swarm.tracker_process import ImageDocuments
+from enroot_py.features.swarm.messages import Documents
 from tests.kernel.test_swarm_sockets import Host, Lab, alone, blobs
 
 SIZES = (700_000, 300_001)
@@ -23,9 +23,9 @@ _ALL = 3  # ETH_P_ALL, if_ether.h
 
 
 class Private(Host):
-    def documents(self) -> ImageDocuments:
+    def documents(self) -> tuple[Documents, Sequence[int]]:
         sizes = [len(blob) for blob in self.layers]
-        return ImageDocuments("sha256:" + "0" * 64, MANIFEST, CONFIG, "amd64", sizes, TOKEN)
+        return Documents("sha256:" + "0" * 64, "amd64", MANIFEST, CONFIG, b"", TOKEN), sizes
 
 
 class Capture:

@@ -31,11 +31,11 @@ from enroot_py.features.swarm import fetchers, tracker, wire
 from enroot_py.features.swarm import loop as loops
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import Connection, Loop, listener
-from enroot_py.features.swarm.messages import SEED, Joined, Progress, Routes
+from enroot_py.features.swarm.messages import SEED, Documents, Joined, Progress, Routes
 from enroot_py.features.swarm.peer_process import PeerProcess, close_others
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.tls import Identity
-from enroot_py.features.swarm.tracker_process import TRACKER, ImageDocuments, TrackerProcess
+from enroot_py.features.swarm.tracker_process import TRACKER, TrackerProcess
 from tests.swarm_tls import CONTEXT, KEY, End
 
 _TIME = 60.0
@@ -58,12 +58,13 @@ class Host:
     def __init__(self, layers: Sequence[bytes]) -> None:
         self.layers = layers
 
-    def documents(self) -> ImageDocuments:
+    def documents(self) -> tuple[Documents, Sequence[int]]:
         if not self.layers:
             raise RefusedError("no such image", hint="look at its name")
-        return ImageDocuments("sha256:" + "0" * 64, b"{}", b"{}", "amd64", [len(blob) for blob in self.layers], "")
+        sizes = [len(blob) for blob in self.layers]
+        return Documents("sha256:" + "0" * 64, "amd64", b"{}", b"{}", b"", ""), sizes
 
-    def show(self, image: ImageDocuments, progress: Callable[[], Progress], *, ended: bool) -> None:
+    def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
         """The tests show no progress."""
 
     seed_descriptors = ()

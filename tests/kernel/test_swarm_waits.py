@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from enroot_py.features.swarm.blob_cache import BlobCache
 from enroot_py.features.swarm.file import FileSource
 from enroot_py.features.swarm.invitation import Invitation, Swarm
 from enroot_py.features.swarm.loop import listener
+from enroot_py.features.swarm.messages import Documents
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.source import SwarmSource
 from enroot_py.features.swarm.spool import PIECE, Spool
-from enroot_py.features.swarm.tracker_process import ImageDocuments, TrackerProcess
+from enroot_py.features.swarm.tracker_process import TrackerProcess
 from pyxis_py.request import settings
 from pyxis_py.request.job import Job
 from pyxis_py.submit import submission
@@ -78,7 +80,7 @@ def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: list[str]) -> None:
     class Slow(Host):
-        def documents(self) -> ImageDocuments:
+        def documents(self) -> tuple[Documents, Sequence[int]]:
             time.sleep(1)
             return super().documents()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
@@ -124,17 +124,32 @@ class Fetchers:
         return -self._sizes[blob], blob
 
     def _share(self, blobs: Iterable[int], fetchers: int) -> dict[int, int]:
-        """Return a peer for each blob, so that all ``fetchers`` peers fetch about as many bytes."""
-        loads: dict[int, int] = {}
-        shares: dict[int, int] = {}
-        for blob in sorted(blobs, key=self._largest_first):
+        """Return one of ``fetchers`` peers that lack the blob, for each blob."""
+
+        def candidates(blob: int, loads: Mapping[int, int]) -> list[int]:
             lacking = [node for node, peer in self._peers.items() if blob in peer.lacks]
-            able = [node for node in lacking if node in loads]
-            if len(loads) < fetchers or not able:
-                able += [node for node in lacking if node not in loads][:1]
-            shares[blob] = min(able, key=lambda node: loads.get(node, 0))
-            loads[shares[blob]] = loads.get(shares[blob], 0) + self._sizes[blob]
-        return shares
+            chosen = [node for node in lacking if node in loads]
+            if len(loads) < fetchers or not chosen:
+                chosen += [node for node in lacking if node not in loads][:1]
+            return chosen
+
+        return self._spread(blobs, candidates)
+
+    def _owners(self, blobs: Iterable[int]) -> dict[int, int]:
+        """Return a peer that has the blob, for each blob that some peer has."""
+        return self._spread(blobs, lambda blob, loads: [node for node, peer in self._peers.items() if blob in peer.has])
+
+    def _spread(
+        self, blobs: Iterable[int], candidates: Callable[[int, Mapping[int, int]], list[int]]
+    ) -> dict[int, int]:
+        """Return a candidate for each blob, so that all chosen peers have about as many bytes."""
+        loads: dict[int, int] = {}
+        chosen: dict[int, int] = {}
+        for blob in sorted(blobs, key=self._largest_first):
+            if nodes := candidates(blob, loads):
+                chosen[blob] = node = min(nodes, key=lambda node: loads.get(node, 0))
+                loads[node] = loads.get(node, 0) + self._sizes[blob]
+        return chosen
 
     def _is_even(self, shares: Mapping[int, int]) -> bool:
         """Check that no fetcher would upload much more than one image to two other peers."""
@@ -142,16 +157,6 @@ class Fetchers:
         for blob, node in shares.items():
             loads[node] += self._sizes[blob]
         return 2 * max(loads.values(), default=0) <= MAX_UPLOAD * sum(loads.values())
-
-    def _owners(self, blobs: Iterable[int]) -> dict[int, int]:
-        """Return a peer for each blob that some peer has, so that these peers upload about as many bytes."""
-        loads = {node: 0 for node, peer in self._peers.items() if peer.has}
-        owners: dict[int, int] = {}
-        for blob in sorted(blobs, key=self._largest_first):
-            if able := [node for node in loads if blob in self._peers[node].has]:
-                owners[blob] = min(able, key=loads.__getitem__)
-                loads[owners[blob]] += self._sizes[blob]
-        return owners
 
     def add(self, node: int, blobs: Collection[int]) -> None:
         """Have a peer fetch more blobs for all."""

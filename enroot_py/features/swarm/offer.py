@@ -16,12 +16,11 @@ from pyxis_py.request import settings as plugin_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from enroot_py.features.swarm.invitation import Invitation
-    from enroot_py.features.swarm.messages import Progress
+    from enroot_py.features.swarm.messages import Documents, File, Progress
     from enroot_py.features.swarm.progress import Display
-    from enroot_py.features.swarm.tracker_process import ImageDocuments, Shared
     from enroot_py.registry.reference import Reference
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.job import Job
@@ -47,7 +46,7 @@ def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | N
 class Offer:
     """A tracker for the nodes of an allocation. Raises OSError."""
 
-    documents: Callable[[], Shared]  # this and seed(): see tracker_process.Host
+    documents: Callable[[], tuple[Documents | File, Sequence[int]]]  # this and seed(): see tracker_process.Host
     seed: Callable[[], None]
     seed_descriptors: tuple[int, ...] = ()
     shows_registry = True  # the progress lines have the bytes that came from the registry
@@ -86,11 +85,11 @@ class Offer:
     def all_have_it(self) -> None:
         """Called at the end if all nodes have the image."""
 
-    def show(self, image: Shared, progress: Callable[[], Progress], *, ended: bool) -> None:
+    def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
         from enroot_py.features.swarm.progress import Display
 
         if self._display is None and self._shows_progress:
-            size, nodes = sum(image.sizes), self._swarm.nodes
+            nodes = self._swarm.nodes
             self._display = Display(_STDERR, self._name, size, nodes, shows_registry=self.shows_registry)
         if self._display is not None:
             self._display.show(progress, ended=ended)
@@ -117,10 +116,10 @@ class ImageOffer(Offer):
     def all_have_it(self) -> None:
         self._hint.write()
 
-    def documents(self) -> ImageDocuments:
+    def documents(self) -> tuple[Documents, Sequence[int]]:
         """Raises PenrootError."""
         from enroot_py.config import settings
-        from enroot_py.features.swarm.tracker_process import ImageDocuments
+        from enroot_py.features.swarm.messages import Documents
         from enroot_py.registry import authorization
         from enroot_py.registry.platforms import architecture
         from enroot_py.registry.sources import open_source
@@ -136,7 +135,7 @@ class ImageOffer(Offer):
 
             evidence = policies.admission(loaded).evidence(self._reference, manifest.digest, manifest.named, loaded)
         tokens = authorization.tokens()
-        return ImageDocuments(manifest.named, manifest.data, config, architecture(None), sizes, tokens, evidence)
+        return Documents(manifest.named, architecture(None), manifest.data, config, evidence, tokens), sizes
 
     def seed(self) -> None:
         """Raises PenrootError, OSError."""

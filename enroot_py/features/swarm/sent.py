@@ -20,11 +20,8 @@ from pyxis_py.request.job import REFUSED, Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.config.settings import Settings
     from enroot_py.features.swarm.arguments import SwarmArguments
-    from enroot_py.features.swarm.invitation import Invitation
-    from enroot_py.features.swarm.tracker_process import FileDocuments
-    from enroot_py.store.store import Image
+    from enroot_py.features.swarm.messages import File
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.options import Request
 
@@ -143,24 +140,6 @@ def check(job: Job, request: Request, arguments: SwarmArguments, *, learns_later
     return SentFile(job, request, arguments.swarm_network)
 
 
-def received(job: Job, request: Request, invitation: Invitation | None, loaded: Settings) -> Image:
-    """Return the file that srun sends, once it is in this node's store. Raises ConfigError, ImageError."""
-    from enroot_py.features.swarm import received
-
-    image = request.image or ""
-    if error := missing():
-        raise ConfigError(f"{request.origins['image']}={image}: {error}", hint=error.hint)
-    digest = job.resolved(image)
-    if digest == REFUSED:
-        raise ImageError("")  # srun has reported the reason
-    if not digest or invitation is None:
-        raise ImageError(
-            f"{request.origins['image']}={image}: no srun has offered to send the file",
-            hint="give it to srun, on a host where penroot is installed",
-        )
-    return received.receive(image, digest, invitation, loaded)
-
-
 class _FileOffer(Offer):
     """The tracker of a file."""
 
@@ -175,10 +154,10 @@ class _FileOffer(Offer):
         self._file, self._size = file, file.size
         self.seed_descriptors = (file.fd,)
 
-    def documents(self) -> FileDocuments:
-        from enroot_py.features.swarm.tracker_process import FileDocuments
+    def documents(self) -> tuple[File, tuple[int]]:
+        from enroot_py.features.swarm.messages import File
 
-        return FileDocuments(self.digest, (self._size,))
+        return File(self.digest, self._size), (self._size,)
 
     def seed(self) -> None:
         from enroot_py.features.swarm.file import FileSource

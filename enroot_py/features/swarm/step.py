@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enroot_py.base import log
+from enroot_py.base.errors import ConfigError, ImageError
 from enroot_py.features.swarm.arguments import SwarmArguments
 from enroot_py.features.swarm.invitation import Invitation, Swarm, missing
 
@@ -42,9 +43,22 @@ def send(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bo
 
 def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settings) -> Image:
     """Return the file that srun sends, once it is in the store of this node. Raises ConfigError, ImageError."""
-    from enroot_py.features.swarm import sent
+    from enroot_py.features.swarm import received
+    from pyxis_py.request.job import REFUSED
 
-    return sent.received(job, request, invitation(job, plugin), settings)
+    image = request.image or ""
+    origin = f"{request.origins['image']}={image}"
+    if error := missing():
+        raise ConfigError(f"{origin}: {error}", hint=error.hint)
+    digest, invited = job.resolved(image), invitation(job, plugin)
+    if digest == REFUSED:
+        raise ImageError("")  # srun has reported the reason
+    if not digest or invited is None:
+        raise ImageError(
+            f"{origin}: no srun has offered to send the file",
+            hint="give it to srun, on a host where penroot is installed",
+        )
+    return received.receive(image, digest, invited, settings)
 
 
 class Peers:

@@ -7,54 +7,21 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Thread
 from typing import Protocol
 
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
-from enroot_py.features.swarm import messages, wire
+from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.background import run_in_background
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
-from enroot_py.features.swarm.messages import SEED, Answer, Come, FromTracker, Progress, Refused
+from enroot_py.features.swarm.messages import SEED, Answer, Come, Documents, File, FromTracker, Progress, Refused
 from enroot_py.features.swarm.peer_process import close_others
 from enroot_py.features.swarm.tracker import Tracker
 from enroot_py.features.swarm.wire import WireError
 
 TRACKER = 0xFFFFFFFF  # the tracker's node number, which no node has
 _MAX_DOCUMENT_BYTES = 1 << 20  # of a manifest, a config and signatures: each node gets them
-
-
-@dataclass(frozen=True, slots=True)
-class ImageDocuments:
-    """The tracker's documents of a registry image, whose name resolves to the digest ``named``."""
-
-    named: str
-    manifest: bytes
-    config: bytes
-    architecture: str
-    sizes: Sequence[int]  # bytes of the layers
-    tokens: str  # the registry tokens, as JSON: authorization.tokens()
-    evidence: bytes = b""  # signatures, if a node's policy asks for them: store/policies.py
-
-    def message(self) -> Answer:
-        documents = (self.manifest, self.config, self.evidence, self.tokens)
-        return messages.Documents(self.named, self.architecture, *documents)
-
-
-@dataclass(frozen=True, slots=True)
-class FileDocuments:
-    """The tracker's documents of a file that only the seed has. ``named`` is the digest of the file."""
-
-    named: str
-    sizes: Sequence[int]
-    manifest = config = evidence = b""
-
-    def message(self) -> Answer:
-        return messages.File(self.named, self.sizes[0])
-
-
-Shared = ImageDocuments | FileDocuments
 
 
 class Host(Protocol):
@@ -64,10 +31,10 @@ class Host(Protocol):
     def seed_descriptors(self) -> Collection[int]:
         """Descriptors that the seed needs."""
 
-    def documents(self) -> Shared:
-        """Called when the first node asks. Raises PenrootError."""
+    def documents(self) -> tuple[Documents | File, Sequence[int]]:
+        """Return the answer for nodes and the sizes of the blobs, when the first node asks. Raises PenrootError."""
 
-    def show(self, image: Shared, progress: Callable[[], Progress], *, ended: bool) -> None:
+    def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
         """Called a few times a second. ``ended``: all nodes have the image."""
 
     def seed(self) -> None:
@@ -84,7 +51,7 @@ class TrackerProcess:
         self._nodes = swarm.nodes
         self._has_seed = False
         self._tracker: Tracker | None = None
-        self._documents: Shared | None = None
+        self._size = 0  # of all blobs
         self._answer: Answer | None = None
         self._is_asking = False
         self._waiting: list[Connection] = []  # for the answer
@@ -97,8 +64,8 @@ class TrackerProcess:
         """Serve until the other end of a descriptor is closed, or all nodes have the image and have left."""
         self._loop.watch(lifeline, selectors.EVENT_READ, lambda events: self._end())
         self._loop.run()
-        if self._documents and self._tracker and self._tracker.all_have_it:
-            self._host.show(self._documents, self._tracker.progress, ended=True)
+        if self._tracker and self._tracker.all_have_it:
+            self._host.show(self._size, self._tracker.progress, ended=True)
 
     @property
     def all_have_it(self) -> bool:
@@ -110,12 +77,11 @@ class TrackerProcess:
 
     def _tick(self, now: float) -> None:
         if self._tracker is not None:
-            assert self._documents
             self._send(self._tracker.tick(now))
             if self._tracker.wants_seed and not self._has_seed:
                 self._has_seed = True
                 run_in_background(self._seed, silent=False)
-            self._host.show(self._documents, self._tracker.progress, ended=self.all_have_it)
+            self._host.show(self._size, self._tracker.progress, ended=self.all_have_it)
         if self.all_have_it and (self._tracker is None or not self._peers.keys() - {SEED}):
             self._end()
 
@@ -141,32 +107,30 @@ class TrackerProcess:
         if lacks and not self._is_asking:
             self._is_asking = True
             reader, writer = os.pipe2(os.O_CLOEXEC)
-            result: list[Shared | PenrootError] = []
+            result: list[tuple[Answer, Sequence[int]]] = []
             self._loop.watch(reader, selectors.EVENT_READ, lambda events: self._finish_asking(reader, result))
             Thread(target=self._ask_host, args=(writer, result), daemon=True).start()  # more peers may join meanwhile
 
-    def _ask_host(self, pipe: int, result: list[Shared | PenrootError]) -> None:
-        """Append the documents of the image, or an error, to the result and close a pipe."""
+    def _ask_host(self, pipe: int, result: list[tuple[Answer, Sequence[int]]]) -> None:
+        """Append the answer and the sizes of the blobs to the result. Close a pipe."""
         try:
-            documents = self._host.documents()
-            if len(documents.manifest) + len(documents.config) + len(documents.evidence) > _MAX_DOCUMENT_BYTES:
+            answer, sizes = self._host.documents()
+            texts = (answer.manifest, answer.config, answer.evidence) if isinstance(answer, Documents) else ()
+            if sum(map(len, texts)) > _MAX_DOCUMENT_BYTES:
                 raise ImageError("the image's manifest, config and signatures are too long for a swarm")
-            result.append(documents)
+            result.append((answer, sizes))
         except PenrootError as e:
-            result.append(e)
+            result.append((Refused(str(e), e.hint, isinstance(e, RefusedError)), ()))
         finally:
             os.close(pipe)
 
-    def _finish_asking(self, pipe: int, result: Sequence[Shared | PenrootError]) -> None:
+    def _finish_asking(self, pipe: int, result: Sequence[tuple[Answer, Sequence[int]]]) -> None:
         self._loop.watch(pipe, 0, lambda events: None)
         os.close(pipe)
-        documents = result[0] if result else ImageError("")
-        if isinstance(documents, PenrootError):
-            self._answer = Refused(str(documents), documents.hint, isinstance(documents, RefusedError))
-        else:
-            self._documents, self._answer = documents, documents.message()
-            seed_only = isinstance(documents, FileDocuments)
-            self._tracker = Tracker(documents.sizes, self._nodes, self._ready, seed_only)
+        self._answer, sizes = result[0] if result else (Refused("", "", False), ())
+        if not isinstance(self._answer, Refused):
+            self._size = sum(sizes)
+            self._tracker = Tracker(sizes, self._nodes, self._ready, isinstance(self._answer, File))
         for peer in self._waiting:
             self._send_answer(peer)
         self._waiting.clear()
