@@ -33,11 +33,11 @@ _NOTE_AGE_S = 3600  # after which a note is ignored
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
     """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free."""
-    hint = Hint(job, digest, allocation)
-    if hint.holds:
+    note = NodesNote(job, digest, allocation)
+    if note.holds:
         return None
     try:
-        return ImageOffer(job, image, digest, allocation, hint)
+        return ImageOffer(job, image, digest, allocation, note)
     except OSError as e:
         log.debug(f"swarm: {e.strerror}: each node asks the registry")
     return None
@@ -105,16 +105,16 @@ class Offer:
 class ImageOffer(Offer):
     """The tracker of a registry image."""
 
-    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, hint: Hint) -> None:
+    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, note: NodesNote) -> None:
         arguments = SwarmArguments(plugin_settings.load(job.arguments))
         super().__init__(str(image), arguments.swarm_network, allocation)
         self._job, self._keep = job, arguments.swarm_keep
         self._reference = image
         self._image = image.at(digest)
-        self._hint = hint
+        self._nodes_note = note
 
     def all_have_it(self) -> None:
-        self._hint.write()
+        self._nodes_note.write()
 
     def documents(self) -> tuple[Documents, Sequence[int]]:
         """Raises PenrootError."""
@@ -152,7 +152,7 @@ class ImageOffer(Offer):
         SwarmSource(self.seed_invitation, self._image.digest, registry, cache).seed(SEED_RATE)
 
 
-class Hint:
+class NodesNote:
     """A note on srun's host that all nodes of an allocation recently had an image, so they need no tracker.
 
     If they have deleted it since, each node asks the registry, so the note is soon ignored.

@@ -111,7 +111,7 @@ def judge(answers: Answers, names: Sequence[str], firewall: Firewall) -> Iterato
             )
     for node, why in sorted(answers.tracker_errors.items()):
         failure = f"{answers.names[node]} does not reach the host of srun: {why}"
-        yield Finding("bad", f"{failure}: it asks registries itself, and gets no file by bcast:", firewall.to_srun)
+        yield Finding("bad", f"{failure}: it asks registries itself and cannot receive bcast: files", firewall.to_srun)
     for (node, other), why in sorted(answers.peer_errors.items()):
         name, other_name = answers.names[node], answers.names[other]
         if (other, node) not in answers.peer_errors:
@@ -324,7 +324,7 @@ class _Node:
         connection.on_ready = lambda: self._ended(node, "")
         connection.on_close = lambda why: self._ended(node, f"{host} port {port}: {_without_errno(why)}")
         if not self._loop.admits(host):
-            connection.fail(f"it is in none of swarm_network={self._networks}")
+            connection.fail(f"the address is outside swarm_network={self._networks}")
         elif why := _route(host)[1]:
             connection.fail(why)
 
