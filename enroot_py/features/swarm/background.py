@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run_in_background(work: Callable[[], None], *, silent: bool = True) -> int:
-    """Run ``work`` in a forked process that ends with this one. Return its id. Raises OSError.
+    """Run ``work`` in a forked process that ends with its parent. Return the process id. Raises OSError.
 
     ``silent``: the process writes no log messages.
     """

@@ -143,7 +143,7 @@ class SwarmClient(ABC):
 
     def _run_forked_peer(self, pipe: int) -> None:
         assert self._spool and self._loop and self._tracker
-        # Close the store's locks, and descriptors whose end other processes wait for.
+        # Close the locks of the store, and pipes whose end other processes wait for.
         close_others({pipe, self._tracker.fileno(), self._loop.fileno(), 0, 1, 2, *self._spool.descriptors})
         self.peer().run()
 

@@ -1,4 +1,4 @@
-"""The tracker's choice of a fetcher for each blob: the peer that gets it from the registry."""
+"""The tracker's choice of fetchers. The fetcher of a blob is the peer that gets the blob from the registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
 
 MAX_TRIES = 3  # peers that fail to fetch a blob before the seed has to
-MAX_STRIKES = 3  # children that complain about a peer before it stops being a relay
+MAX_STRIKES = 3  # complaining children, before a peer stops being a relay
 COMPARE_AFTER_S = 2.0  # of work, before the rate of a fetcher is compared
 MAX_UPLOAD = 1.3  # times the image, by one of two fetchers
 MIN_WORK_S = 0.5  # of work, before the rate of a finished fetcher is compared
@@ -61,7 +61,7 @@ class Fetchers:
     """The fetchers. ``changed`` has the peers that need a new FetchBlobs, until the tracker clears it."""
 
     def __init__(self, sizes: Sequence[int], peers: Mapping[int, PeerState], seed_only: bool) -> None:
-        """``seed_only``: there is no registry, so only peers that have a blob can be its fetcher."""
+        """``seed_only``: without a registry, only a peer that has a blob can be the fetcher of the blob."""
         self.now = 0.0
         self.changed: dict[int, None] = {}
         self.seed: PeerState | None = None
@@ -152,7 +152,7 @@ class Fetchers:
         return chosen
 
     def _is_even(self, shares: Mapping[int, int]) -> bool:
-        """Check that no fetcher would upload much more than one image to two other peers."""
+        """Check that no fetcher would have to upload much more than one image to two other peers."""
         loads = dict.fromkeys(shares.values(), 0)
         for blob, node in shares.items():
             loads[node] += self._sizes[blob]
@@ -243,7 +243,7 @@ class Fetchers:
         return peer.rate or (peer.received - peer.received_before) / (self.now - peer.asked_at)
 
     def _lacked_by(self, node: int) -> list[int]:
-        """Return the blobs of a fetcher without those that the fetcher had when it joined."""
+        """Return the blobs of a fetcher, except those that the fetcher had at first."""
         return [blob for blob in self.shared_by(node) if blob not in self.peer(node).has]
 
     # -- unreachable fetchers

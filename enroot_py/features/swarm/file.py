@@ -1,4 +1,4 @@
-"""A file that srun's host sends by a swarm: it is the only blob, and only the seed has it at first.
+"""A file that srun's host sends by a swarm. The file is the only blob. At first only the seed has it.
 
 A node writes the file to its final path. The reader compares the bytes with the digest.
 """

@@ -25,8 +25,8 @@ MAX_STRANGERS = 256  # connections without a first message of a member
 MAX_UNFINISHED = 2  # connections of one node in the middle of a handshake
 MAX_ACCEPTS = 64  # connections to accept before other sockets are served
 # TCP keepalive, tcp(7): idle seconds before the first probe, seconds between two probes, and seconds until the
-# connection ends. A connection to the tracker multiplies all three by the report interval. With fixed times the probes
-# of ten thousand connections arrive together, and so many of them are dropped that connections end.
+# connection ends. A connection to the tracker multiplies all three by the report interval. With fixed times, the
+# probes of ten thousand connections arrive together, and so many probes are dropped that connections end.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_TIMEOUT_S = 3, 2, 9
 TO_TRACKER, TO_PEER = "t", "p"  # the role of a connection
 _RECORD_BYTES = 16 << 10  # OpenSSL decrypts one record at a time, RFC 8446
@@ -68,7 +68,9 @@ class Loop:
         while self.running:
             for key, events in self._selector.select(max(0.0, ticked + 1 / self.TICKS - time.monotonic())):
                 current = self._selector.get_map().get(key.fd)
-                if current is not None and current.data == key.data:  # otherwise an earlier event has ended it
+                if (
+                    current is not None and current.data == key.data
+                ):  # otherwise an earlier event has closed the connection
                     key.data(events)
             now = time.monotonic()
             if now >= ticked + 1 / self.TICKS:

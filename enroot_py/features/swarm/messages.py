@@ -67,7 +67,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """The peer cannot connect to its parent in a tree, or this tree is slower than its other trees."""
+    """The peer cannot connect to its parent in a tree, or the tree is slower than the other trees."""
 
     tree: Number
     parent: Number

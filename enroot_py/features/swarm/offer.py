@@ -153,9 +153,9 @@ class ImageOffer(Offer):
 
 
 class NodesNote:
-    """A note on srun's host that all nodes of an allocation recently had an image, so they need no tracker.
+    """A note on srun's host: all nodes of an allocation recently had an image, and need no tracker.
 
-    If they have deleted it since, each node asks the registry, so the note is soon ignored.
+    If the nodes have deleted the image since, each asks the registry, so the note is soon ignored.
     """
 
     def __init__(self, job: Job, digest: str, allocation: Job) -> None:

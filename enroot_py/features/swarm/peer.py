@@ -1,4 +1,4 @@
-"""A peer's decisions: what to download from which parent, and when to complain to the tracker.
+"""A peer's decisions: downloads from parents, fetches from the registry, and complaints to the tracker.
 
 Like tracker.py, this module uses neither sockets nor clocks. Events come in with their time, actions go out.
 """
@@ -61,7 +61,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the peer: the image cannot be had. The user gets the reason, if there is one."""
+    """End the peer: the image cannot be had. The user gets the reason, if any."""
 
     reason: str
     hint: str
@@ -130,7 +130,7 @@ class Peer:
             flow.received_at = now
 
     def fetched(self, count: int, unfetched: int) -> None:
-        """Count bytes from the registry, and those that are still to come."""
+        """Count bytes from the registry. ``unfetched`` bytes are still to come."""
         self._fetched += count
         if self._unfetched and not unfetched:
             self._reported_at = 0.0  # report at once: the tracker compares fetchers by their rates
@@ -195,7 +195,7 @@ class Peer:
         return actions + self._update_downloads()
 
     def _update_downloads(self) -> list[Action]:
-        """Ask for blobs by each link, if they differ from those asked for before."""
+        """Ask for the wanted blobs by each link, if the blobs have changed."""
         if self._routes is None:
             return []
         wanted = frozenset(self._routes.blobs if self._routes.relays else self._lacks) - self._fetches

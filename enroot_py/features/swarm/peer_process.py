@@ -22,7 +22,7 @@ from enroot_py.features.swarm.trees import MAX_TREES
 from enroot_py.features.swarm.wire import MAX_TRACKER_BYTES, WireError
 
 _HEADER = struct.Struct(">HHII")  # blob, tree, piece and length, before the bytes of a piece
-_PROGRESS = b"."  # written to its pipe by a fetching process
+_PROGRESS = b"."  # from a fetching process, when bytes have come
 _MAX_REASON_CHARACTERS = 500  # so that a reason is written at once, pipe(7)
 
 # Returns the bytes of a blob in the registry, from an offset on.
@@ -54,7 +54,7 @@ class PeerProcess:
         self._children: list[_Child] = []
         self._rate = self.allowance = rate / Loop.TICKS
         self._fetching: dict[int, tuple[int, int]] = {}  # by blob: process and pipe
-        self._counted: dict[int, int] = {}  # by blob: bytes that the peer has been told of
+        self._counted: dict[int, int] = {}  # by blob: bytes that the peer has counted
         self._done = False
         tracker.max_bytes = MAX_TRACKER_BYTES
         tracker.on_message = self._handle
@@ -165,7 +165,7 @@ class PeerProcess:
         return self._parents[link.parent]
 
     def _fetch_blobs(self, blobs: Sequence[int]) -> None:
-        """Fetch these blobs from the registry, each in a process, and stop fetching any other."""
+        """Fetch only these blobs from the registry, each in a process."""
         for blob in [blob for blob in self._fetching if blob not in blobs]:
             self._stop_fetch(blob)
         for blob in blobs:
@@ -204,7 +204,7 @@ class PeerProcess:
 
     @property
     def _unfetched(self) -> int:
-        """Bytes that the processes have still to fetch."""
+        """Bytes that the processes have not fetched yet."""
         return sum(self._spool.sizes[blob] - self._counted[blob] for blob in self._fetching)
 
     def _stop_fetch(self, blob: int) -> None:
@@ -271,7 +271,7 @@ class _Parent:
         self._connection.send(wire.encode(Take(link.tree, self._spool.trees, wanted)))
 
     def _receive(self, data: bytearray) -> int:
-        """Handle received bytes. Return how many of them were used."""
+        """Handle received bytes. Return the number of used bytes."""
         used = 0
         while True:
             if self._piece is None:

@@ -1,7 +1,7 @@
 """``pyxis-py check --nodes``: check whether nodes can connect to each other and to srun's host, as a swarm requires.
 
-A step on these nodes tries the handshake of a swarm. Questions and answers go by stdin and stdout, which Slurm carries,
-so a node without any connection can report it.
+A step on these nodes tries the handshake of a swarm. Questions and answers go by stdin and stdout of the step,
+so a node without any connection can report the failure.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class _Check:
 
 
 def _slurm_address(name: str) -> str:
-    """Return the address that Slurm has for a node, "" if it is unknown here."""
+    """Return the NodeAddr of a node in Slurm, "" if unknown."""
     try:
         command = [find("scontrol", package="slurm-client"), "show", "node", "-o", name]
         words = Program(command, timeout=_END_TIMEOUT_S).run().split()

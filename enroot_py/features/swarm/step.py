@@ -1,4 +1,4 @@
-"""A step's part of the swarm: nodes share one pull of an image, and srun sends them a file of its host."""
+"""The swarm in a step: its nodes share one pull of an image, or receive a file from srun's host."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Peers:
         return SwarmSource(self._invitation, image.digest, open_registry(image, settings), cache)
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
-        """Upload a stored image to nodes that lack it, in a forked process, which imports the modules for it."""
+        """Upload a stored image to nodes that lack it. A forked process imports the modules and does the work."""
         from enroot_py.features.swarm.background import run_in_background
 
         run_in_background(lambda: self.source(image, settings, root).lend())
@@ -91,7 +91,7 @@ def peers(job: Job, plugin: PluginSettings) -> Peers | None:
 
 
 def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """Return how to reach srun's tracker, if there is one. Log a missing library to slurmd's log."""
+    """Return the invitation of srun's tracker, if any. Log a missing library to slurmd's log."""
     arguments = SwarmArguments(plugin)
     if arguments.swarm and (error := missing()):
         log.info(f"{error}: this node asks the registry itself ({error.hint})")

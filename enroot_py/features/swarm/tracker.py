@@ -30,8 +30,8 @@ from enroot_py.features.swarm.messages import (
 from enroot_py.features.swarm.trees import SOURCES, BlobTree, Forest
 
 GATHER_S = 0.5  # between the first peer and the plan, unless all nodes join earlier
-GROWTH = 8  # plan again when one late peer for every eight planned ones has joined,
-EARLY = 3  # unless some peer has received a third of all bytes: the late peers are far behind it
+GROWTH = 8  # plan again when one late peer has joined for every eight planned peers,
+EARLY = 3  # unless a peer has received a third of all bytes already
 LINGER_S = 30.0  # for which finished peers wait for late peers
 STALLED_AFTER_S = 2.0  # without a message, plus three report intervals
 DRAIN_S = 3.0  # for which the kernel of a peer may send after the peer has left
@@ -151,7 +151,7 @@ class Tracker:
             raise ValueError("unknown blob")
 
     def _all_done(self) -> bool:
-        """Check that no peer lacks a blob, except stalled ones."""
+        """Check that every peer has every blob, except stalled peers."""
         peers = self._peers.values()
         return all(peer.done or peer.stalled for peer in peers) and any(peer.done for peer in peers)
 
@@ -180,7 +180,7 @@ class Tracker:
     # -- messages to peers
 
     def _reroute(self, node: int, *trees: int) -> None:
-        """Send a peer its links in these trees, and the blobs that the trees carry."""
+        """Send Routes to a peer, with the links of these trees."""
         self._rerouted.setdefault(node, set()).update(trees)
 
     def _flush(self) -> Messages:
@@ -301,7 +301,7 @@ class Tracker:
             self._reroute(node)
 
     def _can_relay(self, peer: PeerState) -> bool:
-        """Check whether a peer lacks at least half of all bytes: only then it may download the rest for other peers."""
+        """Check whether a peer lacks at least half of all bytes. A relay downloads the other half for its children."""
         return 2 * sum(self._sizes[blob] for blob in peer.lacks) >= self._fetchers.size
 
     def _report(self, node: int, peer: PeerState, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""The trees of a swarm. In each tree some nodes are relays, which upload what they download; the rest are leaves.
+"""The trees of a swarm. In each tree some nodes are relays, which upload downloaded pieces; the rest are leaves.
 
 As in SplitStream (Castro et al., SOSP 2003), a node is a relay in one tree and a leaf in the others. So each node
 uploads about as much as it downloads, and a slow or dead node delays only a fraction of the others' bytes.
@@ -16,7 +16,7 @@ _SAMPLE = 5  # the least loaded of a few random relays is nearly as good as the 
 
 
 class _Pool:
-    """A set of nodes from which a random sample costs the same, however many nodes there are."""
+    """A set of nodes. A random sample takes constant time."""
 
     def __init__(self, nodes: Iterable[int] = ()) -> None:
         self._nodes = list(nodes)
@@ -28,7 +28,7 @@ class _Pool:
             self._nodes.append(node)
 
     def remove(self, node: int) -> None:
-        """Remove a node, if it is in the pool, and move the last one to its index."""
+        """Remove a node, if present, and move the last node to the free index."""
         if (index := self._index.pop(node, None)) is None:
             return
         last = self._nodes.pop()
@@ -83,7 +83,7 @@ class Forest:
             self._build(tree, tree_relays, [*tree_relays, *others, *leaves])
 
     def _build(self, tree: BlobTree, relays: Sequence[int], nodes: Sequence[int]) -> None:
-        """Attach nodes, of which the relays are the first, so that all relays have about as many children."""
+        """Attach nodes, the relays first, so that all relays have about as many children."""
         each = -(-(len(nodes) - 1) // max(len(relays), 1))
         parents = (relay for relay in relays for _ in range(each))
         for position, node in enumerate(nodes):
@@ -113,7 +113,7 @@ class Forest:
             self._total_load -= 1
 
     def retire(self, node: int) -> list[tuple[BlobTree, list[int]]]:
-        """Stop using a node as a relay. Return its children by tree, which have no parent now."""
+        """Stop using a node as a relay. Return the orphaned children by tree."""
         self._total_load -= self.loads.pop(node, 0)
         self._relays.remove(node)
         orphans = [(tree, tree.children.pop(node)) for tree in self.trees if node in tree.children]
