@@ -1,4 +1,4 @@
-"""An end of a swarm's connection by hand: what it says is bytes, which a test sends, repeats or leaves out."""
+"""One end of a TLS connection of a swarm in memory. A test sends, repeats or drops its bytes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class End:
         self.hear(b"")
 
     def said(self) -> bytes:
-        """What is to be sent now."""
+        """Return the bytes to send now."""
         return self._out.read()
 
     def hear(self, data: bytes) -> bytes:
-        """Take what has come; return what that says."""
+        """Handle received bytes. Return the plain text."""
         self._came.write(data)
         messages = []
         with suppress(ssl.SSLWantReadError):

@@ -1,1 +1,1 @@
-"""The swarm: on shaped links in the lab, and in virtual time."""
+"""Benchmarks of the swarm: on shaped links in the lab, and in virtual time."""

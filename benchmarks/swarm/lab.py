@@ -1,8 +1,8 @@
-"""One pull for the nodes of a step, on shaped links: next to one node, and to nodes that each fetch for themselves.
+"""One pull for the nodes of a step, on shaped links, compared with one node and with nodes that fetch for themselves.
 
-Seconds are until the last node has begun its task. CPU is that of all processes of the busiest node and of srun's host,
-and what else the machine did meanwhile: the lab's own registry, links and daemons. What is predicted is what the
-simulation says of such links, from the moment at which a node has begun.
+The seconds end when the last node has begun its task. CPU is that of all processes of the busiest node, of srun's host,
+and of the rest of the machine: the lab's registry, links and daemons. The prediction is that of the simulation for such
+links, without the start of a node.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from tests.slurm.test_pull import front
 
 NODES = 8
 RATE = 30_000_000  # bits a second, of each node's link and of the registry's
-LAYERS = (80, 70, 60, 40)  # MB, which do not compress
-MOST = 1.3  # times what one node alone takes
-STORED = 1.1  # times what a step takes with the swarm off, where all nodes have the image
-_PAYLOAD = 1448 / 1514  # of a frame on Ethernet, with TCP and IPv4
+LAYERS = (80, 70, 60, 40)  # MB, incompressible
+MAX_RATIO = 1.3  # duration, relative to one node
+MAX_STORED_RATIO = 1.1  # if all nodes have the image, relative to swarm=no
+_PAYLOAD = 1448 / 1514  # of an Ethernet frame, with TCP and IPv4
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Run:
     seconds: float
-    node: float  # seconds of a processor
+    node: float  # CPU seconds
     host: float
     other: float
-    sent: int  # bytes of blobs that the registry has sent
+    sent: int  # bytes of blobs, by the registry
     requests: Counter[tuple[str, str]]
 
 
 def bench_swarm(rounds: int) -> bool:
-    """An image that no node has, that all but one have, and that all have."""
+    """Pull an image that no node has, that all nodes but one have, and that all nodes have."""
     lab = Lab()
     lab = Lab(f"{lab.root}-eight")
     lab.up(NODES, prefix=PREFIX)
@@ -71,7 +71,7 @@ def _rows(lab: Lab, registry: Server, number: int) -> bool:
     good = True
     for nodes in (2, 4, NODES):
         together = step(lab, registry, f"together{nodes}.{number}", nodes)
-        good &= show(f"{nodes} nodes", together, alone, MOST, nodes=nodes)
+        good &= show(f"{nodes} nodes", together, alone, MAX_RATIO, nodes=nodes)
         good &= max(together.requests.values()) == 1
     step(lab, registry, f"most{number}", NODES - 1)
     one = step(lab, registry, f"most{number}", NODES, again=True)
@@ -84,7 +84,7 @@ def _rows(lab: Lab, registry: Server, number: int) -> bool:
 
 
 def _stored(lab: Lab, registry: Server, name: str) -> bool:
-    """Steps whose nodes all have the image, by turns with the swarm and without."""
+    """Run steps whose nodes all have the image, by turns with the swarm and without."""
     runs: dict[str, list[Run]] = {"swarm=yes": [], "swarm=no": []}
     for number in range(20):
         for argument in sorted(runs, reverse=number % 2 == 0):
@@ -92,14 +92,14 @@ def _stored(lab: Lab, registry: Server, name: str) -> bool:
                 runs[argument].append(step(lab, registry, name, NODES, again=True))
     middle = {argument: statistics.median(run.seconds for run in every) for argument, every in runs.items()}
     ratio = middle["swarm=yes"] / middle["swarm=no"]
-    good, verdict = judge(ratio, STORED)
+    good, verdict = judge(ratio, MAX_STORED_RATIO)
     show(f"{NODES} nodes, all of which have it", runs["swarm=yes"][-1])
     print(f"{'':44} {middle['swarm=yes']:8.2f} next to {middle['swarm=no']:.2f} with swarm=no  {ratio:6.2f}x {verdict}")
     return good
 
 
 def step(lab: Lab, registry: Server, name: str, nodes: int, *, again: bool = False) -> Run:
-    """A step whose image is pushed before, unless that was done for one before this ``again``."""
+    """Run a step. Push its image first, unless the step runs ``again``."""
     path = f"bench/{name}"
     if not again:
         registry.pusher.image(path, "a", _image())
@@ -126,20 +126,20 @@ def step(lab: Lab, registry: Server, name: str, nodes: int, *, again: bool = Fal
 
 
 def show(name: str, run: Run, against: Run | None = None, budget: float | None = None, nodes: int = 0) -> bool:
-    said, good = "", True
+    comparison, good = "", True
     if against:
         ratio = run.seconds / against.seconds
         good, verdict = judge(ratio, budget)
-        said = f"  {ratio:6.2f}x {verdict}"
+        comparison = f"  {ratio:6.2f}x {verdict}"
     most = max(run.requests.values(), default=0)
     expected = f"{_predicted(nodes):9.1f}" if nodes else f"{'':9}"
     cpu = f"{run.node:8.2f} {run.host:6.2f} {run.other:8.2f}"
-    print(f"{name:44} {run.seconds:8.2f} {cpu} {run.sent / 1e6:9.1f} {most:8}x {expected}{said}", flush=True)
+    print(f"{name:44} {run.seconds:8.2f} {cpu} {run.sent / 1e6:9.1f} {most:8}x {expected}{comparison}", flush=True)
     return good
 
 
 def _predicted(nodes: int) -> float:
-    """Seconds until the last of so many nodes is ready."""
+    """Return the simulated seconds until the last node is ready."""
     rate = RATE / 8 * _PAYLOAD
     world = simulation.World(nodes, [size * 1_000_000 for size in LAYERS], rate, rate, unpack=1e9)
     return simulation.last_of(simulation.Run(world).go())
@@ -149,16 +149,16 @@ def _image() -> Image:
     image = busybox()
     for number, size in enumerate(LAYERS):
         data = tar([entry(f"fill{number}", os.urandom(size * 1_000_000))])
-        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # as it is: isal's least makes it longer
+        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # stored: isal's lowest level makes it longer
     return image
 
 
 def _used(lab: Lab, node: str) -> float:
-    """Seconds that all processes of a machine of the lab have worked."""
+    """Return the CPU seconds of all processes of a lab machine."""
     space = os.readlink(f"/proc/{lab.node(node).pid}/ns/pid")
     used = 0
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if os.readlink(f"/proc/{process}/ns/pid") == space:
                 with open(f"/proc/{process}/stat") as stat:
                     own_and_ended = stat.read().rpartition(")")[2].split()[11:15]
@@ -167,7 +167,7 @@ def _used(lab: Lab, node: str) -> float:
 
 
 def _busy() -> float:
-    """Seconds that processors have worked."""
+    """Return the CPU seconds of the whole machine."""
     with open("/proc/stat") as stat:
         user, nice, system, _, _, irq, softirq, *_ = map(int, stat.readline().split()[1:])
     return (user + nice + system + irq + softirq) / _TICKS

@@ -1,8 +1,8 @@
-"""A swarm in virtual time: the tracker and the peers that a job runs, on links that are drawn by seed.
+"""A swarm in virtual time: the tracker and the peers of a job, on random links.
 
 ``python3 -m benchmarks.swarm.simulation [NODES...]`` prints the table of docs/images.md; ten thousand nodes take ten
-minutes. Bytes flow as a fluid between two steps of time: an uplink or downlink is shared evenly by what goes over it,
-and no link gives pieces before it has them whole. Messages take LATENCY.
+minutes. Bytes flow as a fluid between two steps of time. All transfers over an uplink or downlink share it evenly. A
+node uploads only whole pieces. Messages take LATENCY_S.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from enroot_py.features.swarm import peer, tracker
 from enroot_py.features.swarm.messages import Joined, Link, Routes
 
 PIECE = 256 << 10
-STEP = 0.02  # seconds
-LATENCY = 0.0005  # seconds, of a message
-HANDSHAKE = 3 * 2 * LATENCY  # to connect and to prove who one is
-DETECTION = 1.0  # seconds until others see that a connection is dead
+STEP_S = 0.02
+LATENCY_S = 0.0005  # of a message
+HANDSHAKE_S = 3 * 2 * LATENCY_S
+DETECTION_S = 1.0  # until the other end notices that a connection is dead
 
 
 @dataclass
 class World:
-    """What is simulated: rates in bytes a second."""
+    """The parameters. Rates are in bytes a second."""
 
     nodes: int
     blobs: list[int]
     link: float
     registry: float
-    unpack: float  # of compressed bytes, of all layers of a node
-    late: float = 0.3  # seconds within which nodes come
+    unpack: float  # rate, in compressed bytes
+    late: float = 0.3  # seconds within which the nodes join
     dying: float = 0.0  # fraction of nodes
     slow: float = 0.0  # fraction of nodes
     slowness: float = 0.1
@@ -45,7 +45,7 @@ class World:
 
 @dataclass
 class Outcome:
-    ready: dict[int, float] = field(default_factory=dict)  # by node that lives
+    ready: dict[int, float] = field(default_factory=dict)  # time, by living node
     slow: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
     from_registry: float = 0.0
@@ -62,17 +62,17 @@ class Run:
         self.outcome = Outcome()
         self.tracker = tracker.Tracker(world.blobs, world.nodes)
         lacks = tuple(range(len(world.blobs)))
-        self.peers = [peer.Part(Joined(("", node), lacks), world.nodes) for node in range(world.nodes)]
+        self.peers = [peer.Peer(Joined(("", node), lacks), world.nodes) for node in range(world.nodes)]
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.number = itertools.count()
         self.alive = numpy.ones(world.nodes, bool)
         self.joined = numpy.zeros(world.nodes, bool)
         self.up = numpy.full(world.nodes, world.link)
         self.down = numpy.full(world.nodes, world.link)
-        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # by child: the blobs that it asks for
-        self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # of those the ones that are connected
+        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # blobs, by child and link
+        self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # connected links
         self.changed = False
-        self.fetches: dict[int, dict[int, float]] = {}  # by node and blob: bytes that it has still to fetch
+        self.fetches: dict[int, dict[int, float]] = {}  # remaining bytes, by node and blob
         self.trees = 0
         self.sizes = numpy.array(world.blobs, float)
         self.uploaded = numpy.zeros(world.nodes)
@@ -81,13 +81,13 @@ class Run:
                 self.outcome.slow.add(node)
                 self.up[node] *= world.slowness
                 self.down[node] *= world.slowness
-            came = self.random.random() * world.late
-            self.at(came, lambda node=node: self.join(node))
+            joins_at = self.random.random() * world.late
+            self.at(joins_at, lambda node=node: self.join(node))
             if self.random.random() < world.dying:
-                self.at(came + self.random.random() * world.dies_within, lambda node=node: self.die(node))
+                self.at(joins_at + self.random.random() * world.dies_within, lambda node=node: self.die(node))
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (when, next(self.number), what))
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (time, next(self.number), event))
 
     # -- peers and tracker
 
@@ -103,11 +103,11 @@ class Run:
         self.fetches.pop(node, None)
         for (child, link), _ in list(self.edges.items()):
             if link.parent == node:
-                self.at(self.now + DETECTION, lambda child=child, link=link: self.lose(child, link))
+                self.at(self.now + DETECTION_S, lambda child=child, link=link: self.lose(child, link))
             if child == node or link.parent == node:
                 del self.edges[child, link]
         self.changed = True
-        self.at(self.now + DETECTION, lambda: self.say(self.tracker.left(self.now, node)))
+        self.at(self.now + DETECTION_S, lambda: self.say(self.tracker.left(self.now, node)))
 
     def lose(self, child: int, link: Link) -> None:
         if self.alive[child]:
@@ -116,7 +116,7 @@ class Run:
     def say(self, messages) -> None:
         self.outcome.messages += len(messages)
         for node, message in messages:
-            self.at(self.now + LATENCY, lambda node=node, message=message: self.hear(node, message))
+            self.at(self.now + LATENCY_S, lambda node=node, message=message: self.hear(node, message))
 
     def hear(self, node: int, message) -> None:
         if not self.alive[node]:
@@ -127,28 +127,28 @@ class Run:
 
     def act(self, node: int, actions) -> None:
         for action in actions:
-            if isinstance(action, peer.Tell):
+            if isinstance(action, peer.SendToTracker):
                 self.outcome.messages += 1
                 message = action.message
                 self.at(
-                    self.now + LATENCY,
+                    self.now + LATENCY_S,
                     lambda node=node, message=message: self.say(self.tracker.handle(self.now, node, message)),
                 )
-            elif isinstance(action, peer.Take):
+            elif isinstance(action, peer.Download):
                 self.wanted[node, action.link] = action.blobs
-                self.at(self.now + HANDSHAKE, lambda node=node, action=action: self.connect(node, action.link))
-            elif isinstance(action, peer.Drop):
+                self.at(self.now + HANDSHAKE_S, lambda node=node, action=action: self.connect(node, action.link))
+            elif isinstance(action, peer.StopDownload):
                 self.wanted.pop((node, action.link), None)
                 if self.edges.pop((node, action.link), None) is not None:
                     self.changed = True
-            elif isinstance(action, peer.Get):
+            elif isinstance(action, peer.FetchFromRegistry):
                 self.get(node, action.blobs)
 
     def connect(self, node: int, link: Link) -> None:
         if not self.alive[node] or (node, link) not in self.wanted:
             return
         if not self.alive[link.parent]:
-            self.at(self.now + DETECTION, lambda: self.lose(node, link))
+            self.at(self.now + DETECTION_S, lambda: self.lose(node, link))
             return
         self.edges[node, link] = self.wanted[node, link]
         self.changed = True
@@ -157,13 +157,13 @@ class Run:
     # -- bytes
 
     def shape(self, trees: int) -> None:
-        """The first plan says how many trees there are."""
+        """Set the number of trees, which the first plan has."""
         self.trees = trees
-        self.whole = self.sizes / trees  # of a blob, by tree
+        self.whole = self.sizes / trees  # bytes of each blob by one tree
         self.got = numpy.zeros((self.world.nodes, trees, len(self.sizes)))
 
     def index(self) -> None:
-        """Arrays over the links."""
+        """Make arrays of the links."""
         self.links = list(self.edges)
         self.child = numpy.array([child for child, _ in self.links])
         self.parent = numpy.array([link.parent for _, link in self.links])
@@ -182,11 +182,11 @@ class Run:
         pieces = numpy.where(self.got >= self.whole * 0.9999999, self.whole, numpy.floor(self.got / PIECE) * PIECE)
         ahead = pieces[self.parent, self.tree] - self.got[self.child, self.tree]
         ahead = numpy.where(self.wants, numpy.maximum(ahead, 0.0), 0.0)
-        wanted = ahead.sum(1) / STEP
+        wanted = ahead.sum(1) / STEP_S
         rate = numpy.zeros(len(self.links))
         up, down = self.up.copy(), self.down - self.fetching
         active = wanted > 0
-        for _ in range(3):  # what one cannot use goes to the others
+        for _ in range(3):  # share the unused rate among the other links
             uses = numpy.bincount(self.parent[active], minlength=self.world.nodes)
             takes = numpy.bincount(self.child[active], minlength=self.world.nodes)
             even = numpy.minimum(
@@ -203,10 +203,10 @@ class Run:
         self.uploaded += numpy.bincount(self.parent, moved.sum(1), self.world.nodes)
         for row in numpy.nonzero(rate)[0]:
             child, link = self.links[row]
-            self.peers[child].took(self.now, link, float(moved[row].sum()))
+            self.peers[child].downloaded(self.now, link, float(moved[row].sum()))
 
     def fetch(self) -> None:
-        """From the registry, whose rate is shared by those who ask; a source's bytes are in all of its trees."""
+        """Move bytes from the registry, whose rate all fetchers share. A fetcher can upload them by all trees."""
         world = self.world
         self.fetching = numpy.zeros(world.nodes)
         busy = [node for node, blobs in self.fetches.items() if any(left > 0 for left in blobs.values())]
@@ -216,7 +216,7 @@ class Run:
         for node in busy:
             rate = min(slow[node] + (spare if self.down[node] > slow[node] else 0.0), self.down[node])
             self.fetching[node] = rate
-            now = rate * STEP
+            now = rate * STEP_S
             for blob, left in self.fetches[node].items():
                 part = min(now, left)
                 self.fetches[node][blob] -= part
@@ -228,7 +228,7 @@ class Run:
                 numpy.maximum(mine, done * self.whole[blob], out=mine)
 
     def get(self, node: int, blobs: tuple[int, ...]) -> None:
-        """FetchBlobs these and no other, each from where what is here ends."""
+        """Fetch only these blobs, each from the first missing byte on."""
         if not self.trees:
             self.shape(1)
         self.outcome.fetchers.append(node)
@@ -249,7 +249,7 @@ class Run:
                 for node in numpy.nonzero(self.alive & self.joined)[0]:
                     self.act(int(node), self.peers[node].tick(self.now))
             self.finish()
-            self.now += STEP
+            self.now += STEP_S
         self.outcome.uploads = list(self.uploaded)
         return self.outcome
 
@@ -263,21 +263,21 @@ class Run:
 
 GIB = 1 << 30
 IMAGE = [int(GIB * part) for part in (2.5, 1.2, 0.7, 0.4, 0.2)]  # bytes of its layers
-MOST = 1.3  # times what one node takes
+MAX_RATIO = 1.3  # duration, relative to one node
 TROUBLE = {"dying": 0.01, "slow": 0.05}
-UNPACK = 2e9  # bytes a second
+UNPACK_RATE = 2e9  # bytes a second
 
 
 def large(nodes: int, seed: int = 3, **trouble: float) -> Outcome:
-    """An image of 5 GiB on links of 25 Gbit/s, with a registry of 10 Gbit/s; 2 GB/s are unpacked."""
-    return Run(World(nodes, IMAGE, link=25e9 / 8, registry=10e9 / 8, unpack=UNPACK, seed=seed, **trouble)).go()
+    """Simulate an image of 5 GiB on links of 25 Gbit/s, with a registry of 10 Gbit/s. Nodes unpack 2 GB/s."""
+    return Run(World(nodes, IMAGE, link=25e9 / 8, registry=10e9 / 8, unpack=UNPACK_RATE, seed=seed, **trouble)).go()
 
 
 def bench_simulation(sizes: Sequence[int]) -> bool:
-    """Seconds until the last node is ready that lives and is not slow itself, without trouble and with some."""
-    trips = HANDSHAKE / LATENCY / 2
-    print(f"a message takes {LATENCY * 1e3:.1f} ms, a handshake {trips:.0f} round trips, {HANDSHAKE * 1e3:.0f} ms")
-    print(f"unpacking takes {sum(IMAGE) / UNPACK:.2f} s beside it; who is dead is missed after {DETECTION:.0f} s")
+    """Print the seconds until the last living node that is not slow is ready, without and with trouble."""
+    trips = HANDSHAKE_S / LATENCY_S / 2
+    print(f"a message takes {LATENCY_S * 1e3:.1f} ms, a handshake {trips:.0f} round trips, {HANDSHAKE_S * 1e3:.0f} ms")
+    print(f"unpacking takes {sum(IMAGE) / UNPACK_RATE:.2f} s meanwhile; a death is noticed after {DETECTION_S:.0f} s")
     columns = "".join(f"{name:>12}" for name in ("all well, s", "x 1 node", "registry", "most given", "messages"))
     print(f"{'nodes':>8}{columns}{'1 % die, 5 % slow':>20}{'x 1 node':>12}")
     alone, good = 0.0, True
@@ -288,7 +288,7 @@ def bench_simulation(sizes: Sequence[int]) -> bool:
         size = float(sum(IMAGE))
         cost = f"{well.from_registry / size:11.2f}x{max(well.uploads) / size:11.2f}x{well.messages:12}"
         print(f"{nodes:8}{last:12.2f}{last / alone:11.2f}x{cost}{later:20.2f}{later / alone:11.2f}x", flush=True)
-        good &= last <= MOST * alone and later <= MOST * alone + 2 * DETECTION
+        good &= last <= MAX_RATIO * alone and later <= MAX_RATIO * alone + 2 * DETECTION_S
     return good
 
 

@@ -1,7 +1,7 @@
-"""What the tracker of many nodes costs: as many real connections on loopback, of one process that plays all nodes.
+"""The CPU time of a tracker: real connections on loopback, from one process that plays all nodes.
 
-Each node says what peers say: that it has come, how far it is, once a period, and that it is done. As all of them have
-one processor here, some come when others have been heard.
+Each node joins, reports once a period, and reports that it is done. All nodes share one processor here, so they join in
+groups.
 """
 
 from __future__ import annotations
@@ -9,34 +9,34 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
-from enroot_py.features.swarm.messages import Joined, Report, Standing, report_every
-from enroot_py.features.swarm.tracking import Documents, Tracking
+from enroot_py.features.swarm.messages import Documents, Joined, Progress, Report, report_interval
+from enroot_py.features.swarm.tracker_process import TrackerProcess
 
 NODES = (100, 1000, 10_000)
 LAYERS = (2_500_000_000, 1_200_000_000, 700_000_000, 400_000_000, 200_000_000)
-PERIODS = 3  # of reports
-BUDGET = 0.5  # of a processor, while nodes report
+PERIODS = 3  # between reports
+MAX_CPU_SHARE = 0.5  # of a processor, while nodes report
 _DOCUMENT = b" " * 8192  # bytes of a manifest, and of a config
-_AT_ONCE = 200
+_GROUP = 200  # nodes that join at a time
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Host:
-    kept = ()
+    seed_descriptors = ()
 
-    def documents(self) -> Documents:
-        return Documents("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")
+    def documents(self) -> tuple[Documents, Sequence[int]]:
+        return Documents("sha256:" + "0" * 64, "amd64", _DOCUMENT, _DOCUMENT, b"", ""), LAYERS
 
-    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+    def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
         progress()
 
     def seed(self) -> None:
-        """There is none."""
+        """The benchmark needs no seed."""
 
 
 class _Nodes:
@@ -49,30 +49,30 @@ class _Nodes:
         self.planned: set[int] = set()
         self.released: set[int] = set()
         self.heard = 0  # messages
-        self.known: set[int] = set()  # who knows the image
-        self.fetched: dict[int, int] = {}  # bytes that it gets from the registry, by node
-        self.lost: list[str] = []  # why connections have ended
+        self.informed: set[int] = set()  # nodes that have the documents
+        self.fetched: dict[int, int] = {}  # bytes from the registry, by node
+        self.errors: list[str] = []  # of connections that have ended
         self.connections: dict[int, Connection] = {}
 
-    def come(self) -> bool:
-        """Let some more of them come; whether all have their routes."""
-        waiting = len(self.connections) - len(self.known)
-        for node in range(len(self.connections), min(self.swarm.nodes, len(self.connections) + _AT_ONCE - waiting)):
+    def join(self) -> bool:
+        """Connect more nodes. Return True if all have their routes."""
+        waiting = len(self.connections) - len(self.informed)
+        for node in range(len(self.connections), min(self.swarm.nodes, len(self.connections) + _GROUP - waiting)):
             self.loop.node = node
             connection = self.connections[node] = self.loop.connect(TO_TRACKER, ("127.0.0.1", self.port))
-            connection.most = wire.LONG
-            connection.ready = lambda connection=connection: connection.say({"is": "Come", "lacks": True})  # type: ignore[misc]
-            connection.heard = lambda message, node=node: self._hear(node, message)  # type: ignore[misc]
-            connection.gone = self.lost.append
+            connection.max_bytes = wire.MAX_TRACKER_BYTES
+            connection.on_ready = lambda connection=connection: connection.send({"is": "Come", "lacks": True})  # type: ignore[misc]
+            connection.on_message = lambda message, node=node: self._hear(node, message)  # type: ignore[misc]
+            connection.on_close = self.errors.append
         return len(self.planned) == self.swarm.nodes
 
     def _hear(self, node: int, message: Mapping[str, object]) -> None:
         self.heard += 1
         kind = message["is"]
         if kind == "Documents":
-            self.known.add(node)
+            self.informed.add(node)
             joined = Joined(("", 1024 + node), tuple(range(len(LAYERS))), name=f"n{node}")
-            self.connections[node].say(wire.encode(joined))
+            self.connections[node].send(wire.encode(joined))
         elif kind == "Routes":
             self.trees = int(str(message["trees"]))
             self.planned.add(node)
@@ -87,18 +87,18 @@ class _Nodes:
         for node, connection in self.connections.items():
             work = self.fetched.get(node, 0)
             report = Report(got, int(work * part), done, work - int(work * part))
-            connection.say(wire.encode(report))
+            connection.send(wire.encode(report))
 
     def serve(self, until: Callable[[], bool]) -> None:
         def tick(now: float) -> None:
-            self.loop.running = not (self.lost or until())
+            self.loop.running = not (self.errors or until())
 
         self.loop.tick, self.loop.running = tick, True
         self.loop.run()
 
 
 def bench_tracker(rounds: int) -> bool:
-    """Seconds of a processor until all nodes have their routes, in a period of reports, and at the end."""
+    """Print the CPU seconds until all nodes have their routes, in a period of reports, and at the end."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     columns = "".join(f"{name:>12}" for name in ("plan, CPU s", "a period", "the end", "messages", "MB"))
@@ -122,15 +122,15 @@ def _row(nodes: int) -> bool:
     if process == 0:
         os.close(life)
         try:
-            Tracking(swarm, _Host(), sock.detach()).serve(lifeline)
+            TrackerProcess(swarm, _Host(), sock.detach()).serve(lifeline)
         finally:
             os._exit(0)
     os.close(lifeline)
     all_nodes = _Nodes(swarm, sock.getsockname()[1])
     sock.close()
-    all_nodes.serve(all_nodes.come)
+    all_nodes.serve(all_nodes.join)
     planned = _cpu(process)
-    period = report_every(nodes)
+    period = report_interval(nodes)
     for number in range(PERIODS):
         all_nodes.report((number + 1) / (PERIODS + 1), done=False)
         until = time.monotonic() + period
@@ -140,18 +140,21 @@ def _row(nodes: int) -> bool:
     all_nodes.serve(lambda: len(all_nodes.released) == nodes)
     os.close(life)
     usage = os.wait4(process, 0)[2]
-    if all_nodes.lost:
-        print(f"{nodes:28} FAILED: {len(all_nodes.lost)} connections have ended: {all_nodes.lost[0]}")
+    if all_nodes.errors:
+        print(f"{nodes:28} FAILED: {len(all_nodes.errors)} connections have ended: {all_nodes.errors[0]}")
         return False
     ended = usage.ru_utime + usage.ru_stime
     share = (reported - planned) / PERIODS
     costs = f"{planned:12.2f}{share:12.2f}{ended - reported:12.2f}{all_nodes.heard:12}{usage.ru_maxrss / 1e3:12.0f}"
-    print(f"{nodes:28}{costs}  {'ok' if share <= BUDGET * period else 'OVER'}: a period is {period:.0f} s", flush=True)
-    return share <= BUDGET * period
+    print(
+        f"{nodes:28}{costs}  {'ok' if share <= MAX_CPU_SHARE * period else 'OVER'}: a period is {period:.0f} s",
+        flush=True,
+    )
+    return share <= MAX_CPU_SHARE * period
 
 
 def _cpu(process: int) -> float:
-    """Seconds that a process has worked."""
+    """Return the CPU seconds of a process."""
     with open(f"/proc/{process}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -14,7 +14,7 @@ Beneath its root, which only its owner can enter::
     leases/DIGEST.NODE              in a store that nodes share: its time is that of the last start there
     swarms/DIGEST                   on srun's host: the nodes of a step that all have an image (features/swarm),
                                     or the digest of a file that is known by this one
-    blobs/DIGEST                    compressed, for other nodes; without names those on their way: swarm/kept.py
+    blobs/DIGEST                    compressed, for other nodes; without names those on their way: swarm/blob_cache.py
     users/HASH                      a symbolic link to the record of a container over one of the images
     format                          a symbolic link to a number: format.py
     tmp/KIND-DIGEST                 being made, by whoever holds the flock(2) on it

@@ -1,4 +1,4 @@
-"""What somebody sees who reads all that a swarm sends: on this host's Python, whatever that is."""
+"""Capture all packets of a swarm: they reveal no secret."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.features.swarm.tracking import Documents
+from enroot_py.features.swarm.messages import Documents
 from tests.kernel.test_swarm_sockets import Host, Lab, alone, blobs
 
 SIZES = (700_000, 300_001)
 TOKEN = '{"registry.example": "Bearer ' + random.Random(1).randbytes(300).hex() + '"}'
 MANIFEST, CONFIG = (random.Random(seed).randbytes(2000).hex().encode() for seed in (2, 3))
-_PIECE = 12  # bytes in a row that are no accident
+_PIECE = 12  # equal bytes in a row that are no coincidence
 _ALL = 3  # ETH_P_ALL, if_ether.h
 
 
 class Private(Host):
-    def documents(self) -> Documents:
+    def documents(self) -> tuple[Documents, Sequence[int]]:
         sizes = [len(blob) for blob in self.layers]
-        return Documents("sha256:" + "0" * 64, MANIFEST, CONFIG, "amd64", sizes, TOKEN)
+        return Documents("sha256:" + "0" * 64, "amd64", MANIFEST, CONFIG, b"", TOKEN), sizes
 
 
 class Capture:
-    """All packets of an interface."""
+    """Captures all packets of lo."""
 
     def __init__(self) -> None:
         self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
@@ -49,7 +49,7 @@ class Capture:
                     return
 
     def end(self) -> list[bytes]:
-        """The packets, when there are no more."""
+        """Stop, and return the packets."""
         self._ended.set()
         self._thread.join()
         self._sock.close()
@@ -67,13 +67,13 @@ def captured() -> Iterator[list[bytes]]:
 
 
 def reveals(packets: Sequence[bytes], secrets: Sequence[bytes]) -> bool:
-    """Whether a piece of a secret is in one of the packets."""
+    """Check whether a packet contains a part of a secret."""
     known = {secret[at : at + _PIECE] for secret in secrets for at in range(0, len(secret) - _PIECE, _PIECE)}
     return any(packet[at : at + _PIECE] in known for packet in packets for at in range(len(packet)))
 
 
 @pytest.mark.security("N1")
-def test_a_pull_reveals_nothing_on_the_wire(tmp_path: Path) -> None:
+def test_captured_packets_reveal_nothing(tmp_path: Path) -> None:
     layers = blobs(SIZES)
     secrets = [*layers, MANIFEST, CONFIG, TOKEN.encode()]
 
@@ -83,12 +83,12 @@ def test_a_pull_reveals_nothing_on_the_wire(tmp_path: Path) -> None:
                 lab.start(node)
             for node in range(2):
                 assert lab.result(node) == [hashlib.sha256(layer).hexdigest() for layer in layers]
-        assert lab.requests == [0, 1], "each node has something from the other"
-        assert sum(map(len, packets)) > SIZES[1], "this buffer may lose packets, but not that many"
+        assert lab.requests == [0, 1], "each node has downloaded from the other"
+        assert sum(map(len, packets)) > SIZES[1], "the buffer may lose packets, but not that many"
         return not reveals(packets, secrets)
 
     def clear(address: str) -> bool:
-        """That somebody would see it."""
+        """Prove that the capture finds a secret in plain text."""
         with (
             captured() as packets,
             socket.create_server((address, 0)) as server,

@@ -1,4 +1,4 @@
-"""A swarm over real sockets: its tracker and its nodes are processes of this host, and so is who attacks them."""
+"""A swarm over real sockets: the tracker, the nodes and the attackers are processes of this host."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from enroot_py.features.swarm import fetchers, tracker, wire
 from enroot_py.features.swarm import loop as loops
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.loop import Connection, Loop, listener
-from enroot_py.features.swarm.messages import SEED, Joined, Routes, Standing
-from enroot_py.features.swarm.peering import Peering, close_others
+from enroot_py.features.swarm.messages import SEED, Documents, Joined, Progress, Routes
+from enroot_py.features.swarm.peer_process import PeerProcess, close_others
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.tls import Identity
-from enroot_py.features.swarm.tracking import TRACKER, Documents, Tracking
+from enroot_py.features.swarm.tracker_process import TRACKER, TrackerProcess
 from tests.swarm_tls import CONTEXT, KEY, End
 
 _TIME = 60.0
@@ -46,34 +46,35 @@ def blobs(sizes: Sequence[int]) -> list[bytes]:
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Wait until there is something to read, of any number of descriptors that the whole run has open."""
+    """Wait for data with poll(2): the test run may have more descriptors open than select(2) allows."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
 class Host:
-    """What the tracker's host has: an image that a source on each node has as well, or where it has no layers, none."""
+    """The tracker's host. It has an image, or if there are no layers, the registry refuses the image."""
 
     def __init__(self, layers: Sequence[bytes]) -> None:
         self.layers = layers
 
-    def documents(self) -> Documents:
+    def documents(self) -> tuple[Documents, Sequence[int]]:
         if not self.layers:
             raise RefusedError("no such image", hint="look at its name")
-        return Documents("sha256:" + "0" * 64, b"{}", b"{}", "amd64", [len(blob) for blob in self.layers], "")
+        sizes = [len(blob) for blob in self.layers]
+        return Documents("sha256:" + "0" * 64, "amd64", b"{}", b"{}", b"", ""), sizes
 
-    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
-        """Nobody looks."""
+    def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
+        """The tests show no progress."""
 
-    kept = ()
+    seed_descriptors = ()
 
     def seed(self) -> None:
-        """There is none."""
+        """The tests need no seed."""
 
 
 class Lab:
-    """A tracker and nodes, each a process. ``fetched`` counts what nodes have asked the registry for."""
+    """A tracker and nodes, each a process. ``requests`` lists the blobs that nodes have fetched."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Lab:
         host: str = "127.0.0.1",
         has: Callable[[Sequence[bytes]], Host] = Host,
     ) -> None:
-        """``host``: an address of the tracker's host; ``has`` makes what that has."""
+        """``host``: an address of the tracker's host; ``has`` makes its Host."""
         self.directory, self.layers, self.nodes, self.host = directory, layers, nodes, host
         self.swarm = Swarm(KEY, CONTEXT, nodes)
         self.processes: dict[int, int] = {}
@@ -91,11 +92,11 @@ class Lab:
         sock = listener()
         self.port = sock.getsockname()[1]
         lifeline, self.life = os.pipe()
-        self.tracking = os.fork()
-        if self.tracking == 0:
+        self.tracker_process = os.fork()
+        if self.tracker_process == 0:
             with ending():
                 os.close(self.life)
-                Tracking(self.swarm, has(layers), sock.detach()).serve(lifeline)
+                TrackerProcess(self.swarm, has(layers), sock.detach()).serve(lifeline)
         os.close(lifeline)
         sock.close()
 
@@ -122,27 +123,27 @@ class Lab:
         os.setpgid(0, 0)
         if os.fork() == 0:
             here = Loop(self.swarm, node)
-            Peering(here, met(here, self.port, self.host), spool, fetch).run()
+            PeerProcess(here, met(here, self.port, self.host), spool, fetch).run()
             return
-        while any(spool.there(blob) < spool.sizes[blob] for blob in lacks):
+        while any(spool.available(blob) < spool.sizes[blob] for blob in lacks):
             time.sleep(0.02)
         whole = [spool.read(blob, spool.sizes[blob], 0) for blob in lacks]
         os.write(told, json.dumps([hashlib.sha256(blob).hexdigest() for blob in whole]).encode())
         os.wait()
 
     def kill(self, node: int, sign: int) -> None:
-        """All processes of a node."""
+        """Send a signal to all processes of a node."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.processes[node], sign)
 
     def result(self, node: int) -> list[str]:
-        """The digests of what a node has, when it has all."""
-        assert readable(self.results[node], _TIME), f"node {node} does not get what it lacks"
+        """Wait until a node has every blob, and return the digests."""
+        assert readable(self.results[node], _TIME), f"node {node} does not get the blobs that it lacks"
         return list(json.loads(os.read(self.results[node], 65536) or b"[]"))
 
     @property
     def requests(self) -> list[int]:
-        """The blobs that were asked for, once for each time."""
+        """The blobs that nodes have fetched, once for each request."""
         return sorted(int(path.name.split(".")[0]) for path in self.directory.iterdir())
 
     def close(self) -> None:
@@ -150,15 +151,15 @@ class Lab:
         for node, process in self.processes.items():
             self.kill(node, signal.SIGKILL)
             os.waitpid(process, 0)
-        os.kill(self.tracking, signal.SIGKILL)
-        os.waitpid(self.tracking, 0)
+        os.kill(self.tracker_process, signal.SIGKILL)
+        os.waitpid(self.tracker_process, 0)
         for result in self.results.values():
             os.close(result)
 
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """The end of a process, whatever happens."""
+    """End the process in any case."""
     try:
         yield
     finally:
@@ -166,13 +167,13 @@ def ending() -> Iterator[None]:
 
 
 def met(loop: Loop, port: int, host: str = "127.0.0.1") -> Connection:
-    """The tracker, when it has said what there is."""
+    """Return a connection to the tracker after its answer."""
 
     def stop(*_: object) -> None:
         loop.running = False
 
     found = come(loop, port, stop, host=host)
-    found.gone = stop
+    found.on_close = stop
     loop.run()
     loop.running = True
     return found
@@ -186,11 +187,11 @@ def come(
     lacks: bool = True,
     host: str = "127.0.0.1",
 ) -> Connection:
-    """The tracker, which is to hear of a node."""
+    """Return a connection to the tracker, to which the node will announce itself."""
     found = loop.connect("t", (host, port))
-    found.most = wire.LONG
-    found.heard = heard
-    found.ready = lambda: found.say({"is": "Come", "lacks": lacks})
+    found.max_bytes = wire.MAX_TRACKER_BYTES
+    found.on_message = heard
+    found.on_ready = lambda: found.send({"is": "Come", "lacks": lacks})
     return found
 
 
@@ -209,9 +210,9 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is slow or silent, however busy this host is."""
-    monkeypatch.setattr(fetchers, "PATIENCE", 1e9)
-    monkeypatch.setattr(tracker, "DEAF", 1e9)
+    """Have the tracker find no node slow or stalled, however busy this host is."""
+    monkeypatch.setattr(fetchers, "COMPARE_AFTER_S", 1e9)
+    monkeypatch.setattr(tracker, "STALLED_AFTER_S", 1e9)
 
 
 SIZES = (9_000_000, 3_000_001, 1, 300_000)
@@ -223,7 +224,7 @@ def whole(lab: Lab, lacks: Sequence[int] | None = None) -> list[str]:
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("nodes", [1, 2, 3, 6])
-def test_each_blob_is_fetched_once_and_is_whole_everywhere(make: Callable[..., Lab], nodes: int) -> None:
+def test_each_blob_is_fetched_once_for_all_nodes(make: Callable[..., Lab], nodes: int) -> None:
     lab = make(SIZES, nodes)
     for node in range(nodes):
         lab.start(node)
@@ -233,8 +234,8 @@ def test_each_blob_is_fetched_once_and_is_whole_everywhere(make: Callable[..., L
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this kernel has no IPv6")
-def test_the_same_by_ipv6(make: Callable[..., Lab]) -> None:
-    """Nodes know each other by the addresses from which they have come to the tracker."""
+def test_nodes_share_blobs_by_ipv6(make: Callable[..., Lab]) -> None:
+    """Nodes connect to the addresses from which other nodes have connected to the tracker."""
     lab = make(SIZES, 3, "::1")
     for node in range(3):
         lab.start(node)
@@ -243,7 +244,7 @@ def test_the_same_by_ipv6(make: Callable[..., Lab]) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_nodes_that_lack_little_take_that_alone(make: Callable[..., Lab]) -> None:
+def test_nodes_download_only_what_they_lack(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 4)
     wants = [[0, 1, 2, 3], [3], [2, 3], [0, 1, 2, 3]]
     for node, lacks in enumerate(wants):
@@ -255,10 +256,10 @@ def test_nodes_that_lack_little_take_that_alone(make: Callable[..., Lab]) -> Non
 @pytest.mark.security("N2")
 @pytest.mark.soak
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_nodes_that_die_or_stop_cost_the_others_nothing(
+def test_dead_or_stopped_nodes_do_not_stop_the_others(
     tmp_path: Path, rng: random.Random, soak: bool, sign: int
 ) -> None:
-    """Two of six at some moment of the transfer."""
+    """Kill or stop two of six nodes at a random moment of the transfer."""
     for _ in range(50 if soak else 2):
         with contextlib.closing(Lab(tmp_path, blobs((30_000_000, 5_000_000)), 6)) as lab:
             for node in range(6):
@@ -271,7 +272,7 @@ def test_nodes_that_die_or_stop_cost_the_others_nothing(
                 assert lab.result(node) == whole(lab)
 
 
-def test_node_that_comes_late_gets_the_image(make: Callable[..., Lab]) -> None:
+def test_late_node_gets_the_image(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 3)
     for node in range(2):
         lab.start(node)
@@ -280,23 +281,23 @@ def test_node_that_comes_late_gets_the_image(make: Callable[..., Lab]) -> None:
     assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
 
 
-def test_what_one_node_cannot_fetch_another_one_does(make: Callable[..., Lab]) -> None:
+def test_node_with_a_route_fetches_for_all(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 3)
     for node in range(3):
         lab.start(node, reaches=node == 2)
     assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
 
 
-def test_without_its_tracker_a_node_goes_on(make: Callable[..., Lab]) -> None:
+def test_nodes_go_on_without_a_tracker(make: Callable[..., Lab]) -> None:
     lab = make((30_000_000,), 3)
     for node in range(3):
         lab.start(node)
     time.sleep(0.7)
-    os.kill(lab.tracking, signal.SIGKILL)
+    os.kill(lab.tracker_process, signal.SIGKILL)
     assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
 
 
-# -- who attacks them
+# -- attacks
 
 
 def stranger(port: int) -> socket.socket:
@@ -304,7 +305,7 @@ def stranger(port: int) -> socket.socket:
 
 
 class Talk:
-    """An end of a connection by hand, of a member that says what it likes."""
+    """A connection of a member that sends arbitrary messages."""
 
     def __init__(
         self, sock: socket.socket, node: int = 1, role: str = "t", swarm: tuple[bytes, str] = (KEY, CONTEXT)
@@ -314,7 +315,7 @@ class Talk:
         self.sent: list[bytes] = []
 
     def send(self) -> None:
-        """What TLS has to be sent."""
+        """Send the pending bytes of TLS."""
         self.sent.append(self._end.said())
         self._sock.sendall(self.sent[-1])
 
@@ -333,7 +334,7 @@ class Talk:
         self.send()
 
     def read(self) -> bytes:
-        """What has come, but messages that were heard. Raises EOFError."""
+        """Read, and return all bytes that are no heard message. Raises EOFError."""
         data = self._sock.recv(65536)
         if not data:
             raise EOFError
@@ -342,14 +343,14 @@ class Talk:
         return bytes(self._in)
 
     def hear(self) -> Mapping[str, object]:
-        """A message. Raises EOFError."""
-        while (message := wire.unframe(self._in, wire.LONG)) is None:
+        """Return the next message. Raises EOFError."""
+        while (message := wire.unframe(self._in, wire.MAX_TRACKER_BYTES)) is None:
             self.read()
         return message
 
 
 def is_thrown_out(sock: socket.socket) -> bool:
-    """Whether the other end has closed a connection, after what it may have said before."""
+    """Read until the other end has closed a connection."""
     with contextlib.suppress(ConnectionError):
         while sock.recv(65536):
             pass
@@ -357,21 +358,21 @@ def is_thrown_out(sock: socket.socket) -> bool:
 
 
 @pytest.mark.security("N1")
-def test_who_says_nothing_is_thrown_out(make: Callable[..., Lab]) -> None:
+def test_silent_connection_is_closed(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     began = time.monotonic()
     with stranger(lab.port) as silent, stranger(lab.port) as slow:
         slow.sendall(b"\x16\x03\x01\x02")  # a ClientHello begins
         assert is_thrown_out(silent)
         assert is_thrown_out(slow)
-        assert time.monotonic() - began >= loops.PATIENCE - 0.2
+        assert time.monotonic() - began >= loops.ACCEPT_TIMEOUT_S - 0.2
 
 
 @pytest.mark.security("N1")
-def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
+def test_many_strangers_do_not_keep_members_out(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     with contextlib.ExitStack() as crowd:
-        strangers = [crowd.enter_context(stranger(lab.port)) for _ in range(loops.STRANGERS + 40)]
+        strangers = [crowd.enter_context(stranger(lab.port)) for _ in range(loops.MAX_STRANGERS + 40)]
         for node in range(2):
             lab.start(node)
         assert [lab.result(node) for node in range(2)] == [whole(lab)] * 2
@@ -383,7 +384,7 @@ HELLO = End("t", 1, (b"x" * 32, CONTEXT)).said()
 
 
 def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
-    """Connect from thousands of addresses, say nothing or nonsense, and hold as many connections as there may be."""
+    """Connect from thousands of addresses, send nothing or nonsense, and hold as many connections as possible."""
     held: deque[socket.socket] = deque()
     turn = itertools.count()
     while not stop.is_set():
@@ -403,7 +404,7 @@ def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
 
 @contextlib.contextmanager
 def flooded(port: int, network: str, address: str) -> Iterator[None]:
-    """Several processes do so."""
+    """Flood with two processes."""
     attackers = []
     for _ in range(2):
         attackers.append(os.fork())
@@ -422,20 +423,20 @@ def flooded(port: int, network: str, address: str) -> Iterator[None]:
 
 
 def meets(port: int, address: str, role: str = "t", node: int = 1) -> bool:
-    """Whether a member gets in, with as many tries as a node has."""
+    """Check whether a member is let in, within the tries of a node."""
     for _ in range(3):
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=20) as sock:
             if Talk(sock, node, role).is_let_in():
                 sock.settimeout(0.2)
                 with contextlib.suppress(TimeoutError):
                     if not sock.recv(1):
-                        continue  # it was thrown out
+                        continue  # the connection was closed
                 return True
     return False
 
 
 def alone(act: Callable[[str], bool]) -> bool:
-    """What ``act`` returns in a network namespace whose only network is 10.0.0.0/8 on lo; it is told that address."""
+    """Call ``act`` with an address of a network namespace whose only network is 10.0.0.0/8 on lo. Return its result."""
     child = os.fork()
     if child == 0:
         try:
@@ -461,13 +462,13 @@ def alone(act: Callable[[str], bool]) -> bool:
         ("10.0.0.1", "10.0.0.2", False),
     ],
 )
-def test_addresses_that_one_user_has_count_as_one(one: str, other: str, are_one: bool) -> None:
+def test_addresses_of_one_user_are_one_neighbourhood(one: str, other: str, are_one: bool) -> None:
     assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is are_one
 
 
 @pytest.mark.security("N1")
 @pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
-def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str) -> None:
+def test_flood_from_many_addresses_keeps_no_member_out(role: str, network: str) -> None:
     def attack(address: str) -> bool:
         sock = listener()
         port = sock.getsockname()[1]
@@ -489,8 +490,8 @@ def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str)
 
 @pytest.mark.security("N1")
 @pytest.mark.parametrize("wrong", [{"swarm": (b"x" * 32, CONTEXT)}, {"swarm": (KEY, "7.1")}, {"role": "p"}])
-def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, Any]) -> None:
-    """Nothing that is not in each answer to a stranger comes back: no certificate, not even a hidden one."""
+def test_member_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, Any]) -> None:
+    """The answer is an alert, without a certificate, not even an encrypted one."""
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
         Talk(sock, **wrong).send()
@@ -505,7 +506,7 @@ def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong:
 
 
 @pytest.mark.security("N1")
-def test_what_a_member_has_sent_is_of_no_use(make: Callable[..., Lab]) -> None:
+def test_replayed_bytes_of_a_member_are_refused(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
         first = Talk(sock)
@@ -527,10 +528,10 @@ def test_what_a_member_has_sent_is_of_no_use(make: Callable[..., Lab]) -> None:
         {"is": "Report", "got": [1], "fetched": 0, "done": False},
         {"is": "Come", "lacks": "x"},
         {},
-        {"is": "Come", "lacks": True, "fill": "x" * wire.SHORT},
+        {"is": "Come", "lacks": True, "fill": "x" * wire.MAX_PEER_BYTES},
     ],
 )
-def test_a_member_that_makes_no_sense_is_thrown_out_alone(make: Callable[..., Lab], message: dict[str, object]) -> None:
+def test_bad_message_ends_only_its_connection(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
     with stranger(lab.port) as sock:
         talk = Talk(sock)
@@ -555,7 +556,7 @@ def test_a_member_that_makes_no_sense_is_thrown_out_alone(make: Callable[..., La
         {"is": "Failed", "blobs": [7], "refused": False, "reason": "", "hint": ""},
     ],
 )
-def test_a_member_that_lies_harms_itself(make: Callable[..., Lab], message: dict[str, object]) -> None:
+def test_false_message_harms_only_its_sender(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
     lab.start(0)
     with stranger(lab.port) as sock:
@@ -563,22 +564,22 @@ def test_a_member_that_lies_harms_itself(make: Callable[..., Lab], message: dict
         assert talk.is_let_in()
         talk.say({"is": "Come", "lacks": True})
         assert talk.hear()
-        with contextlib.suppress(ConnectionError):  # of a long one it is thrown out before it has sent all
+        with contextlib.suppress(ConnectionError):  # a long message ends the connection before all of it is sent
             talk.say(message)
         lab.start(2)
         assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
 
-def test_why_there_is_no_image_is_told_to_one_that_lacks_it(make: Callable[..., Lab]) -> None:
-    """A node that has it does not fail, and so would say it to nobody."""
+def test_one_node_that_lacks_the_image_gets_the_reason(make: Callable[..., Lab]) -> None:
+    """A node that has the image does not fail, so it would not report the reason."""
     lab = make((), 3)
     heard: dict[int, Mapping[str, object]] = {}
     known: list[int] = []
     loops = [Loop(lab.swarm, node) for node in range(3)]
     for node, here in enumerate(loops):
         connection = come(here, lab.port, partial(heard.__setitem__, node), lacks=node > 0)
-        say = connection.ready
-        connection.ready = lambda say=say, node=node: (say(), known.append(node))
+        say = connection.on_ready
+        connection.on_ready = lambda say=say, node=node: (say(), known.append(node))
         until(here, lambda node=node: node in known)
     for node, here in enumerate(loops):
         until(here, lambda node=node: node in heard)
@@ -587,8 +588,8 @@ def test_why_there_is_no_image_is_told_to_one_that_lacks_it(make: Callable[..., 
 
 
 @pytest.mark.security("N2")
-def test_who_does_not_listen_is_thrown_out() -> None:
-    """What is still to be sent to one has a limit, and then it is the end of that connection alone."""
+def test_peer_that_does_not_read_is_closed() -> None:
+    """Unsent data to one peer has a limit. Above it only that connection ends."""
     here = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
     sock = listener()
     accepted: list[Connection] = []
@@ -597,12 +598,12 @@ def test_who_does_not_listen_is_thrown_out() -> None:
     with stranger(sock.getsockname()[1]) as deaf:
         with attacking(Talk(deaf).is_let_in):
             until(here, lambda: accepted)
-        accepted[0].gone = gone.append
+        accepted[0].on_close = gone.append
         for _ in range(200):
-            accepted[0].say({"fill": "x" * (1 << 20)})
+            accepted[0].send({"fill": "x" * (1 << 20)})
             if gone:
                 break
-        assert gone == ["it does not listen"]
+        assert gone == ["too much unread data"]
 
 
 @pytest.mark.security("N2")
@@ -617,17 +618,17 @@ def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
             def more() -> bool:
                 nonlocal given
                 given += piece
-                connection.send(b"", blob.fileno(), given - piece, piece)
+                connection.send_file(b"", blob.fileno(), given - piece, piece)
                 return given <= size
 
-            connection.more = more
+            connection.send_more = more
             connection.wake()
 
         here.listen("p", sock, serve)
         with stranger(sock.getsockname()[1]) as deaf, attacking(Talk(deaf, role="p").is_let_in) as attack:
             until(here, lambda: not attack.is_alive() and given)
             before = -1
-            while given != before:  # whatever buffers there are, they fill
+            while given != before:  # until all buffers are full
                 before = given
                 until_later(here)
             assert given < size / 4
@@ -635,13 +636,13 @@ def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def members() -> Iterator[Callable[..., Members]]:
-    """Listeners, each with what it has let in."""
+    """Makes listeners."""
     with contextlib.ExitStack() as stack:
         yield lambda role, most: stack.enter_context(contextlib.closing(Members(role, most)))
 
 
 class Members:
-    """A listener of a tracker or a node of three, which serves while somebody connects."""
+    """A listener of a tracker or a peer, in a swarm of three nodes. It serves while a client connects."""
 
     def __init__(self, role: str, most: int) -> None:
         self.role, self.here, self.sock = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener()
@@ -650,7 +651,7 @@ class Members:
         self._clients: list[socket.socket] = []
 
     def connect(self, node: int, source: str = "127.0.0.1", *, ends: bool = True) -> socket.socket:
-        """A member connects, and ends its handshake unless it is told not to."""
+        """Connect as a member. ``ends``: complete the handshake."""
         client = socket.create_connection(("127.0.0.1", self.sock.getsockname()[1]), _TIME, (source, 0))
         self._clients.append(client)
         talk = Talk(client, node, self.role)
@@ -666,7 +667,7 @@ class Members:
 
     @property
     def open(self) -> list[int]:
-        """The nodes that are in."""
+        """The nodes of open connections."""
         return [member.node for member in self.let_in if not member._closed]
 
     def close(self) -> None:
@@ -683,7 +684,7 @@ def test_node_has_no_more_connections_than_it_needs(members: Callable[..., Membe
         lobby.connect(1)
     lobby.connect(2)
     assert sorted(lobby.open) == [1] * most + [2]
-    assert not readable(first.fileno(), 0)  # another one took nothing from it
+    assert not readable(first.fileno(), 0)  # the others have not replaced it
     first.close()
     until(lobby.here, lambda: len(lobby.open) == most)
     lobby.connect(1)
@@ -705,25 +706,25 @@ def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], r
 
 
 @pytest.mark.parametrize(("role", "node"), [("t", 3), ("t", TRACKER), ("p", 3), ("p", SEED), ("p", TRACKER)])
-def test_number_that_no_node_has_is_thrown_out(members: Callable[..., Members], role: str, node: int) -> None:
+def test_unknown_node_number_is_refused(members: Callable[..., Members], role: str, node: int) -> None:
     lobby = members(role, 1)
     assert is_thrown_out(lobby.connect(node)) and not lobby.let_in
 
 
 @pytest.mark.parametrize("role", ["t", "p"])
 def test_repeated_first_message_holds_little(members: Callable[..., Members], role: str) -> None:
-    """Somebody who heard a node's first message can repeat it, and no more: the node itself gets in."""
+    """An eavesdropper can repeat a node's first message, but the node itself is let in."""
     lobby = members(role, 1)
     repeated = [lobby.connect(1, ends=False) for _ in range(20)]
-    assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.UNFINISHED
-    assert len(lobby.here._deadlines) == loops.UNFINISHED
+    assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.MAX_UNFINISHED
+    assert len(lobby.here._deadlines) == loops.MAX_UNFINISHED
     lobby.connect(1)
     assert lobby.open == [1]
 
 
 @contextlib.contextmanager
 def attacking(attack: Callable[[], object]) -> Iterator[threading.Thread]:
-    """Let somebody else do something meanwhile."""
+    """Run an attack in a thread."""
     thread = threading.Thread(target=attack)
     thread.start()
     yield thread
@@ -755,7 +756,7 @@ def has_another(**wrong: Any) -> Callable[[socket.socket], None]:
 def knows_the_name(
     identity: Identity | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> Callable[[socket.socket], None]:
-    """One who has heard what a member asks for, and believes everybody. It has another certificate, or none."""
+    """An eavesdropper that knows a member's server name. It has another certificate, or none."""
 
     def attack(sock: socket.socket) -> None:
         context = (
@@ -771,22 +772,22 @@ def knows_the_name(
 
 
 ATTACKS = {
-    "a wrong key": (has_another(swarm=(b"x" * 32, CONTEXT)), "the name of another swarm"),
-    "a wrong step": (has_another(swarm=(KEY, "7.1")), "the name of another swarm"),
-    "a wrong role": (has_another(role="p"), "the name of another swarm"),
+    "a wrong key": (has_another(swarm=(b"x" * 32, CONTEXT)), "the server name is of another swarm"),
+    "a wrong step": (has_another(swarm=(KEY, "7.1")), "the server name is of another swarm"),
+    "a wrong role": (has_another(role="p"), "the server name is of another swarm"),
     "another step's certificate": (knows_the_name(Identity(KEY, "7.1")), "certificate verify failed"),
     "no certificate": (knows_the_name(), "peer did not return a certificate"),
     "an older TLS": (knows_the_name(version=ssl.TLSVersion.TLSv1_2), "unsupported protocol"),
-    "its own node": (has_another(node=0), "it is this node itself"),
-    "a stranger": (says(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "no member of this swarm"),
+    "its own node": (has_another(node=0), "the node's own number"),
+    "a stranger": (says(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "not a member of this swarm"),
     "an endless message": (endless, "a message of 2147483648 bytes"),
-    "silence": (says(b""), "it does not say who it is"),
+    "silence": (says(b""), "the handshake takes too long"),
 }
 
 
 @pytest.mark.security("N1")
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_one_line_for_who_debugs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attack_is_one_debug_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attack, why = ATTACKS[name]
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(log, "_debug", True)
@@ -808,7 +809,7 @@ def test_an_attack_is_one_line_for_who_debugs(name: str, monkeypatch: pytest.Mon
 
 
 class Member:
-    """One of three nodes, which has the key and lacks the last blob, and of what others give it all that it wants."""
+    """One of three nodes. It has the key, lacks the last blob, and sends arbitrary requests to its parent."""
 
     def __init__(self, lab: Lab) -> None:
         self._sock = stranger(lab.port)
@@ -825,12 +826,12 @@ class Member:
         assert host == "127.0.0.1"
 
     def connect(self) -> tuple[socket.socket, Talk]:
-        """A connection to its parent."""
+        """Connect to the parent."""
         sock = stranger(int(str(self.port)))
         return sock, Talk(sock, role="p")
 
     def ask(self, message: Mapping[str, object]) -> tuple[socket.socket, Talk]:
-        """A connection to its parent, which has been asked for something."""
+        """Connect to the parent and send a request."""
         sock, talk = self.connect()
         assert talk.is_let_in()
         talk.say(message)
@@ -841,26 +842,26 @@ class Member:
 
 
 @pytest.mark.security("N2")
-def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> None:
-    """What a member asks for before there is a plan is looked at when the tracker sends the plan."""
+def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None:
+    """A request that comes before the plan is handled when the tracker sends the plan."""
     here, sock, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener(), list[Mapping[str, object]]()
     peers: list[Connection] = []
     gone: list[str] = []
 
     def accept(peer: Connection) -> None:
         peers.append(peer)
-        peer.heard = heard.append
-        peer.gone = gone.append
+        peer.on_message = heard.append
+        peer.on_close = gone.append
 
     here.listen("t", sock, accept)
     if (child := os.fork()) == 0:
         with ending():
             loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
             tracker = met(loop, sock.getsockname()[1])
-            Peering(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
+            PeerProcess(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
     try:
         until(here, lambda: heard)
-        peers[0].say({"is": "Documents"})
+        peers[0].send({"is": "Documents"})
         until(here, lambda: len(heard) > 1)
         port = heard[1]["address"][1]  # type: ignore[index]
         with stranger(port) as member:
@@ -869,7 +870,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
             for message in ({"is": "Take", "tree": 99, "trees": 9, "wanted": [[0, 0]]},) * 2:
                 talk.say(message)
             until_later(here)
-            peers[0].say(wire.encode(Routes(1, (0,), False, ())))
+            peers[0].send(wire.encode(Routes(1, (0,), False, ())))
             until(here, lambda: readable(member.fileno(), 0) or gone)
             assert is_thrown_out(member)
         before = len(heard)
@@ -882,7 +883,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
 
 
 @pytest.mark.security("N2")
-@pytest.mark.usefixtures("patient")  # else nodes leave at last, as this one is silent
+@pytest.mark.usefixtures("patient")  # otherwise the other nodes leave in the end, as this one is silent
 @pytest.mark.parametrize(
     "message",
     [
@@ -892,12 +893,10 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
         {"is": "Take", "tree": 0, "trees": 1, "wanted": [["sha256:" + "0" * 64, 0]]},
         {"is": "Take", "tree": 0, "trees": 1, "wanted": [[0, -1]]},
         {"is": "Give"},
-        {"is": "Take", "tree": 0, "trees": 1, "wanted": [], "fill": "x" * wire.SHORT},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [], "fill": "x" * wire.MAX_PEER_BYTES},
     ],
 )
-def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
-    make: Callable[..., Lab], message: dict[str, object]
-) -> None:
+def test_bad_request_of_a_child_ends_its_connection(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
     for node in (0, 2):
         lab.start(node)
@@ -907,8 +906,8 @@ def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
 
 
 @pytest.mark.security("N2")
-def test_what_is_no_blob_of_the_image_is_given_to_nobody(make: Callable[..., Lab]) -> None:
-    """Blobs have numbers, by a manifest that all know: who asks for one beyond it gets what else it has asked for."""
+def test_request_for_an_unknown_blob_is_ignored(make: Callable[..., Lab]) -> None:
+    """A request for an unknown and a known blob gets the known one."""
     lab = make(SIZES, 3)
     for node in (0, 2):
         lab.start(node)
@@ -922,7 +921,7 @@ def test_what_is_no_blob_of_the_image_is_given_to_nobody(make: Callable[..., Lab
         assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
 
-def test_a_member_that_does_not_read_keeps_nobody_up(make: Callable[..., Lab]) -> None:
+def test_child_that_does_not_read_delays_no_node(make: Callable[..., Lab]) -> None:
     lab = make((40_000_000, 9_000_000, 1, 300_000), 3)
     for node in (0, 2):
         lab.start(node)
@@ -951,25 +950,25 @@ def test_ten_thousand_nodes_get_few_pings(nodes: int, idle: int) -> None:
             connection.close()
 
 
-def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "LONGER", 0.3)
+def test_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "CONNECT_TIMEOUT_S", 0.3)
     here, gone = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         connection = here.connect("p", mute.getsockname())
-        connection.gone = gone.append
+        connection.on_close = gone.append
         until(here, lambda: gone)
-    assert gone == ["it does not say who it is"]
+    assert gone == ["the handshake takes too long"]
 
 
 @pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])
-def test_only_hosts_of_its_networks_are_let_in(networks: str, admitted: bool) -> None:
+def test_only_hosts_of_the_networks_are_admitted(networks: str, admitted: bool) -> None:
     here = Loop(Swarm(KEY, CONTEXT, 2, networks), 0)
     assert here.admits("192.0.2.1") is admitted
-    assert here.admits("127.0.0.1")  # of this host, as the seed
+    assert here.admits("127.0.0.1")  # like the seed
 
 
 def until(here: Loop, happens: Callable[[], object]) -> None:
-    """Serve until something has happened."""
+    """Serve until a condition holds."""
     deadline = time.monotonic() + _TIME
 
     def tick(now: float) -> None:
@@ -980,16 +979,16 @@ def until(here: Loop, happens: Callable[[], object]) -> None:
     here.run()
 
 
-def test_the_seed_is_no_node(make: Callable[..., Lab]) -> None:
-    """Whoever says so without being of the tracker's host gives that host's address, not another one."""
+def test_unknown_node_is_refused_beside_the_seed(make: Callable[..., Lab]) -> None:
+    """The numbers of the seed and the tracker differ, and a number beyond the nodes is refused."""
     assert SEED != TRACKER
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
-        assert not Talk(sock, 77).is_let_in(), "there is no node 77"
+        assert not Talk(sock, 77).is_let_in(), "no such node: 77"
 
 
-def test_what_a_fork_left_closes_no_file_that_came_later() -> None:
-    """An object of the process before keeps its number until the collector of garbage finds it: at any time."""
+def test_objects_of_a_parent_close_no_later_file() -> None:
+    """Objects of the parent process keep their descriptor numbers until they are garbage-collected, at any time."""
     ours, other = socket.socketpair()
     read, write = os.pipe()
     if (child := os.fork()) == 0:
@@ -1003,7 +1002,7 @@ def test_what_a_fork_left_closes_no_file_that_came_later() -> None:
             os._exit(0)
     os.close(write)
     ours.close()
-    assert other.recv(1) == b"", "the other process still has it"
+    assert other.recv(1) == b"", "the child still has the socket open"
     other.close()
     with open(read, "rb") as said:
         assert said.read() == b"whole"

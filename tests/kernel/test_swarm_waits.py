@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
-from enroot_py.features.swarm import guest, reach, reader
+from enroot_py.features.swarm import client, reach, reader
+from enroot_py.features.swarm.blob_cache import BlobCache
 from enroot_py.features.swarm.file import FileSource
 from enroot_py.features.swarm.invitation import Invitation, Swarm
-from enroot_py.features.swarm.kept import Kept
 from enroot_py.features.swarm.loop import listener
+from enroot_py.features.swarm.messages import Documents
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.source import SwarmSource
 from enroot_py.features.swarm.spool import PIECE, Spool
-from enroot_py.features.swarm.tracking import Documents, Tracking
+from enroot_py.features.swarm.tracker_process import TrackerProcess
 from pyxis_py.request import settings
 from pyxis_py.request.job import Job
 from pyxis_py.submit import submission
@@ -30,7 +32,7 @@ from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(log, "sink", lambda level, text: lines.append(f"{level} {text}"))
-    for module in (guest, reader):
+    for module in (client, reader):
         monkeypatch.setattr(module, "_NOTICE_AFTER_S", 0.1)
     return lines
 
@@ -40,7 +42,7 @@ def test_first_blob_without_bytes_reports_a_quiet_swarm(
 ) -> None:
     monkeypatch.setattr(reader, "_STUCK_S", 0.5)
     spool = Spool([100, 100, 100], [1, 2], str(tmp_path))
-    spool.alive, end = os.pipe()
+    spool.peer_pipe, end = os.pipe()
     blobs = [Reader(spool, number, lambda at: (_ for _ in ()).throw(EOFError(at))) for number in (1, 2)]
     for blob in blobs:
         with pytest.raises(EOFError):
@@ -51,17 +53,17 @@ def test_first_blob_without_bytes_reports_a_quiet_swarm(
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool) -> None:
-    """It does not look for them now and then: here that would be too late."""
+    """The reader does not poll: with this interval that would be too late."""
     monkeypatch.setattr(reader, "_LOOK_S", 1e5)
     spool = Spool([2 * PIECE], [0], str(tmp_path))
-    spool.plant(1)
-    spool.alive, end = os.pipe()
+    spool.set_trees(1)
+    spool.peer_pipe, end = os.pipe()
     if os.fork() == 0:
         with ending():
             for piece in range(1 if given_up else 2):
                 time.sleep(0.2)
                 spool.write(0, memoryview(bytes([piece]) * PIECE), piece * PIECE)
-                spool.wrote(0, piece)
+                spool.piece_written(0, piece)
             time.sleep(0.2)
             spool.give_up("no route", "")
     blob, used = Reader(spool, 0, lambda at: (_ for _ in ()).throw(EOFError(at))), time.process_time()
@@ -78,7 +80,7 @@ def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: list[str]) -> None:
     class Slow(Host):
-        def documents(self) -> Documents:
+        def documents(self) -> tuple[Documents, Sequence[int]]:
             time.sleep(1)
             return super().documents()
 
@@ -89,10 +91,10 @@ def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: lis
     if os.fork() == 0:
         with ending():
             os.close(life)
-            Tracking(swarm, Slow([b"x"]), sock.detach()).serve(lifeline)
+            TrackerProcess(swarm, Slow([b"x"]), sock.detach()).serve(lifeline)
     os.close(lifeline)
     invitation = Invitation("127.0.0.1", port, 0, swarm, 0)
-    SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
+    SwarmSource(invitation, "sha256:" + "0" * 64, None, BlobCache(str(tmp_path), 0)).join()  # type: ignore[arg-type]
     os.close(life)
     os.wait()
     assert printed == ["INFO waiting for the tracker 127.0.0.1, which asks the registry for the image"]
@@ -106,15 +108,15 @@ def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_cryptography")
-def test_node_without_the_library_says_so_once(tmp_path: Path, printed: list[str]) -> None:
+def test_node_reports_a_missing_library_once(tmp_path: Path, printed: list[str]) -> None:
     invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
-    SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
+    SwarmSource(invitation, "sha256:" + "0" * 64, None, BlobCache(str(tmp_path), 0)).join()  # type: ignore[arg-type]
     needs = "swarm needs the Python library cryptography, which is not installed"
     assert printed == [f"INFO {needs}: this node does without a swarm", "HINT make dev"]
 
 
 @pytest.mark.usefixtures("without_cryptography", "printed")
-def test_file_of_srun_needs_the_library() -> None:
+def test_node_cannot_receive_a_file_without_the_library() -> None:
     invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
     with pytest.raises(ImageError, match="swarm needs the Python library cryptography") as caught:
         FileSource(invitation, "sha256:" + "0" * 64, "bcast:x.sqsh", "/x").size()

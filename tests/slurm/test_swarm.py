@@ -1,4 +1,4 @@
-"""One pull of an image for all nodes of a step, which give it to each other."""
+"""One pull of an image for all nodes of a step, which share it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def nothing_left(four: Lab) -> Iterator[None]:
 
 
 def listening(lab: Lab, node: str) -> str:
-    """Ports of ours on a node."""
+    """Return the ports on which penroot listens on a node."""
     return lab.run("ss -Htlnp | grep python3", user="root", node=node, check=False).stdout
 
 
 def layered(number: int, layers: int = 4, size: int = 2_000_000) -> Image:
-    """An image of several layers that compress badly, and differ from those of other numbers."""
+    """Return an image of several layers that compress badly. Each number has other layers."""
     rng = random.Random(number)
     image = images.busybox(entry("number", b"%d\n" % number))
     image.layers += [Layer(tar([entry(f"fill{number}.{n}", rng.randbytes(size))])) for n in range(layers)]
@@ -53,7 +53,7 @@ def step(host: str, name: str, *command: str, nodes: int = 4) -> list[str]:
 
 
 def sh_of_all(host: str, name: str, script: str) -> list[str]:
-    """A step of four nodes. Each task stays until all have begun: what a node gives to others ends with its tasks."""
+    """A step of four nodes. Each task waits until all have begun, as a node's uploads end with its tasks."""
     meet = "mine=/home/alice/meet.$SLURM_JOB_ID; : >$mine.$SLURM_NODEID; until set -- $mine.*; [ $# = 4 ]; do sleep .1"
     command = step(host, name, *sh(f"{meet}; done; {script}"))
     return [*command[:-3], "--container-mount-home", *command[-3:]]
@@ -64,7 +64,7 @@ def asked(shown: Faulty) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parity("swarm")
-def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) -> None:
+def test_registry_gets_each_request_once_for_all_nodes(four: Lab, registry: Server) -> None:
     empty_stores(four)
     registry.pusher.image("test/once", "a", layered(1))
     with front(four, registry) as shown:
@@ -77,11 +77,11 @@ def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) ->
         assert re.search(said, done.stderr, re.MULTILINE)
         shown.seen.clear()
         assert four.run(step(shown.host, "once", "cat", "/number")).stdout == "1\n" * 4
-        assert four.run(["ls", f"{STORE}/swarms"]).stdout  # so that nobody listens
-        assert [request.method for request in shown.seen] == ["HEAD"]  # it is stored on all
+        assert four.run(["ls", f"{STORE}/swarms"]).stdout  # the note by which srun starts no tracker
+        assert [request.method for request in shown.seen] == ["HEAD"]  # all nodes have the image
 
 
-def test_an_image_by_its_digest(four: Lab, registry: Server) -> None:
+def test_image_by_digest_is_shared(four: Lab, registry: Server) -> None:
     image = layered(2, layers=2)
     registry.pusher.image("test/digest", "a", image)
     with front(four, registry) as shown:
@@ -90,7 +90,7 @@ def test_an_image_by_its_digest(four: Lab, registry: Server) -> None:
         assert set(asked(shown).values()) == {1}
 
 
-def test_one_token_serves_all(four: Lab, registry: Server) -> None:
+def test_one_token_serves_all_nodes(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/token", "a", layered(12))
     with front(four, registry) as shown:
         shown.login = Login({"": ""})
@@ -101,8 +101,8 @@ def test_one_token_serves_all(four: Lab, registry: Server) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403])
-def test_token_that_ends_on_the_nodes_is_renewed(four: Lab, registry: Server, status: int) -> None:
-    """srun gives its token to the nodes, where it ends: they have seen no challenge."""
+def test_token_that_expires_on_the_nodes_is_renewed(four: Lab, registry: Server, status: int) -> None:
+    """srun's token expires on the nodes, which have seen no challenge of the registry."""
     name = f"ended{status}"
     registry.pusher.image(f"test/{name}", "a", layered(status))
     with front(four, registry) as shown:
@@ -111,7 +111,7 @@ def test_token_that_ends_on_the_nodes_is_renewed(four: Lab, registry: Server, st
         assert len(shown.login.tokens) > 1
 
 
-def test_nodes_that_have_a_part_of_it_or_all(four: Lab, registry: Server) -> None:
+def test_nodes_with_a_part_of_the_image_fetch_the_rest(four: Lab, registry: Server) -> None:
     first, second = layered(3, layers=2), layered(4, layers=2)
     second.layers += first.layers[2:]
     registry.pusher.image("test/part", "a", first)
@@ -126,12 +126,12 @@ def test_nodes_that_have_a_part_of_it_or_all(four: Lab, registry: Server) -> Non
 
 
 def layers_sent(shown: Faulty, image: Image) -> int:
-    """How many requests for layers there were."""
+    """Count the requests for layers."""
     config = images.digest(image.config())
     return sum("/blobs/" in request.path and config not in request.path for request in shown.seen)
 
 
-def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry: Server) -> None:
+def test_nodes_with_the_image_fetch_nothing(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/owners", "a", layered(17, layers=1))
     with front(four, registry) as shown:
         four.run(step(shown.host, "owners", "true", nodes=3))
@@ -139,11 +139,11 @@ def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry
         shown.seen.clear()
         four.run(step(shown.host, "owners", "sleep", "2"))
         assert [request.method for request in shown.seen] == ["HEAD"]
-        assert four.run(["ls", f"{STORE}/swarms"]).stdout, "they have said that they have it"
+        assert four.run(["ls", f"{STORE}/swarms"]).stdout, "the nodes have reported that they have the image"
 
 
 @pytest.mark.parity("swarm_keep")
-def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -> None:
+def test_kept_layers_are_uploaded_to_other_nodes(four: Lab, registry: Server) -> None:
     image = layered(18)
     registry.pusher.image("test/kept", "a", image)
     with front(four, registry) as shown, plugin_argument(four, "swarm_keep=50M"):
@@ -160,8 +160,8 @@ def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -
 
 
 @pytest.mark.security("N2")
-def test_layer_that_a_node_spoils_is_fetched_again(four: Lab, registry: Server) -> None:
-    """A layer that one has kept, and that somebody has changed since."""
+def test_changed_layer_of_a_node_is_fetched_again(four: Lab, registry: Server) -> None:
+    """A kept layer of two nodes was changed on disk."""
     image = layered(41, layers=1)
     registry.pusher.image("test/changed", "a", image)
     with front(four, registry) as shown, plugin_argument(four, "swarm_keep=50M"):
@@ -171,15 +171,15 @@ def test_layer_that_a_node_spoils_is_fetched_again(four: Lab, registry: Server) 
             four.run(f"printf changed | dd of={kept} seek=70000 bs=1 conv=notrunc status=none", node=node)
         done = four.run(sh_of_all(shown.host, "changed", "cat /number; sha256sum /fill*"))
     assert done.stdout.splitlines().count("41") == 4
-    assert len(set(done.stdout.splitlines())) == 2, "all have the same"
+    assert len(set(done.stdout.splitlines())) == 2, "all nodes have the same file"
     assert "asking the registry" in done.stderr
     for node in NODES:
         four.run("penroot cache verify", node=node)
         four.run(f"rm -rf {STORE}/blobs", node=node)
 
 
-def test_the_end_of_a_task_waits_for_nobody_s_download(four: Lab, registry: Server) -> None:
-    """Nodes that have run theirs are done, though one is not far with the image."""
+def test_end_of_a_task_waits_for_no_download(four: Lab, registry: Server) -> None:
+    """Nodes whose tasks have ended leave, although one node has only a small part of the image."""
     registry.pusher.image("test/waits", "a", layered(42, size=8_000_000))
     with front(four, registry) as shown, four.slowed("n4", 2_000_000):
         running = four.popen(step(shown.host, "waits", "true"))
@@ -194,8 +194,8 @@ def test_the_end_of_a_task_waits_for_nobody_s_download(four: Lab, registry: Serv
 
 
 @pytest.mark.soak
-def test_nodes_that_come_late(four: Lab, registry: Server, soak: bool) -> None:
-    """Some seconds, in which the others wait for the image too; or a minute, when they are done and gone."""
+def test_late_nodes_get_the_image(four: Lab, registry: Server, soak: bool) -> None:
+    """Two nodes are late: by seconds, while the others download; with soak by a minute, when the others have left."""
     registry.pusher.image("test/late", "a", layered(50, size=4_000_000))
     with front(four, registry) as shown, four.slowed("registry", 20_000_000), late(four, NODES[2:]) as come:
         running = four.popen(step(shown.host, "late", "cat", "/number"))
@@ -225,7 +225,7 @@ int slurm_spank_init(spank_t sp, int argc, char **argv)
 
 @contextlib.contextmanager
 def late(lab: Lab, nodes: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Nodes whose slurmstepd waits in another plugin, which is before ours, until what this returns is called."""
+    """Have slurmstepd wait in a plugin that runs before ours, until the returned function is called."""
     library = f"{lab.root}/etc/slurm/late.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=LATE, text=True, check=True)
     first = "plugstack.conf.d/00-late.conf"
@@ -249,8 +249,8 @@ def helpers(lab: Lab, node: str) -> str:
     return lab.run(f"pgrep -f '{HELPER}'", user="root", node=node, check=False).stdout
 
 
-def test_srun_s_host_has_two_addresses(four: Lab, registry: Server) -> None:
-    """Nodes ask the tracker where Slurm has seen srun, not where the name of its host leads."""
+def test_host_of_srun_has_two_addresses(four: Lab, registry: Server) -> None:
+    """Nodes connect to the address at which Slurm has seen srun, not to that of the host's name."""
     registry.pusher.image("test/two", "a", layered(43))
     other = "10.78.0.1"
     ways = "$(ip -o route get {to} | grep -o 'dev [^ ]*')"
@@ -273,7 +273,7 @@ def test_srun_s_host_has_two_addresses(four: Lab, registry: Server) -> None:
 
 
 @pytest.mark.parity("swarm")
-def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
+def test_each_node_asks_the_registry_without_a_swarm(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/off", "a", layered(5, layers=1))
     with front(four, registry) as shown, plugin_argument(four, "swarm=no"):
         assert four.run(step(shown.host, "off", "cat", "/number")).stdout == "5\n" * 4
@@ -281,8 +281,8 @@ def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
 
 
 @pytest.mark.security("N1")
-def test_nobody_but_helpers_sees_the_key(four: Lab, registry: Server) -> None:
-    """Not tasks, what runs around them, a step that attaches, or whoever reads logs and what srun says."""
+def test_only_helpers_see_the_key(four: Lab, registry: Server) -> None:
+    """The key is not in tasks, task prologs and epilogs, attached steps, logs or the output of srun."""
     registry.pusher.image("test/key", "a", layered(6, layers=1))
     everything = "cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n'; true"
     seen = "/home/alice/seen"
@@ -317,7 +317,7 @@ def log_files(lab: Lab) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["blob", "config", "login"])
-def test_a_registry_that_refuses_is_quoted_once(four: Lab, registry: Server, what: str) -> None:
+def test_refusal_of_the_registry_is_reported_once(four: Lab, registry: Server, what: str) -> None:
     image = layered(7)
     registry.pusher.image("test/refuses", "a", image)
     with front(four, registry) as shown:
@@ -348,20 +348,20 @@ def test_nodes_without_registry_use_the_host_of_srun(four: Lab, registry: Server
 
 
 @pytest.mark.clusters("Firewalls")
-def test_nodes_between_which_there_is_a_firewall(four: Lab, registry: Server) -> None:
-    """Not from or to the first: slurmstepd of the others tells that one of the end of their tasks."""
+def test_nodes_with_a_firewall_between_them_get_the_image(four: Lab, registry: Server) -> None:
+    """n1 stays reachable: slurmstepd of the other nodes reports the end of tasks to it."""
     registry.pusher.image("test/apart", "a", layered(9))
     with front(four, registry) as shown, contextlib.ExitStack() as walls:
         for node, other in (("n2", "n3"), ("n3", "n4"), ("n4", "n2")):
             walls.enter_context(four.unreachable(node, other))
-        assert four.run(step(shown.host, "apart", "cat", "/number")).stdout == "9\n" * 4  # from n1, or the registry
+        assert four.run(step(shown.host, "apart", "cat", "/number")).stdout == "9\n" * 4  # from n1 or the registry
 
 
 @pytest.mark.clusters("Firewalls")
 @pytest.mark.parity("swarm_network")
 @pytest.mark.parametrize("hosts", ["nodes", "all"])
-def test_only_within_its_network(four: Lab, registry: Server, hosts: str) -> None:
-    """Where srun's host is in another one, nodes ask the registry."""
+def test_swarm_network_limits_the_swarm(four: Lab, registry: Server, hosts: str) -> None:
+    """If srun's host is in another network, nodes ask the registry."""
     number = 13 if hosts == "nodes" else 14
     registry.pusher.image(f"test/within{number}", "a", layered(number, layers=1))
     addresses = f"{SUBNET}.{'8/29' if hosts == 'nodes' else '0/24'}"
@@ -370,7 +370,7 @@ def test_only_within_its_network(four: Lab, registry: Server, hosts: str) -> Non
         assert max(asked(shown).values()) == (4 if hosts == "nodes" else 1)
 
 
-def test_quiet(four: Lab, registry: Server) -> None:
+def test_quiet_srun_shows_no_progress(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/quiet", "a", layered(15, layers=1))
     with front(four, registry) as shown:
         command = step(shown.host, "quiet", "cat", "/number")
@@ -379,8 +379,8 @@ def test_quiet(four: Lab, registry: Server) -> None:
         assert set(asked(shown).values()) == {1}
 
 
-def test_a_peer_that_is_killed_costs_the_others_a_moment(four: Lab, registry: Server) -> None:
-    """The one that fetches: another one goes on, and its own node asks the registry for what is missing."""
+def test_killed_peer_does_not_stop_the_others(four: Lab, registry: Server) -> None:
+    """The fetchers are killed: other peers take over, and the nodes of the killed ones ask the registry."""
     registry.pusher.image("test/killed", "a", layered(10, size=4_000_000))
     with front(four, registry) as shown, contextlib.ExitStack() as slow:
         slow.enter_context(four.slowed("registry", 40_000_000))
@@ -394,7 +394,7 @@ def test_a_peer_that_is_killed_costs_the_others_a_moment(four: Lab, registry: Se
 
 
 def kill(lab: Lab, what: str, node: str, seconds: float) -> None:
-    """One of KILLS."""
+    """Kill or cut off one of KILLS on a node."""
     peer = "ss -Htlnp | grep python3 | grep -o 'pid=[0-9]*' | cut -d= -f2 | xargs -r kill -KILL"
     if what == "helper":
         lab.run(f"pkill -KILL -f {HELPER}", user="root", node=node, check=False)
@@ -403,10 +403,10 @@ def kill(lab: Lab, what: str, node: str, seconds: float) -> None:
     elif what == "tracker":
         lab.run(peer, user="root", check=False)
     elif what == "slurmd":
-        lab.run("pkill -KILL -f '(^|/)slurmd( |$)'", user="root", node=node)  # its threads have names of their own
+        lab.run("pkill -KILL -f '(^|/)slurmd( |$)'", user="root", node=node)  # its threads have other names
         time.sleep(seconds)
         lab.restart_daemon(node, "slurmd")
-    else:  # but not those by which Slurm hears of a task, and has its output
+    else:  # but not the links that Slurm needs
         with contextlib.ExitStack() as cut:
             for other in {"registry", *NODES[1:]} - {node}:
                 cut.enter_context(lab.unreachable(node, other))
@@ -418,8 +418,8 @@ KILLS = ("helper", "peer", "tracker", "slurmd", "links")
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", KILLS)
-def test_kills_at_random_moments(four: Lab, registry: Server, what: str, soak: bool, rng: random.Random) -> None:
-    """Nodes whose helper lives start their tasks; the other one says in a line what has happened to it."""
+def test_random_kills_stop_no_other(four: Lab, registry: Server, what: str, soak: bool, rng: random.Random) -> None:
+    """Nodes with a living helper start their tasks; the other node reports the loss in one line."""
     for number in range(20 if soak else 1):
         node, name = rng.choice(NODES), f"{what}{number}"
         registry.pusher.image(f"test/{name}", "a", layered(rng.randrange(1000, 1 << 30), size=1_500_000))
@@ -438,7 +438,7 @@ def test_kills_at_random_moments(four: Lab, registry: Server, what: str, soak: b
         four.run("penroot cache verify && penroot cache prune", node=node)
 
 
-def test_one_node_alone_needs_no_tracker(four: Lab, registry: Server) -> None:
+def test_single_node_starts_no_tracker(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/alone", "a", layered(11, layers=1))
     with front(four, registry) as shown, four.slowed("registry", 8_000_000):
         running = four.popen(step(shown.host, "alone", "cat", "/number", nodes=1))
@@ -448,7 +448,7 @@ def test_one_node_alone_needs_no_tracker(four: Lab, registry: Server) -> None:
         assert set(asked(shown).values()) == {1}
 
 
-def test_nobody_listens_where_all_have_it(four: Lab, registry: Server) -> None:
+def test_no_port_is_open_if_all_nodes_have_the_image(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/all", "a", layered(44, layers=1))
     with front(four, registry) as shown:
         four.run(step(shown.host, "all", "true"))
@@ -458,8 +458,8 @@ def test_nobody_listens_where_all_have_it(four: Lab, registry: Server) -> None:
         assert running.communicate(timeout=280)[0] == "up\n" * 3
 
 
-def test_steps_of_jobs(four: Lab, registry: Server) -> None:
-    """srun of salloc, and two at once of a batch script, on its first node."""
+def test_steps_of_salloc_and_sbatch_share_images(four: Lab, registry: Server) -> None:
+    """srun in salloc, and two srun at once in a batch script."""
     for number, name in ((20, "alloc"), (21, "batch")):
         registry.pusher.image(f"test/{name}", "a", layered(number))
     with front(four, registry) as shown:
@@ -469,10 +469,10 @@ def test_steps_of_jobs(four: Lab, registry: Server) -> None:
         sbatch(four, "-N4", "-o", "/home/alice/out", "/home/alice/two")
         assert four.run("cat /home/alice/out").stdout.splitlines().count("21") == 8
         asked_for_layers = Counter({path: count for (_, path), count in asked(shown).items() if "/blobs/" in path})
-        assert max(asked_for_layers.values()) <= 2  # once for each step, where the other one has not got it yet
+        assert max(asked_for_layers.values()) <= 2  # once for each step, if the other step has not stored it yet
 
 
-def test_components_of_a_heterogeneous_job(four: Lab, registry: Server) -> None:
+def test_components_of_a_heterogeneous_job_get_the_image(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/het", "a", layered(22, layers=1))
     with front(four, registry) as shown:
         component = [f"--container-image={shown.host}#test/het:a", "cat", "/number"]
@@ -481,8 +481,8 @@ def test_components_of_a_heterogeneous_job(four: Lab, registry: Server) -> None:
 
 
 @pytest.mark.parametrize("how", ["srun is killed", "the job is cancelled", "^C"])
-def test_an_image_on_its_way_to_a_step_that_ends(four: Lab, registry: Server, how: str) -> None:
-    """Nothing goes on, or is left: see nothing_left."""
+def test_end_of_a_step_ends_its_download(four: Lab, registry: Server, how: str) -> None:
+    """No process and no file is left: see nothing_left."""
     name, after = f"ends{len(how)}", f"after{len(how)}"
     registry.pusher.image(f"test/{name}", "a", layered(30 + len(how), size=4_000_000))
     registry.pusher.image(f"test/{after}", "a", layered(60 + len(how), layers=1, size=1000))
@@ -495,18 +495,18 @@ def test_an_image_on_its_way_to_a_step_that_ends(four: Lab, registry: Server, ho
             if how == "the job is cancelled":
                 four.run("scancel -u alice")
             else:
-                for _ in range(1 if how == "srun is killed" else 2):  # ^C asks first
+                for _ in range(1 if how == "srun is killed" else 2):  # the first ^C only asks
                     four.run(f"kill -{'KILL' if how == 'srun is killed' else 'INT'} {pid}", check=False)
             running.communicate(timeout=120)
             assert running.returncode != 0
-            if how == "srun is killed":  # nobody tells Slurm, but the user
+            if how == "srun is killed":  # only the user tells Slurm
                 four.run("scancel -u alice")
             until(lambda: not four.run("squeue -h").stdout, "the end of the job")
-        # Whom Slurm killed before he was done leaves what he has begun to the next import.
+        # The next import deletes the unfinished files of killed processes.
         four.run(step(shown.host, after, "true"))
 
 
-def test_a_node_without_room_fails_alone(four: Lab, registry: Server) -> None:
+def test_node_with_a_full_disk_fails_alone(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/room", "a", layered(23, size=6_000_000))
     four.run(f"mkdir -p {STORE}", node="n2")
     with front(four, registry) as shown:
@@ -520,7 +520,7 @@ def test_a_node_without_room_fails_alone(four: Lab, registry: Server) -> None:
     assert "No space left on device" in done.stderr
 
 
-def test_an_image_that_is_larger_than_the_memory_of_the_step(four: Lab, registry: Server) -> None:
+def test_image_larger_than_the_memory_of_the_step(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/memory", "a", layered(24, size=50_000_000))  # a slow disk may have much to write
     with front(four, registry) as shown:
         command = step(shown.host, "memory", "cat", "/number")

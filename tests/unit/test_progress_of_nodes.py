@@ -1,4 +1,4 @@
-"""What srun shows of an image on its way to the nodes of a step."""
+"""The progress lines of srun for the nodes of a step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pty
 import pytest
 
 from enroot_py.features.swarm import progress as module
-from enroot_py.features.swarm.messages import Standing
+from enroot_py.features.swarm.messages import Progress
 from enroot_py.features.swarm.progress import Display
 
-HALF = Standing(come=3, ready=1, slowest="n7", part=0.43, fetched=812_000_000)
-ALL = Standing(come=4, ready=4, slowest="", part=1.0, fetched=1_200_000_000)
+HALF = Progress(joined=3, ready=1, slowest="n7", fraction=0.43, fetched=812_000_000)
+ALL = Progress(joined=4, ready=4, slowest="", fraction=1.0, fetched=1_200_000_000)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float]) -> None:
+def test_pipe_gets_a_line_now_and_then(clock: list[float]) -> None:
     read, write = os.pipe()
     display = Display(write, "ubuntu:24.04", 1_200_000_000, 4)
     for clock[0] in (100.0, 105.0, 110.0, 111.0):
@@ -41,7 +41,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float]) -> N
         ]
 
 
-def test_one_line_on_a_terminal(clock: list[float]) -> None:
+def test_terminal_gets_one_rewritten_line(clock: list[float]) -> None:
     ours, theirs = pty.openpty()
     display = Display(theirs, "ubuntu\x1b[31m", 1_200_000_000, 4)
     for clock[0] in (100.1, 101.5, 101.6, 101.8):
@@ -49,7 +49,7 @@ def test_one_line_on_a_terminal(clock: list[float]) -> None:
     display.end()
     os.close(theirs)
     shown = ""
-    with contextlib.suppress(OSError):  # EIO: the other end is closed, and all is read
+    with contextlib.suppress(OSError):  # EIO: all is read, and the other end is closed
         while True:
             shown += os.read(ours, 65536).decode()
     assert shown.count("\r\x1b[K") == 3
@@ -59,7 +59,7 @@ def test_one_line_on_a_terminal(clock: list[float]) -> None:
     os.close(ours)
 
 
-def test_a_small_image_is_not_worth_a_line_before_the_last(clock: list[float]) -> None:
+def test_small_image_gets_only_the_last_line(clock: list[float]) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     display = Display(write, "ubuntu", 4_000_000, 4)
@@ -67,5 +67,5 @@ def test_a_small_image_is_not_worth_a_line_before_the_last(clock: list[float]) -
     with pytest.raises(BlockingIOError):
         os.read(read, 1)
     os.close(read)
-    display.show(lambda: ALL, ended=True)  # nobody reads it any more
+    display.show(lambda: ALL, ended=True)  # the reader is gone
     os.close(write)

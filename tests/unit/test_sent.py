@@ -1,4 +1,4 @@
-"""A squashfs file that only srun's host has: what is refused at submit, and how it comes into the stores of nodes."""
+"""A squashfs file that only srun's host has: errors at submission, and the way into the stores of nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZE = 5 * spool.PIECE + 12345
 
 
 def image(path: Path, number: int = 1, size: int = SIZE) -> Path:
-    """What the superblock says is a squashfs file."""
+    """Write a file with the superblock of a squashfs file."""
     data = bytearray(random.Random(number).randbytes(size))
     data[:4], data[28:30], data[40:48] = b"hsqs", (4).to_bytes(2, "little"), size.to_bytes(8, "little")
     path.write_bytes(data)
@@ -46,7 +46,7 @@ def job(text: str, cwd: Path, *pairs: tuple[str, str], context: str = "srun") ->
     return Job([*said, *pairs])
 
 
-# -- what is asked for
+# -- submission
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def job(text: str, cwd: Path, *pairs: tuple[str, str], context: str = "srun") ->
         *((text, "") for text in "bcast:5000#a/b bcast:5000/a/b docker://bcast:12 bcast ./bcast:x.sqsh".split()),
     ],
 )
-def test_what_is_sent(text: str, path: str) -> None:
+def test_bcast_prefix_selects_a_file(text: str, path: str) -> None:
     request = options.parse([("container-image", text)], {})
     assert request.sent == path
     assert request.is_reference("/") == (not path and text[0] != ".")
 
 
 @pytest.mark.parametrize("path", ["/", ".", "a/..", "~/x.sqsh", "$HOME/x.sqsh", "/" + 5000 * "a"])
-def test_what_is_no_path(path: str) -> None:
+def test_bad_bcast_path_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="^--container-image=bcast:"):
         options.parse([("container-image", f"bcast:{path}")], {})
 
@@ -75,12 +75,12 @@ def refusal(*arguments: object, **named: str) -> PenrootError:
     return caught.value
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "text").write_text("no image")
     os.truncate(image(tmp_path / "cut"), SIZE - 1)
     for name, why in (
-        *(("./x.sqsh", "No such file"), ("fifo", "no regular file"), (str(tmp_path), "no regular file")),
+        *(("./x.sqsh", "No such file"), ("fifo", "not a regular file"), (str(tmp_path), "not a regular file")),
         *(("./text", "is no squashfs file"), ("./cut", "truncated")),
     ):
         assert why in str(refusal(f"bcast:{name}", tmp_path))
@@ -88,7 +88,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in str(refusal("bcast:./x.sqsh", tmp_path, context="salloc"))
 
 
-def test_where_nothing_can_be_sent(tmp_path: Path) -> None:
+def test_file_is_refused_where_srun_sends_none(tmp_path: Path) -> None:
     image(tmp_path / "x.sqsh")
     off = refusal("bcast:x.sqsh", tmp_path, ("arg", "swarm=no"))
     assert "swarm=no in plugstack.conf" in str(off) and "sbcast" in off.hint
@@ -96,7 +96,7 @@ def test_where_nothing_can_be_sent(tmp_path: Path) -> None:
     assert "a batch script starts without" in str(batch) and "first node" in batch.hint
 
 
-def test_what_is_sent_is_checked_where_it_is_submitted(tmp_path: Path) -> None:
+def test_file_is_checked_at_submission(tmp_path: Path) -> None:
     path = image(tmp_path / "x.sqsh")
     assert opened(path).size == SIZE
     assert opened(path, ("arg", "importer=/bin/true")).size == SIZE
@@ -105,7 +105,7 @@ def test_what_is_sent_is_checked_where_it_is_submitted(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """What srun's process has open until its end."""
+    """Close the files that srun's process keeps open until its end."""
     yield
     while OPENED:
         os.close(OPENED.pop())
@@ -121,7 +121,7 @@ def opened(path: Path, *pairs: tuple[str, str]) -> SentFile:
     return file
 
 
-def test_the_file_that_was_opened_is_meant(tmp_path: Path) -> None:
+def test_opened_file_is_sent_after_a_rename(tmp_path: Path) -> None:
     path = image(tmp_path / "x.sqsh")
     file, digest = opened(path), f"sha256:{squashfs.checksum(str(path))}"
     os.rename(image(tmp_path / "y", 2), path)
@@ -135,11 +135,11 @@ def test_the_file_that_was_opened_is_meant(tmp_path: Path) -> None:
     assert not second.changed()
 
 
-def test_a_digest_is_remembered_until_the_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_noted_until_the_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = image(tmp_path / "x.sqsh")
     digest = opened(path).digest()
-    assert not (tmp_path / "enroot/swarms").exists(), "the next one who writes it may do so in the same moment"
-    monkeypatch.setattr(sent, "_SETTLED", -1.0)
+    assert not (tmp_path / "enroot/swarms").exists(), "the file may be written again within the same time stamp"
+    monkeypatch.setattr(sent, "_SETTLED_S", -1.0)
     assert opened(path).digest() == digest
     (note,) = (tmp_path / "enroot/swarms").iterdir()
     assert note.read_text() == digest
@@ -149,11 +149,11 @@ def test_a_digest_is_remembered_until_the_file_is_touched(tmp_path: Path, monkey
     assert opened(path).digest() == digest
 
 
-# -- how it gets there
+# -- transfer
 
 
 class Srun:
-    """srun's process, and what nodes get from it."""
+    """srun's helper process, and its answer for the nodes."""
 
     def __init__(self, file: SentFile, nodes: int, **more: str) -> None:
         ours, theirs = socket.socketpair()
@@ -198,10 +198,10 @@ def settings_of(store: Path) -> settings.Settings:
 
 
 class Node:
-    """A node's helper, in a process of its own, with a store of its own."""
+    """The helper of a node: a process with its own store."""
 
     def __init__(self, srun: Srun, number: int, store: Path, *, stays: bool = False) -> None:
-        """``stays``: until leave()."""
+        """``stays``: the process lives until leave()."""
         self.store, self._stays = store, stays
         environ = {
             "SLURM_NODEID": str(number),
@@ -218,7 +218,7 @@ class Node:
         told.close()
 
     def _receive(self, told: Connection, srun: Srun) -> None:
-        srun.socket.close()  # else its end is not seen
+        srun.socket.close()  # otherwise its end is not noticed
         self._told.close()
         try:
             invitation = step.invitation(self._job, plugin_settings.load(()))
@@ -232,7 +232,7 @@ class Node:
 
     @property
     def result(self) -> str | PenrootError:
-        """The path of the file, or what went wrong."""
+        """The path of the file, or the error."""
         assert self._told.poll(60)
         result: str | PenrootError = self._told.recv()
         if not self._stays:
@@ -246,12 +246,12 @@ class Node:
 
 
 def left(store: Path) -> list[str]:
-    """What is being made, or was."""
+    """Return the names of unfinished images."""
     return sorted(path.name for path in (store / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_nodes_get_it(tmp_path: Path, nodes: int) -> None:
+def test_nodes_get_the_file(tmp_path: Path, nodes: int) -> None:
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), nodes) as process:
         all_nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(nodes)]
@@ -263,11 +263,11 @@ def test_nodes_get_it(tmp_path: Path, nodes: int) -> None:
             assert left(node.store) == []
 
 
-def test_nodes_that_have_it_give_it_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_with_the_file_uploads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 1) as process:
         assert isinstance(Node(process, 0, tmp_path / "n0").result, str)
-    monkeypatch.setattr(sent, "RATE", 1)  # byte a second, of srun's host
+    monkeypatch.setattr(sent, "SEED_RATE", 1)
     with srun(opened(path), 3) as process:
         owner = Node(process, 0, tmp_path / "n0", stays=True)
         assert isinstance(owner.result, str)
@@ -276,16 +276,16 @@ def test_nodes_that_have_it_give_it_to_others(tmp_path: Path, monkeypatch: pytes
         owner.leave()
 
 
-def test_a_node_that_has_it_needs_nobody(tmp_path: Path) -> None:
+def test_node_with_the_file_needs_no_tracker(tmp_path: Path) -> None:
     path, store = image(tmp_path / "x.sqsh"), tmp_path / "n0"
     with srun(opened(path), 1) as process:
         first = Node(process, 0, store).result
     with srun(opened(path), 1) as process:
-        process.end()  # nobody answers
+        process.end()  # the tracker is gone
         assert Node(process, 0, store).result == first
 
 
-def test_it_is_an_image_of_the_store(tmp_path: Path) -> None:
+def test_received_file_is_an_image_of_the_store(tmp_path: Path) -> None:
     path, place = image(tmp_path / "x.sqsh"), tmp_path / "n0"
     with srun(opened(path), 1) as process:
         assert isinstance(Node(process, 0, place).result, str)
@@ -297,14 +297,14 @@ def test_it_is_an_image_of_the_store(tmp_path: Path) -> None:
         file.write(b"damaged")
     (where, what), *_ = verify.damage(store)
     assert (where, what) == (stored.path, "its image.sqsh was changed")
-    assert verify.repair(store, {where}) == []  # nobody can fetch it again
+    assert verify.repair(store, {where}) == []  # no registry has it
     with srun(opened(path), 1) as process:
         assert isinstance(Node(process, 0, place).result, str)
     assert len(prune(store, settings_of(place), Bounds()).images) == 1
     assert inventory.images(store) == []
 
 
-def test_two_steps_of_a_node_get_it_once(tmp_path: Path) -> None:
+def test_two_steps_of_a_node_share_the_file(tmp_path: Path) -> None:
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 1) as one, srun(opened(path), 1) as other:
         both = [Node(process, 0, tmp_path / "n0") for process in (one, other)]
@@ -319,8 +319,8 @@ def failed(node: Node) -> PenrootError:
     return error
 
 
-def test_a_file_that_is_changed_on_the_way_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)  # bytes a second
+def test_changed_file_is_reported_by_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent, "SEED_RATE", 2 * spool.PIECE)  # bytes a second
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 2) as process:
         nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(2)]
@@ -334,11 +334,11 @@ def until_some_has_come(nodes: list[Node]) -> None:
     def begun(node: Node) -> bool:
         return any(file.read_bytes()[:4] == b"hsqs" for file in node.store.glob("tmp/*/image.sqsh"))
 
-    until(lambda: all(map(begun, nodes)), "it comes")
+    until(lambda: all(map(begun, nodes)), "the first bytes")
 
 
-def test_what_comes_with_another_digest_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file whose size and time do not tell that it was changed, as on a network file system."""
+def test_file_with_a_wrong_digest_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file was changed, but its size and time were not, as may happen on a network file system."""
     path = image(tmp_path / "x.sqsh")
     file = opened(path)
     file.digest()
@@ -350,24 +350,24 @@ def test_what_comes_with_another_digest_is_not_kept(tmp_path: Path, monkeypatch:
     assert "has the digest" in str(error) and "try again" in error.hint
 
 
-def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)
-    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
+def test_end_of_srun_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent, "SEED_RATE", 2 * spool.PIECE)
+    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.RETRY_WAITS_S", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         node = Node(process, 0, tmp_path / "n0")
         until_some_has_come([node])
     assert "has stopped sending at byte" in str(failed(node))
 
 
-def test_srun_s_host_that_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.PATIENCE", (0.1,))
+def test_unreachable_host_of_srun_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.RETRY_WAITS_S", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         process.end()
         error = failed(Node(process, 0, tmp_path / "n0"))
     assert "does not reach srun's host, 127.0.0.1 port " in str(error) and "SrunPortRange" in error.hint
 
 
-def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -377,7 +377,7 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No space left" in str(error) and "remove some files" in error.hint
 
 
-def test_no_port_of_the_range_is_free(tmp_path: Path) -> None:
+def test_used_port_range_is_reported(tmp_path: Path) -> None:
     taken = socket.create_server(("", 0))
     port = taken.getsockname()[1]
     with srun(opened(image(tmp_path / "x.sqsh")), 1, firstport=str(port), lastport=str(port)) as process:

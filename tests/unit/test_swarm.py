@@ -1,4 +1,4 @@
-"""The decisions of a swarm: whatever happens in whatever order, everybody who lives can get everything."""
+"""The decisions of a swarm: after any events in any order, every living node can get every blob."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from enroot_py.features.swarm import trees, wire
-from enroot_py.features.swarm.fetchers import SILENT
+from enroot_py.features.swarm.fetchers import SEED_AFTER_S
 from enroot_py.features.swarm.messages import (
     SEED,
     Complaint,
@@ -23,7 +23,7 @@ from enroot_py.features.swarm.messages import (
     Report,
     Routes,
 )
-from enroot_py.features.swarm.tracker import DRAIN, GATHER, LINGER, Tracker
+from enroot_py.features.swarm.tracker import DRAIN_S, GATHER_S, LINGER_S, Tracker
 from enroot_py.features.swarm.trees import SOURCES, Forest
 from enroot_py.features.swarm.wire import WireError
 from tests.unit.test_fuzz import retyped
@@ -32,10 +32,10 @@ SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)
 
 
 class Told:
-    """What the tracker has told each node, as the node understands it."""
+    """The messages of the tracker to each node, as the nodes understand them."""
 
-    def __init__(self, nodes: int, *, of_seed: bool = False) -> None:
-        self.tracker = Tracker(SIZES[:1] if of_seed else SIZES, nodes, of_seed=of_seed)
+    def __init__(self, nodes: int, *, seed_only: bool = False) -> None:
+        self.tracker = Tracker(SIZES[:1] if seed_only else SIZES, nodes, seed_only=seed_only)
         self.lacks: dict[int, set[int]] = {}
         self.has: dict[int, set[int]] = {}
         self.plan: dict[int, Routes] = {}
@@ -44,11 +44,11 @@ class Told:
         self.released: set[int] = set()
         self.hopeless: dict[int, Hopeless] = {}
         self.done: set[int] = set()
-        self.draining: set[int] = set()  # who has left, when it had all
+        self.draining: set[int] = set()  # complete nodes that have left
 
     def hear(self, said: list[tuple[int, FromTracker]]) -> None:
         for node, message in said:
-            assert node in self.lacks, "the dead are told nothing"
+            assert node in self.lacks, "dead nodes get no messages"
             if isinstance(message, Routes):
                 self.plan[node] = message
                 by_tree = self.parents.setdefault(node, {})
@@ -80,12 +80,12 @@ class Told:
         self.hear(self.tracker.left(now, node))
 
     def finish(self, now: float, node: int) -> None:
-        """A node lacks nothing any more."""
+        """A node has every blob."""
         self.done.add(node)
         self.hear(self.tracker.handle(now, node, Report((0,) * self.plan[node].trees, done=True)))
 
     def drained(self, now: float) -> None:
-        """What came from those who have left has come, and who took from them says so."""
+        """All bytes of nodes that have left have arrived, and their children complain."""
         for node, by_tree in list(self.parents.items()):
             for tree, links in list(by_tree.items()):
                 for parent in self.draining.intersection(parent for parent, _ in links):
@@ -93,13 +93,13 @@ class Told:
                     self.hear(self.tracker.handle(now, node, complaint))
 
     def wants(self, node: int, blobs: tuple[int, ...]) -> set[int]:
-        """Of these blobs, or of all, those that a node takes from others."""
+        """Return which of these blobs, or of all, a node downloads."""
         plan = self.plan[node]
         wanted = set(plan.blobs) if plan.relays else self.lacks[node]
         return (wanted & set(blobs) if blobs else wanted) - self.fetches.get(node, set())
 
     def check(self) -> None:
-        """Everybody gets each piece that he lacks, by way of living nodes that take it too, from who fetches it."""
+        """Check that each node downloads every blob that it lacks, through living relays, from the fetcher."""
         for node, lacks in self.lacks.items():
             for blob in lacks:
                 for tree in range(self.plan[node].trees):
@@ -110,12 +110,12 @@ class Told:
         while blob not in self.fetches.get(way[-1], ()):
             links = self.parents[way[-1]][tree]
             givers = [parent for parent, blobs in links if not blobs or blob in blobs]
-            assert len(givers) == 1, f"blob {blob} in tree {tree}: {way} takes it from {givers}"
-            assert givers[0] in self.lacks, f"{way} takes from the dead {givers[0]}"
-            assert givers[0] not in way, f"{way} goes round"
+            assert len(givers) == 1, f"blob {blob} in tree {tree}: {way} downloads it from {givers}"
+            assert givers[0] in self.lacks, f"{way} downloads from dead node {givers[0]}"
+            assert givers[0] not in way, f"{way} is a cycle"
             way.append(givers[0])
             takes = self.plan[way[-1]].relays or blob in self.lacks[way[-1]]
-            assert takes or blob in self.fetches[way[-1]], f"{way}: the last takes it for nobody"
+            assert takes or blob in self.fetches[way[-1]], f"{way}: the last node does not download it"
 
 
 BAD, SILENT_NODE = 3, 4
@@ -129,16 +129,16 @@ BAD_MESSAGES = {
 
 
 class Guarded(Told):
-    """Five nodes: three are honest, one is bad, and the last says nothing after the plan.
+    """Five nodes: three are honest, one is bad, and the last sends nothing after the plan.
 
-    What the bad node says is decoded and checked as by tracking.py, and may end that node alone.
+    Messages of the bad node are decoded and checked as in tracker_process.py, and may end only that node.
     """
 
     def hear_bad(self, now: float, message: Mapping[str, object]) -> None:
         try:
             event = wire.decode_from_peer(json.loads(json.dumps(message)), "10.0.0.9")
             if isinstance(event, Failed) and event.refused and set(event.blobs) <= self.fetches.get(BAD, set()):
-                return  # whoever fetches for all is believed
+                return  # the tracker trusts a fetcher
             if isinstance(event, Joined):
                 self.lacks[BAD], self.has[BAD] = set(event.lacks), set(event.has)
             self.hear(self.tracker.handle(now, BAD, event))
@@ -146,8 +146,8 @@ class Guarded(Told):
             self.leave(now, BAD)
 
     def pass_time(self, now: float) -> float:
-        """Ticks, between which the honest report more and more; the silent one is found to be stalled."""
-        for step in (0.1, GATHER, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
+        """Ticks, between which honest nodes report more and more bytes. The tracker finds the silent node stalled."""
+        for step in (0.1, GATHER_S, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
             now += step
             self.hear(self.tracker.tick(now))
             for node in set(self.plan) - {BAD, SILENT_NODE}:
@@ -156,7 +156,7 @@ class Guarded(Told):
         return now
 
     def live_through(self, stage: str, messages: list[Mapping[str, object]]) -> None:
-        """The bad node says this at a stage; then it leaves, and the others are to get all they lack."""
+        """Send messages of the bad node at a stage and let it leave. The others must get every blob."""
         every, now = set(range(len(SIZES))), 100.0
         for node in (0, 1, 2, SILENT_NODE):
             self.join(now, node, every)
@@ -184,7 +184,7 @@ class Guarded(Told):
             for node in range(3):
                 self.finish(now, node)
         for _ in range(20):
-            self.hear(self.tracker.tick(now := now + LINGER / 10))
+            self.hear(self.tracker.tick(now := now + LINGER_S / 10))
         assert self.released >= {0, 1, 2} and not self.hopeless.keys() & {0, 1, 2}
 
 
@@ -192,12 +192,12 @@ class Guarded(Told):
 @pytest.mark.parametrize("kind", BAD_MESSAGES)
 @pytest.mark.parametrize("stage", STAGES)
 def test_message_of_one_member_ends_no_other(stage: str, kind: str) -> None:
-    """Each field of each message with each odd value: the tracker goes on, and so do the others."""
+    """Send each message with each odd value in each field."""
     for data in (json.dumps(wire.encode(BAD_MESSAGES[kind])).encode(), *retyped(wire.encode(BAD_MESSAGES[kind]))):
         try:
             message = json.loads(data)
         except ValueError:
-            continue  # the wire refuses it
+            continue  # refused as JSON
         if isinstance(message, dict):
             Guarded(5).live_through(stage, [message])
 
@@ -211,7 +211,7 @@ def test_bytes_of_another_plan_end_no_other(stage: str, length: int) -> None:
 
 
 @pytest.mark.security("N2")
-def test_any_messages_of_one_member_end_no_other(rng: random.Random, soak: bool) -> None:
+def test_random_messages_of_one_member_end_no_other(rng: random.Random, soak: bool) -> None:
     known = [data for message in BAD_MESSAGES.values() for data in retyped(wire.encode(message))]
     numbers = [0, 1, 2, 3, 4, 31, 32, SEED, (1 << 63) - 1]
     for _ in range(4_000 if soak else 500):
@@ -233,8 +233,8 @@ def test_any_messages_of_one_member_end_no_other(rng: random.Random, soak: bool)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 33, 100])
-def test_every_node_gets_every_piece(nodes: int) -> None:
-    """No node sends much more than it receives."""
+def test_every_node_has_a_parent_for_every_piece(nodes: int) -> None:
+    """No node uploads much more than it downloads."""
     told = Told(nodes)
     for node in range(nodes):
         told.join(0.0, node, set(range(len(SIZES))))
@@ -251,8 +251,8 @@ def test_every_node_gets_every_piece(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_all_that_live_can_get_all(seed: int) -> None:
-    """Nodes come, die, complain of whom they like, and lack what they like, in any order."""
+def test_living_nodes_get_all_after_random_events(seed: int) -> None:
+    """Nodes join, die, complain about any parent and lack any blobs, in any order."""
     rng = random.Random(seed)
     nodes, kept = rng.choice([2, 3, 5, 8, 20, 60]), rng.choice([0.0, 0.0, 0.3, 1.0])
     told, now = Told(nodes), 0.0
@@ -269,7 +269,7 @@ def test_whatever_happens_all_that_live_can_get_all(seed: int) -> None:
         elif node is not None and happens < 0.5:
             told.leave(now, node)
             if rng.random() < 0.5:
-                waiting.append(node)  # its helper may begin again
+                waiting.append(node)  # its helper may start again
         elif node is not None and node in told.plan and happens < 0.55 and node not in told.done:
             told.finish(now, node)
         elif node is not None and node in told.plan:
@@ -285,24 +285,24 @@ def test_whatever_happens_all_that_live_can_get_all(seed: int) -> None:
         if all(node in told.plan for node in told.lacks) and (nodes < 10 or rng.random() < 0.1):
             told.drained(now)
             told.check()
-    told.hear(told.tracker.tick(now + GATHER))
-    told.drained(now + GATHER)
+    told.hear(told.tracker.tick(now + GATHER_S))
+    told.drained(now + GATHER_S)
     told.check()
     for node in list(told.lacks):
         got = (0,) * told.plan[node].trees
         told.hear(told.tracker.handle(now, node, Report(got, done=True)))
     told.hear(told.tracker.tick(now + 1))
-    told.hear(told.tracker.tick(now + 2 + LINGER))
+    told.hear(told.tracker.tick(now + 2 + LINGER_S))
     assert told.released >= set(told.lacks)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whoever_cannot_connect_to_whom_all_can_get_all(seed: int) -> None:
+def test_nodes_get_all_behind_random_firewalls(seed: int) -> None:
     rng = random.Random(seed)
     nodes = rng.choice([2, 3, 4, 4, 5, 8, 20, 60])
     many = rng.choice([0.05, 0.2, 0.5, 0.9, 1.0])
     walls = {(node, other) for node in range(nodes) for other in range(nodes) if rng.random() < many}
-    if seed % 3 == 0:  # nobody gets into some nodes, or out of them
+    if seed % 3 == 0:  # some nodes accept, or make, no connections
         closed = rng.sample(range(nodes), nodes // 2)
         walls = {
             (node, other) for node in range(nodes) for other in range(nodes) if (other if seed % 2 else node) in closed
@@ -325,7 +325,7 @@ def test_whoever_cannot_connect_to_whom_all_can_get_all(seed: int) -> None:
     told.check()
 
 
-def test_many_trees_are_even() -> None:
+def test_relays_upload_evenly() -> None:
     for relays in (1, 2, 31, 32, 33, 37, 100, 997):
         number = trees.count(relays)
         forest = Forest(number, list(range(relays)), [])
@@ -342,7 +342,7 @@ def together(nodes: int) -> Told:
     return told
 
 
-def test_a_blob_that_one_node_cannot_fetch_another_one_fetches() -> None:
+def test_failed_fetch_moves_to_another_node() -> None:
     told = together(5)
     first = next(node for node, blobs in told.fetches.items() if 0 in blobs)
     told.hear(told.tracker.handle(1.0, first, Failed((0,), False, "no route to the registry")))
@@ -351,7 +351,7 @@ def test_a_blob_that_one_node_cannot_fetch_another_one_fetches() -> None:
     assert not told.hopeless
 
 
-def test_refusal_is_requested_and_shown_once() -> None:
+def test_refusal_is_reported_by_one_node() -> None:
     told = together(5)
     source = next(iter(told.fetches))
     told.hear(told.tracker.handle(1.0, source, Failed((0,), True, "denied", "log in")))
@@ -375,18 +375,18 @@ def nobody_can_fetch(told: Told, blob: int) -> None:
     assert told.tracker.wants_seed
 
 
-def test_blob_that_no_node_can_fetch_fails_without_seed() -> None:
+def test_unreachable_blob_fails_without_seed() -> None:
     told = together(8)
     nobody_can_fetch(told, 0)
-    told.hear(told.tracker.tick(4.0 + SILENT))
+    told.hear(told.tracker.tick(4.0 + SEED_AFTER_S))
     assert not told.hopeless
-    all_report(told, 3.9 + 2 * SILENT)
-    told.hear(told.tracker.tick(4.0 + 2 * SILENT))
+    all_report(told, 3.9 + 2 * SEED_AFTER_S)
+    told.hear(told.tracker.tick(4.0 + 2 * SEED_AFTER_S))
     assert not any(each.final for each in told.hopeless.values())
     assert sorted(each.reason for each in told.hopeless.values()) == [""] * 7 + ["unreachable"]
 
 
-def test_what_no_node_can_fetch_comes_from_the_tracker_s_host() -> None:
+def test_unreachable_blob_comes_from_the_seed() -> None:
     told = together(8)
     nobody_can_fetch(told, 0)
     all_report(told, 4.9)
@@ -399,15 +399,15 @@ def test_what_no_node_can_fetch_comes_from_the_tracker_s_host() -> None:
     assert [each.final for each in told.hopeless.values()] == [False] * 8
 
 
-def test_blob_without_source_comes_from_the_tracker() -> None:
+def test_seed_takes_blobs_of_silent_fetchers() -> None:
     told = together(8)
     trees_ = told.plan[0].trees
     one, other = told.fetches
     told.hear(told.tracker.handle(1.0, one, Report((0,) * trees_, fetched=1)))
-    told.hear(told.tracker.tick(SILENT + 0.1))
+    told.hear(told.tracker.tick(SEED_AFTER_S + 0.1))
     assert told.tracker.wants_seed
     kept = set(told.fetches[one])
-    told.join(SILENT + 0.2, SEED, set())
+    told.join(SEED_AFTER_S + 0.2, SEED, set())
     assert (told.fetches[one], told.fetches[other]) == (kept, set())
     assert told.fetches[SEED] == set(range(len(SIZES))) - kept
     told.check()
@@ -418,8 +418,8 @@ def test_blob_without_source_comes_from_the_tracker() -> None:
 
 
 def of_seed(nodes: int) -> Told:
-    """A file that the tracker's host alone has."""
-    told = Told(nodes, of_seed=True)
+    """Return nodes that lack a file of the tracker's host."""
+    told = Told(nodes, seed_only=True)
     for node in range(nodes):
         told.join(0.0, node, {0})
     told.hear(told.tracker.tick(0.0))
@@ -430,7 +430,7 @@ def of_seed(nodes: int) -> Told:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 40])
-def test_what_only_the_tracker_s_host_has_nobody_else_fetches(nodes: int) -> None:
+def test_file_is_fetched_by_no_node_but_the_seed(nodes: int) -> None:
     told = of_seed(nodes)
     assert told.fetches == {SEED: {0}}
     told.check()
@@ -440,19 +440,19 @@ def test_what_only_the_tracker_s_host_has_nobody_else_fetches(nodes: int) -> Non
     assert [each.final for each in told.hopeless.values()] == [False] * nodes
 
 
-def test_blob_of_the_tracker_that_stalls_is_given_up() -> None:
-    told = Told(2, of_seed=True)
+def test_file_without_seed_is_given_up() -> None:
+    told = Told(2, seed_only=True)
     for node in range(2):
         told.join(0.0, node, {0})
     for now in (0.0, 0.1):
         told.hear(told.tracker.tick(now))
-    all_report(told, 2 * SILENT)
-    told.hear(told.tracker.tick(0.2 + 2 * SILENT))
+    all_report(told, 2 * SEED_AFTER_S)
+    told.hear(told.tracker.tick(0.2 + 2 * SEED_AFTER_S))
     assert [each.final for each in told.hopeless.values()] == [False] * 2
 
 
-def test_node_serves_before_the_host_of_the_tracker() -> None:
-    told = Told(3, of_seed=True)
+def test_node_with_the_file_serves_before_the_seed() -> None:
+    told = Told(3, seed_only=True)
     told.join(0.0, 0, set(), {0})
     for node in (1, 2):
         told.join(0.0, node, {0})
@@ -470,7 +470,7 @@ def test_node_serves_before_the_host_of_the_tracker() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_node_that_cannot_reach_the_tracker_gets_all(seed: int) -> None:
+def test_nodes_that_cannot_reach_the_seed_get_the_file(seed: int) -> None:
     rng = random.Random(seed)
     nodes = rng.choice([1, 2, 3, 8, 40])
     apart = rng.sample(range(nodes), rng.randrange(nodes + 1))
@@ -496,7 +496,7 @@ def test_node_that_cannot_reach_the_tracker_gets_all(seed: int) -> None:
     assert told.fetches == {SEED: {0}}
 
 
-def test_a_source_that_is_slow_hands_over_its_work() -> None:
+def test_slow_fetcher_hands_over_its_blobs() -> None:
     told = together(6)
     slow, fast = told.fetches
     trees_ = told.plan[slow].trees
@@ -508,8 +508,8 @@ def test_a_source_that_is_slow_hands_over_its_work() -> None:
     told.check()
 
 
-def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
-    """A small image is there before a second request of the registry would pay."""
+def test_fetcher_a_little_behind_keeps_its_blobs() -> None:
+    """For a small image a second request to the registry does not pay."""
     told = together(6)
     before = dict(told.fetches)
     slow, fast = before
@@ -520,8 +520,8 @@ def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
     assert told.fetches == before
 
 
-def test_a_source_that_cannot_begin_at_once_keeps_its_work() -> None:
-    """What it gets in the first seconds says little, where others have filled a queue before."""
+def test_fetcher_with_a_late_start_keeps_its_blobs() -> None:
+    """Its first seconds are slow, because other nodes have filled a queue."""
     told = together(2)
     before = dict(told.fetches)
     late, first = before
@@ -534,8 +534,8 @@ def test_a_source_that_cannot_begin_at_once_keeps_its_work() -> None:
     assert told.fetches == {late: set(), first: set(range(len(SIZES)))}
 
 
-def test_source_behind_a_full_link_keeps_its_work() -> None:
-    """It is that one's turn first: both have all as soon as they can."""
+def test_fetcher_behind_a_full_link_keeps_its_blobs() -> None:
+    """Its link is full of bytes from the other fetcher, so both finish as early as possible."""
     told = together(2)
     before = dict(told.fetches)
     late, first = before
@@ -545,7 +545,7 @@ def test_source_behind_a_full_link_keeps_its_work() -> None:
     assert told.fetches == before
 
 
-def test_source_that_finished_others_work_is_not_slow() -> None:
+def test_fetcher_that_finished_is_not_slow() -> None:
     told = together(6)
     gone, slow = told.fetches
     trees_ = told.plan[slow].trees
@@ -557,17 +557,17 @@ def test_source_that_finished_others_work_is_not_slow() -> None:
         told.hear(told.tracker.handle(now, heir, Report((0,) * trees_, fetched=50 << 20)))
         told.hear(told.tracker.handle(now, slow, fetching(trees_, int(now * 10) << 20)))
     told.hear(told.tracker.handle(5.5, slow, fetching(trees_, 60 << 20)))
-    assert told.fetches[heir] == set(range(len(SIZES))), "it was five times as fast, as long as it had work"
+    assert told.fetches[heir] == set(range(len(SIZES))), "the heir was five times as fast while it had work"
     assert told.fetches[slow] == set()
     told.check()
 
 
 def fetching(trees_: int, fetched: int) -> Report:
-    """What a source says that has not finished."""
+    """Return the report of a fetcher that has not finished."""
     return Report((0,) * trees_, fetched, unfetched=1 << 30)
 
 
-def test_a_source_that_is_slow_is_not_the_only_one_of_two() -> None:
+def test_slow_fetcher_of_two_hands_over_its_blobs() -> None:
     told = together(2)
     slow, fast = told.fetches
     for now in (1.0, 3.0):
@@ -579,25 +579,25 @@ def test_a_source_that_is_slow_is_not_the_only_one_of_two() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 @pytest.mark.parametrize("ends", [True, False])
-def test_blob_sent_before_a_task_ended_is_kept(nodes: int, ends: bool) -> None:
-    """Its kernel goes on to send. What has not come when that ends, or comes too slowly, others fetch."""
+def test_blob_of_a_finished_node_is_drained(nodes: int, ends: bool) -> None:
+    """Its kernel goes on to send. Other nodes fetch blobs that do not arrive by this, or arrive too slowly."""
     told = together(nodes)
     before = {node: set(blobs) for node, blobs in told.fetches.items()}
     first = next(iter(before))
     told.finish(1.0, first)
     told.leave(1.1, first)
-    told.hear(told.tracker.tick(1.1 + 0.9 * DRAIN))
+    told.hear(told.tracker.tick(1.1 + 0.9 * DRAIN_S))
     del before[first]
     assert told.fetches == before
     if ends:
-        told.drained(1.1 + 0.9 * DRAIN)
+        told.drained(1.1 + 0.9 * DRAIN_S)
     else:
-        told.hear(told.tracker.tick(2.1 + DRAIN))
+        told.hear(told.tracker.tick(2.1 + DRAIN_S))
     assert set().union(*told.fetches.values()) == set(range(len(SIZES)))
     told.check()
 
 
-def test_rest_of_a_node_that_left_comes_from_a_full_one() -> None:
+def test_blobs_of_a_finished_node_move_to_a_complete_node() -> None:
     told = together(4)
     first, second = told.fetches
     trees_ = told.plan[first].trees
@@ -611,11 +611,11 @@ def test_rest_of_a_node_that_left_comes_from_a_full_one() -> None:
     told.check()
 
 
-def test_nobody_new_takes_from_one_who_has_left() -> None:
+def test_late_peer_gets_no_parent_that_has_left() -> None:
     told = Told(9)
     for node in range(8):
         told.join(0.0, node, set(range(len(SIZES))))
-    told.hear(told.tracker.tick(GATHER))
+    told.hear(told.tracker.tick(GATHER_S))
     gone = next(node for node, plan in told.plan.items() if plan.relays)
     told.finish(1.0, gone)
     told.leave(1.0, gone)
@@ -625,18 +625,18 @@ def test_nobody_new_takes_from_one_who_has_left() -> None:
     told.check()
 
 
-def test_one_who_comes_when_all_have_just_left_begins_anew() -> None:
+def test_peer_that_joins_after_all_left_gets_a_new_plan() -> None:
     told = together(2)
     for node in range(2):
         told.finish(1.0, node)
         told.leave(1.1, node)
     told.join(1.2, 1, {0, 1})
-    told.hear(told.tracker.tick(1.2 + GATHER))
+    told.hear(told.tracker.tick(1.2 + GATHER_S))
     assert told.fetches == {1: {0, 1}}
 
 
-def test_one_who_comes_again_is_another_one() -> None:
-    """A helper that was killed when it had all, and its successor, which has it no more."""
+def test_peer_that_joins_again_lacks_its_blobs() -> None:
+    """A helper was killed when it had every blob. Its successor lacks every blob."""
     told = together(3)
     told.finish(1.0, 0)
     told.leave(1.0, 0)
@@ -645,7 +645,7 @@ def test_one_who_comes_again_is_another_one() -> None:
     told.check()
 
 
-def test_the_last_does_not_wait_for_who_has_left() -> None:
+def test_last_peer_does_not_wait_for_one_that_left() -> None:
     told = together(2)
     told.finish(1.0, 0)
     told.leave(1.0, 0)
@@ -655,8 +655,8 @@ def test_the_last_does_not_wait_for_who_has_left() -> None:
 
 
 @pytest.mark.parametrize("nodes", [6, 10_000])
-def test_a_source_that_says_nothing_hands_over_its_work(nodes: int) -> None:
-    """It says something once a second, in a swarm of any size; others, of ten thousand, once in ten."""
+def test_stalled_fetcher_hands_over_its_blobs(nodes: int) -> None:
+    """A fetcher reports once a second in a swarm of any size; other nodes of ten thousand every ten seconds."""
     told = Told(nodes)
     for node in range(6):
         told.join(node * 0.01, node, set(range(len(SIZES))))
@@ -673,7 +673,7 @@ def test_a_source_that_says_nothing_hands_over_its_work(nodes: int) -> None:
     told.check()
 
 
-def test_a_relay_that_many_complain_of_relays_no_more() -> None:
+def test_relay_with_many_complaints_is_retired() -> None:
     told = together(8)
     slow = next(node for node, plan in told.plan.items() if plan.relays and node not in told.fetches)
     for node, by_tree in list(told.parents.items()):
@@ -686,7 +686,7 @@ def test_a_relay_that_many_complain_of_relays_no_more() -> None:
     told.check()
 
 
-def test_who_comes_when_all_are_gone_begins_anew() -> None:
+def test_peer_that_joins_after_release_gets_a_new_plan() -> None:
     told = together(3)
     for node in range(3):
         told.hear(told.tracker.handle(1.0, node, Report((0,) * told.plan[node].trees, done=True)))
@@ -695,28 +695,28 @@ def test_who_comes_when_all_are_gone_begins_anew() -> None:
     for node in range(3):
         told.leave(3.0, node)
     told.join(60.0, 1, {0, 1})
-    told.hear(told.tracker.tick(60.0 + GATHER))
+    told.hear(told.tracker.tick(60.0 + GATHER_S))
     assert told.fetches[1] == {0, 1}
 
 
-def test_how_far_the_nodes_are() -> None:
+def test_progress_names_the_slowest_node() -> None:
     told = Told(3)
     for node in range(2):
         told.lacks[node] = {0}
         told.hear(told.tracker.handle(0.0, node, Joined(("10.0.0.1", 1), (0,), name=f"n{node}")))
-    told.hear(told.tracker.tick(GATHER))
+    told.hear(told.tracker.tick(GATHER_S))
     trees_ = told.plan[0].trees
     source = next(iter(told.fetches))
     told.hear(told.tracker.handle(1.0, source, Report((0,) * trees_, SIZES[0], done=True)))
     half = (SIZES[0] // 2 // trees_,) * trees_
     told.hear(told.tracker.handle(1.0, 1 - source, Report(half)))
     now = told.tracker.progress()
-    assert (now.come, now.ready, now.slowest, now.fetched) == (2, 1, f"n{1 - source}", SIZES[0])
-    assert round(now.part, 2) == 0.5
+    assert (now.joined, now.ready, now.slowest, now.fetched) == (2, 1, f"n{1 - source}", SIZES[0])
+    assert round(now.fraction, 2) == 0.5
     assert not told.tracker.all_have_it
 
 
-def test_what_nodes_have_kept_they_give_and_nobody_fetches() -> None:
+def test_kept_blobs_are_uploaded_and_not_fetched() -> None:
     told = Told(8)
     for node in range(7):
         told.join(0.0, node, set(), {0, 1} if node % 2 else {1, 2, 3})
@@ -726,7 +726,7 @@ def test_what_nodes_have_kept_they_give_and_nobody_fetches() -> None:
     assert 7 not in told.fetches
     assert sorted(blob for blobs in told.fetches.values() for blob in blobs) == [0, 1, 2, 3]
     assert max(sum(SIZES[blob] for blob in blobs) for blobs in told.fetches.values()) == SIZES[0]
-    told.hear(told.tracker.tick(SILENT + 1))
+    told.hear(told.tracker.tick(SEED_AFTER_S + 1))
     assert not told.tracker.wants_seed
 
 

@@ -1,4 +1,4 @@
-"""What srun offers to its nodes."""
+"""The images for which srun offers a swarm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.test_submit import DIGEST, job
 
 
 def shares(job: Job) -> bool:
-    """Whether srun offers to track who has what of the image."""
+    """Check whether srun offers to be the tracker of the image."""
     wish = submission.check(job)[1]
     return bool(wish and wish.shares)
 
@@ -26,5 +26,5 @@ def shares(job: Job) -> bool:
         ("oci:layout", (), False),
     ],
 )
-def test_images_of_registries_are_shared(image: str, arguments: tuple[str, ...], shared: bool) -> None:
+def test_only_registry_images_are_shared(image: str, arguments: tuple[str, ...], shared: bool) -> None:
     assert shares(job(image, *(("arg", argument) for argument in arguments))) == shared

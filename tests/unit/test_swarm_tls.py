@@ -1,4 +1,4 @@
-"""Connections of a swarm by TLS, through somebody who reads what goes over the wire and may change it."""
+"""TLS connections of a swarm, through a host that reads all bytes and may change them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = b"what nobody else may read " * 40_000
 
 
 class Wire:
-    """A host between two ends; ``change`` may be set to what becomes of bytes on their way to the one who connects."""
+    """A host between two ends. ``change`` is applied to all bytes to the end that has connected."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -54,7 +54,7 @@ class Wire:
 
 
 class Ends:
-    """Two connected ends: ``here`` has connected, ``there`` sends it the file as soon as it may."""
+    """Two connected ends. The accepting end sends the file when it has a message."""
 
     def __init__(self, file: int, node: int = 1) -> None:
         self.loop = Loop(Swarm(KEY, CONTEXT, 2), 0)
@@ -66,29 +66,29 @@ class Ends:
         self.lost: list[str] = []
         self.loop.listen("p", self._sock, self._greet)
         self._one = self._other.connect("p", ("127.0.0.1", self.wire.port))
-        self._one.ready = lambda: self._one.say({"is": "Wish"})
-        self._one.took = self._take
-        self._one.gone = self.lost.append
+        self._one.on_ready = lambda: self._one.send({"is": "Wish"})
+        self._one.on_bytes = self._take
+        self._one.on_close = self.lost.append
 
     def _greet(self, connection: Connection) -> None:
         def heard(message: object) -> None:
             assert message == {"is": "Wish"}
-            connection.more = more
+            connection.send_more = more
             connection.wake()
 
         def more() -> bool:
-            connection.more = lambda: False
-            connection.send(b"head", self._file, 0, len(WORDS))
+            connection.send_more = lambda: False
+            connection.send_file(b"head", self._file, 0, len(WORDS))
             return True
 
-        connection.heard = heard
+        connection.on_message = heard
 
     def _take(self, data: bytearray) -> int:
         self.came += data
         return len(data)
 
     def run(self) -> None:
-        """Until all has come or the connection has ended."""
+        """Serve both ends until the whole file has arrived or the connection has ended."""
         deadline = time.monotonic() + 60
         while len(self.came) < len(WORDS) + 4 and not self.lost:
             assert time.monotonic() < deadline
@@ -113,7 +113,7 @@ def test_blobs_and_messages_cannot_be_read(file: int) -> None:
     assert b"nobody else" not in ends.wire.seen and b"Wish" not in ends.wire.seen
 
 
-def test_who_changes_what_is_on_its_way_ends_the_connection(file: int) -> None:
+def test_changed_bytes_end_the_connection(file: int) -> None:
     ends = Ends(file)
 
     def flip(data: bytes) -> bytes:
@@ -126,14 +126,14 @@ def test_who_changes_what_is_on_its_way_ends_the_connection(file: int) -> None:
 
 
 def test_certificate_is_the_same_everywhere() -> None:
-    """Nodes may have other libraries: all must make these bytes of this key."""
+    """Nodes may have different libraries, but must derive the same bytes from this key."""
     made = Identity(KEY, CONTEXT).certificate
     assert hashlib.sha256(made).hexdigest() == "2ff69281acd80c024e107312c6aae3b9f8788d254006d701e7a00f11f1092229"
     assert made != Identity(KEY, "7.1").certificate != Identity(b"x" * 32, CONTEXT).certificate
 
 
-def test_openssl_that_refuses_the_algorithms_is_named(tmp_path: Path) -> None:
-    """As in FIPS mode: here no provider has an algorithm with that property."""
+def test_refusing_openssl_is_reported(tmp_path: Path) -> None:
+    """As in FIPS mode: no provider here has an algorithm with that property."""
     (tmp_path / "conf").write_text("openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n")
     words = "from enroot_py.features.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
     command = [sys.executable, "-c", words]
@@ -143,8 +143,8 @@ def test_openssl_that_refuses_the_algorithms_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.security("N1")
-def test_a_false_server_hears_nothing(tmp_path: Path) -> None:
-    """It lets anybody in, and has a certificate of its own."""
+def test_false_server_gets_no_message(tmp_path: Path) -> None:
+    """The server accepts every client and has another certificate."""
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=penroot -keyout key -out own"
     subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -160,8 +160,8 @@ def test_a_false_server_hears_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.security("N1")
-def test_a_member_led_back_to_itself_says_nothing(file: int) -> None:
-    """Both ends have one certificate, so TLS alone does not notice."""
+def test_connection_to_itself_is_refused(file: int) -> None:
+    """Both ends have the same certificate, so TLS alone does not notice."""
     ends = Ends(file, node=0)
     ends.run()
     assert ends.lost and not ends.came

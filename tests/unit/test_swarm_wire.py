@@ -1,4 +1,4 @@
-"""What goes over the wire of a swarm: messages, and what is none."""
+"""The encoding of the messages of a swarm, and bytes that are no message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from enroot_py.features.swarm.wire import WireError
 
 
 @pytest.mark.parametrize("cut", [1, 7, 1 << 20])
-def test_messages_come_in_parts(cut: int) -> None:
+def test_message_in_parts_is_joined(cut: int) -> None:
     data, buffer = wire.frame({"a": 1}) + wire.frame({"b": 2}), bytearray()
     said = []
     for start in range(0, len(data), cut):
@@ -43,9 +43,9 @@ def test_messages_come_in_parts(cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("x" * 200, "bytes"), ("[1]", "no object"), ("[" * 99, "no JSON"), ("{", "no JSON")]
+    ("text", "says"), [("x" * 200, "bytes"), ("[1]", "not an object"), ("[" * 99, "not JSON"), ("{", "not JSON")]
 )
-def test_messages_have_limits(text: str, says: str) -> None:
+def test_bad_frame_is_refused(text: str, says: str) -> None:
     with pytest.raises(WireError, match=says):
         wire.unframe(bytearray(len(text).to_bytes(4, "big") + text.encode()), 100)
 
@@ -63,15 +63,15 @@ TRACKERS: list[FromTracker] = [
 
 
 @pytest.mark.parametrize("message", PEERS)
-def test_what_peers_say(message: FromPeer) -> None:
-    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.SHORT)
+def test_message_of_a_peer_survives_the_wire(message: FromPeer) -> None:
+    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_PEER_BYTES)
     assert said is not None
     assert wire.decode_from_peer(said, "10.0.0.1") == message
 
 
 @pytest.mark.parametrize("message", TRACKERS)
-def test_what_the_tracker_says(message: FromTracker) -> None:
-    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.LONG)
+def test_message_of_the_tracker_survives_the_wire(message: FromTracker) -> None:
+    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_TRACKER_BYTES)
     assert said is not None
     assert wire.decode_from_tracker(said) == message
 
@@ -93,7 +93,7 @@ def said(message: Message) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("message", OTHERS)
-def test_what_else_is_said(message: Message) -> None:
+def test_other_message_survives_the_wire(message: Message) -> None:
     assert wire.decode(said(message), type(message)) == message
 
 
@@ -111,15 +111,15 @@ def test_what_else_is_said(message: Message) -> None:
         (Documents("", "", b"", b"", b"", ""), "manifest", "!"),
     ],
 )
-def test_bounds_are_those_of_the_types(message: Message, field: str, value: object) -> None:
+def test_value_out_of_bounds_is_refused(message: Message, field: str, value: object) -> None:
     with pytest.raises(WireError):
         wire.decode({**said(message), field: value}, type(message))
 
 
 @pytest.mark.security("N2")
 @pytest.mark.soak
-def test_any_other_message_is_refused_or_whole(rng: random.Random, soak: bool) -> None:
-    """Values of other types and beyond all limits, at any depth: what is decoded is what was said."""
+def test_random_message_is_refused_or_unchanged(rng: random.Random, soak: bool) -> None:
+    """Values of other types and out of bounds, at any depth. A message that is accepted is unchanged."""
     odd: list[object] = [None, -1, 0, 1 << 32, 1 << 70, 1.5, "", "x", "é" * 70, "::1", [], [-1], {}, True, [[1, 2]]]
     messages = [*PEERS, *TRACKERS, *OTHERS]
     kinds = [type(each) for each in messages]

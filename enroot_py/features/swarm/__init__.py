@@ -1,4 +1,4 @@
-"""One pull of an image for all nodes of a step: who fetches, who gives what to whom, and how it gets there.
+"""One pull of an image for all nodes of a step: a few nodes fetch the blobs, the others copy them from node to node.
 
-The decisions (messages, trees, tracker, peer) import neither sockets nor time.
+The modules that decide (messages, trees, fetchers, tracker, peer) import neither sockets nor time.
 """

@@ -1,4 +1,4 @@
-"""The arguments of the plugin for swarms."""
+"""The plugin arguments of swarms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Networks(Setting):
 
     def parse(self, text: str) -> str:
         if text:
-            import ipaddress  # rarely: it takes two milliseconds
+            import ipaddress  # only if needed: it takes two milliseconds
 
             for network in text.split(","):
                 ipaddress.ip_network(network)
@@ -21,9 +21,9 @@ class Networks(Setting):
 
 
 class SwarmArguments(FeatureTable):
-    swarm = Bool("1", "let the nodes of a step fetch an image once, and give it to each other")
-    swarm_network = Networks("", "networks, as 10.1.0.0/16,fd00::/8, over which alone")
-    swarm_keep = Size("0", "bytes of compressed layers that a node keeps to give them")
+    swarm = Bool("1", "fetch an image once for all nodes of a step, and copy it from node to node")
+    swarm_network = Networks("", "use only these networks (CIDR, comma-separated)")
+    swarm_keep = Size("0", "keep this many bytes of compressed layers on each node for other nodes")
 
 
 ARGUMENTS = rows(SwarmArguments)

@@ -1,76 +1,77 @@
-"""Who gets which blob from the registry: decisions of the tracker, without sockets and clocks as the rest of them."""
+"""The tracker's choice of fetchers. The fetcher of a blob is the peer that gets the blob from the registry."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
 
-TRIES = 3  # nodes that cannot get a blob from the registry, until nobody is asked to any more
-STRIKES = 3  # children that complain of a node until nobody takes from it any more
-PATIENCE = 2.0  # seconds until fetchers are compared
-EVEN = 1.3  # times one image, that one of two fetchers may give
-SHORTEST = 0.5  # seconds of work by which one who has done it is compared
-SLOW = 0.5  # of the rate of others: who is below that is slow
-BEHIND = 8 << 20  # bytes less than it would have had then, from which on it may be: for less nobody asks again
-PART = 4  # of all bytes as many
-SILENT = 5.0  # seconds without a byte of the registry until the seed is asked
+MAX_TRIES = 3  # peers that fail to fetch a blob before the seed has to
+MAX_STRIKES = 3  # complaining children, before a peer stops being a relay
+COMPARE_AFTER_S = 2.0  # of work, before the rate of a fetcher is compared
+MAX_UPLOAD = 1.3  # times the image, by one of two fetchers
+MIN_WORK_S = 0.5  # of work, before the rate of a finished fetcher is compared
+SLOW = 0.5  # times the best rate: less is slow
+MIN_LAG_BYTES = 8 << 20  # behind the best fetcher: less does not pay for a second request
+MIN_LAG_PART = 4  # or one nth of all bytes, whichever is more
+SEED_AFTER_S = 5.0  # without a byte from the registry
 
 
 @dataclass(slots=True)
-class Member:
-    """A node, or the seed, as the tracker knows it."""
+class PeerState:
+    """A peer, or the seed, as the tracker knows it."""
 
     address: Address
     lacks: frozenset[int]
-    has: frozenset[int]  # whole, before it came
+    has: frozenset[int]  # complete blobs when it joined
     name: str
-    alone: frozenset[int] = frozenset()  # blobs that it fetches for itself
+    alone: frozenset[int] = frozenset()  # blobs to fetch for itself only
     relays: bool = False
     done: bool = False
     got: tuple[int, ...] = ()
     fetched: int = 0
     unfetched: int = 0
-    asked: float = 0.0  # since when it fetches what it does now
-    before: int = 0  # bytes that it had taken in then
-    rate: float = 0.0  # bytes a second of it, when all has come
-    heard: float = 0.0
-    stalled: bool = False  # it has said nothing for long
-    left: float = 0.0  # since when it is gone, though what it has sent may still come
-    failed: set[int] = field(default_factory=set)  # blobs that it could not fetch
-    refused: set[int] = field(default_factory=set)  # parents that it could not take from
-    strikes: set[int] = field(default_factory=set)  # children that could not take from it
+    asked_at: float = 0.0  # time of the last FetchBlobs
+    received_before: int = 0  # bytes, at the time of the last FetchBlobs
+    rate: float = 0.0  # bytes a second, of a finished fetcher
+    heard_at: float = 0.0
+    stalled: bool = False  # no message has come for a long time
+    left_at: float = 0.0  # end of the connection; the kernel may still send
+    failed: set[int] = field(default_factory=set)  # blobs
+    refused: set[int] = field(default_factory=set)  # unreachable or slow parents
+    strikes: set[int] = field(default_factory=set)  # children that complained
 
     @property
-    def total(self) -> int:
+    def downloaded(self) -> int:
+        """Bytes from other peers."""
         return sum(self.got)
 
     @property
-    def taken(self) -> int:
-        """Bytes that have come, from wherever."""
-        return self.total + self.fetched
+    def received(self) -> int:
+        """Bytes from other peers and from the registry."""
+        return self.downloaded + self.fetched
 
-    def takes(self, blob: int) -> bool:
-        """Whether a blob goes through it, or ends or begins there."""
+    def handles(self, blob: int) -> bool:
+        """Check whether the peer relays, lacks or has a blob."""
         return self.relays or blob in self.lacks or blob in self.has
 
 
 class Fetchers:
-    """The nodes that fetch for all. Those that are to be told so are in ``changed``, until somebody clears it."""
+    """The fetchers. ``changed`` has the peers that need a new FetchBlobs, until the tracker clears it."""
 
-    def __init__(self, sizes: Sequence[int], members: Mapping[int, Member], of_seed: bool) -> None:
-        """``of_seed``: there is no registry, and who has no blob cannot fetch it."""
+    def __init__(self, sizes: Sequence[int], peers: Mapping[int, PeerState], seed_only: bool) -> None:
+        """``seed_only``: without a registry, only a peer that has a blob can be the fetcher of the blob."""
         self.now = 0.0
         self.changed: dict[int, None] = {}
-        self.seed: Member | None = None
-        self.why = Failed((), False, "")  # the last reason why one could not
+        self.seed: PeerState | None = None
+        self.last_failure = Failed((), False, "")
         self._sizes = sizes
-        self._members = members
-        self.of_seed = of_seed
+        self._peers = peers
+        self.seed_only = seed_only
         self._by_blob: dict[int, int] = {}
         self._seed_is_bad = False
-        self._since: float | None = None  # when a seed was wanted
+        self._seed_wanted_at: float | None = None
 
     def __contains__(self, node: int) -> bool:
         return node in self._by_blob.values()
@@ -81,214 +82,218 @@ class Fetchers:
 
     @property
     def blobs(self) -> tuple[int, ...]:
-        """Those that go round."""
+        """The blobs that the trees carry."""
         return tuple(sorted(self._by_blob))
 
     @property
-    def goes_round(self) -> int:
-        """Bytes of those."""
+    def size(self) -> int:
+        """Bytes of the blobs that the trees carry."""
         return sum(self._sizes[blob] for blob in self._by_blob)
 
-    def blobs_of(self, node: int) -> tuple[int, ...]:
-        """What a node fetches for others."""
+    def shared_by(self, node: int) -> tuple[int, ...]:
+        """Return the blobs that a peer fetches for all."""
         return tuple(sorted(blob for blob, fetcher in self._by_blob.items() if fetcher == node))
 
-    def all_of(self, node: int) -> tuple[int, ...]:
-        """What a node fetches, for others and for itself."""
-        return tuple(sorted(self.member(node).alone.union(self.blobs_of(node))))
+    def fetched_by(self, node: int) -> tuple[int, ...]:
+        """Return the blobs that a peer fetches, for all and for itself."""
+        return tuple(sorted(self.peer(node).alone.union(self.shared_by(node))))
 
-    def member(self, node: int) -> Member:
-        return self.seed if node == SEED and self.seed else self._members[node]
+    def peer(self, node: int) -> PeerState:
+        return self.seed if node == SEED and self.seed else self._peers[node]
 
     def clear(self) -> None:
         self._by_blob.clear()
         self.changed.clear()
-        self._since = None
+        self._seed_wanted_at = None
 
-    # -- who fetches
+    # -- assignment
 
     def choose(self, blobs: Iterable[int]) -> None:
-        """Those who have a blob; else two nodes that share the work, so that none of them has to be a fast one."""
-        gives = self._givers(blobs)
-        asked = [blob for blob in blobs if blob not in gives and not self.of_seed]
-        shares = self._share(asked, 2)
-        lacking = sum(bool(member.lacks) for member in self._members.values())
-        if lacking == 3 and not self._is_even(shares):  # two others halve what one has to give
-            shares = self._share(asked, 1)
+        """Assign each blob to a peer that has it. Assign missing blobs to two peers, as a single one may be slow."""
+        owners = self._owners(blobs)
+        missing = [blob for blob in blobs if blob not in owners and not self.seed_only]
+        shares = self._share(missing, 2)
+        lacking = sum(bool(peer.lacks) for peer in self._peers.values())
+        if lacking == 3 and not self._is_even(shares):  # the two other peers halve the upload of a single fetcher
+            shares = self._share(missing, 1)
         for blob in sorted(blobs, key=self._largest_first):
-            self.add(gives.get(blob, shares.get(blob, SEED)), [blob])
-        self._since = None
+            self.add(owners.get(blob, shares.get(blob, SEED)), [blob])
+        self._seed_wanted_at = None
 
     def _largest_first(self, blob: int) -> tuple[int, int]:
         return -self._sizes[blob], blob
 
-    def _share(self, blobs: Iterable[int], several: int) -> dict[int, int]:
-        """By blob a node that fetches it, each of ``several`` with about as much to fetch as the others."""
+    def _share(self, blobs: Iterable[int], fetchers: int) -> dict[int, int]:
+        """Return one of ``fetchers`` peers that lack the blob, for each blob."""
+
+        def candidates(blob: int, loads: Mapping[int, int]) -> list[int]:
+            lacking = [node for node, peer in self._peers.items() if blob in peer.lacks]
+            chosen = [node for node in lacking if node in loads]
+            if len(loads) < fetchers or not chosen:
+                chosen += [node for node in lacking if node not in loads][:1]
+            return chosen
+
+        return self._spread(blobs, candidates)
+
+    def _owners(self, blobs: Iterable[int]) -> dict[int, int]:
+        """Return a peer that has the blob, for each blob that some peer has."""
+        return self._spread(blobs, lambda blob, loads: [node for node, peer in self._peers.items() if blob in peer.has])
+
+    def _spread(
+        self, blobs: Iterable[int], candidates: Callable[[int, Mapping[int, int]], list[int]]
+    ) -> dict[int, int]:
+        """Return a candidate for each blob, so that all chosen peers have about as many bytes."""
         loads: dict[int, int] = {}
-        shares: dict[int, int] = {}
+        chosen: dict[int, int] = {}
         for blob in sorted(blobs, key=self._largest_first):
-            lacking = [node for node, member in self._members.items() if blob in member.lacks]
-            able = [node for node in lacking if node in loads]
-            if len(loads) < several or not able:
-                able += [node for node in lacking if node not in loads][:1]
-            shares[blob] = min(able, key=lambda node: loads.get(node, 0))
-            loads[shares[blob]] = loads.get(shares[blob], 0) + self._sizes[blob]
-        return shares
+            if nodes := candidates(blob, loads):
+                chosen[blob] = node = min(nodes, key=lambda node: loads.get(node, 0))
+                loads[node] = loads.get(node, 0) + self._sizes[blob]
+        return chosen
 
     def _is_even(self, shares: Mapping[int, int]) -> bool:
-        """Whether no node would give two others more than about one image."""
+        """Check that no fetcher would have to upload much more than one image to two other peers."""
         loads = dict.fromkeys(shares.values(), 0)
         for blob, node in shares.items():
             loads[node] += self._sizes[blob]
-        return 2 * max(loads.values(), default=0) <= EVEN * sum(loads.values())
-
-    def _givers(self, blobs: Iterable[int]) -> dict[int, int]:
-        """By blob somebody who has it, each of them with about as much to give as the others."""
-        loads = {node: 0 for node, member in self._members.items() if member.has}
-        givers: dict[int, int] = {}
-        for blob in sorted(blobs, key=self._largest_first):
-            if able := [node for node in loads if blob in self._members[node].has]:
-                givers[blob] = min(able, key=loads.__getitem__)
-                loads[givers[blob]] += self._sizes[blob]
-        return givers
+        return 2 * max(loads.values(), default=0) <= MAX_UPLOAD * sum(loads.values())
 
     def add(self, node: int, blobs: Collection[int]) -> None:
-        """Let a node fetch some blobs beside those that it fetches already."""
+        """Have a peer fetch more blobs for all."""
         self._by_blob.update(dict.fromkeys(blobs, node))
-        self._tell(node)
+        self._notify(node)
 
     def add_alone(self, node: int, blobs: Collection[int]) -> None:
-        """Let a node fetch some blobs for itself."""
-        self._members[node].alone |= set(blobs)
-        self._tell(node)
+        """Have a peer fetch more blobs for itself."""
+        self._peers[node].alone |= set(blobs)
+        self._notify(node)
 
-    def _tell(self, node: int) -> None:
+    def _notify(self, node: int) -> None:
         if node != SEED or self.seed:
-            member = self.member(node)
-            member.asked, member.before, member.rate = self.now, member.taken, 0.0
+            peer = self.peer(node)
+            peer.asked_at, peer.received_before, peer.rate = self.now, peer.received, 0.0
             self.changed[node] = None
 
     def replace(self, node: int) -> None:
-        """Let others go on with what a node has not finished, which may be gone."""
-        for blob in self.blobs_of(node):
+        """Reassign the blobs of a fetcher, which may be gone."""
+        for blob in self.shared_by(node):
             del self._by_blob[blob]
-            if any(blob in member.lacks for member in self._members.values()):
-                self._find(blob)
-        if node in self._members:
-            self._tell(node)
+            if any(blob in peer.lacks for peer in self._peers.values()):
+                self._reassign(blob)
+        if node in self._peers:
+            self._notify(node)
 
-    def _find(self, blob: int) -> None:
-        """Let the one with the most bytes fetch a blob, of those that it goes through and who have not failed to.
-
-        Where some have failed, it is left to the seed.
-        """
-        takers = [node for node, member in self._members.items() if self._may(member, blob)]
-        tries = sum(blob in member.failed for member in self._members.values())
-        if not takers or tries >= TRIES:
+    def _reassign(self, blob: int) -> None:
+        """Assign a blob to the peer with the most bytes. If several peers have failed to fetch it, use the seed."""
+        candidates = [node for node, peer in self._peers.items() if self._may_fetch(peer, blob)]
+        tries = sum(blob in peer.failed for peer in self._peers.values())
+        if not candidates or tries >= MAX_TRIES:
             self.add(SEED, [blob])
             return
 
         def rank(node: int) -> tuple[bool, bool, int]:
-            member = self._members[node]
-            has_it = blob in member.has or member.done and blob in member.lacks
-            return not self.is_shunned(node), has_it, member.taken
+            peer = self._peers[node]
+            has_it = blob in peer.has or peer.done and blob in peer.lacks
+            return not self.is_unreachable(node), has_it, peer.received
 
-        self.add(max(takers, key=rank), [blob])
+        self.add(max(candidates, key=rank), [blob])
 
-    def _may(self, member: Member, blob: int) -> bool:
-        can = blob in member.has if self.of_seed else member.takes(blob)
-        return can and blob not in member.failed and not (member.stalled or member.left)
+    def _may_fetch(self, peer: PeerState, blob: int) -> bool:
+        can = blob in peer.has if self.seed_only else peer.handles(blob)
+        return can and blob not in peer.failed and not (peer.stalled or peer.left_at)
 
     def failed(self, node: int, failed: Failed) -> None:
-        """Let another one try what a node could not fetch."""
-        member = self._members[node]
-        member.failed |= set(failed.blobs)
-        member.alone -= set(failed.blobs)
-        self.why = failed
+        """Reassign the blobs that a peer could not fetch."""
+        peer = self._peers[node]
+        peer.failed |= set(failed.blobs)
+        peer.alone -= set(failed.blobs)
+        self.last_failure = failed
         for blob in failed.blobs:
             if self._by_blob.get(blob, node) == node:
-                self._find(blob)
-        self._tell(node)
+                self._reassign(blob)
+        self._notify(node)
+
+    # -- slow fetchers
 
     def compare(self, node: int) -> None:
-        """Let another one have the work of a fetcher that is slow."""
-        own, slow = self._fetched_by(node), self.member(node)
-        if not own:
+        """If a fetcher is slow, give its blobs to the fastest fetcher."""
+        blobs, peer = self._lacked_by(node), self.peer(node)
+        if not blobs:
             return
-        if not slow.unfetched and not slow.rate and self.now >= slow.asked + SHORTEST:
-            slow.rate = self._rate(slow)
-        members = {other: self.member(other) for other in self.nodes if other != SEED or self.seed}
-        rates = {other: self._rate(member) for other, member in members.items() if self._can_compare(member)}
-        if not slow.unfetched or node not in rates:
+        if not peer.unfetched and not peer.rate and self.now >= peer.asked_at + MIN_WORK_S:
+            peer.rate = self._rate(peer)
+        fetchers = {other: self.peer(other) for other in self.nodes if other != SEED or self.seed}
+        rates = {other: self._rate(fetcher) for other, fetcher in fetchers.items() if self._can_compare(fetcher)}
+        if not peer.unfetched or node not in rates:
             return
         best = max(rates, key=rates.__getitem__)
-        behind = (rates[best] - rates[node]) * (self.now - slow.asked)
-        least = max(BEHIND, self.goes_round // PART)
-        if rates[node] < SLOW * rates[best] and behind >= least:
-            self.add(best, own)
-            self._tell(node)
+        lag = (rates[best] - rates[node]) * (self.now - peer.asked_at)
+        if rates[node] < SLOW * rates[best] and lag >= max(MIN_LAG_BYTES, self.size // MIN_LAG_PART):
+            self.add(best, blobs)
+            self._notify(node)
 
-    def _can_compare(self, member: Member) -> bool:
-        return not member.left and bool(member.rate or self.now >= member.asked + PATIENCE)
+    def _can_compare(self, peer: PeerState) -> bool:
+        return not peer.left_at and bool(peer.rate or self.now >= peer.asked_at + COMPARE_AFTER_S)
 
-    def _rate(self, member: Member) -> float:
-        """Bytes a second that it takes in, since it has this work.
+    def _rate(self, peer: PeerState) -> float:
+        """Return the bytes a second that a fetcher has received since it was asked to fetch.
 
-        From other nodes too: where its link is full of what another source gives, the registry has to wait.
+        Bytes from other peers count too: while they fill the fetcher's link, the registry has to wait.
         """
-        return member.rate or (member.taken - member.before) / (self.now - member.asked)
+        return peer.rate or (peer.received - peer.received_before) / (self.now - peer.asked_at)
 
-    def _fetched_by(self, node: int) -> list[int]:
-        """What it does not give of its own."""
-        return [blob for blob in self.blobs_of(node) if blob not in self.member(node).has]
+    def _lacked_by(self, node: int) -> list[int]:
+        """Return the blobs of a fetcher, except those that the fetcher had at first."""
+        return [blob for blob in self.shared_by(node) if blob not in self.peer(node).has]
 
-    # -- whom the others do not reach
+    # -- unreachable fetchers
 
-    def is_shunned(self, node: int) -> bool:
-        """Whether some of the others cannot take from a node."""
-        return len(self.member(node).strikes) >= max(1, min(STRIKES, len(self._members) - 1))
+    def is_unreachable(self, node: int) -> bool:
+        """Check whether several children could not download from a peer."""
+        return len(self.peer(node).strikes) >= max(1, min(MAX_STRIKES, len(self._peers) - 1))
 
     def has_successor(self, fetcher: int) -> bool:
-        """Whether somebody whom the others reach may fetch each blob of a node."""
-        if self.of_seed and fetcher != SEED:
+        """Check whether a reachable peer may fetch each blob of a fetcher."""
+        if self.seed_only and fetcher != SEED:
             return True
-        good = [node for node in self._members if node != fetcher and not self.is_shunned(node)]
-        return all(any(self._may(self._members[node], blob) for node in good) for blob in self.blobs_of(fetcher))
+        good = [node for node in self._peers if node != fetcher and not self.is_unreachable(node)]
+        return all(any(self._may_fetch(self._peers[node], blob) for node in good) for blob in self.shared_by(fetcher))
 
-    # -- when nobody reaches the registry
+    # -- the seed
 
     @property
     def wants_seed(self) -> bool:
-        return self._since is not None
+        return self._seed_wanted_at is not None
 
-    def look_for_seed(self) -> bool:
-        """Ask for a seed where fetchers have nothing after a while; whether blobs that it should have are hopeless."""
+    def check_seed(self) -> bool:
+        """Ask for a seed if fetchers stay without bytes. Return True if a blob has no fetcher and no seed comes."""
         is_missing = SEED in self and self.seed is None
-        if self._since is None:
+        if self._seed_wanted_at is None:
             if is_missing or any(self._is_silent(fetcher) for fetcher in self.nodes):
-                self._since = self.now
-        elif is_missing and (self._seed_is_bad or self.now >= self._since + 2 * SILENT):
+                self._seed_wanted_at = self.now
+        elif is_missing and (self._seed_is_bad or self.now >= self._seed_wanted_at + 2 * SEED_AFTER_S):
             self._seed_is_bad = True
             self.replace(SEED)
             return SEED in self
         return False
 
     def _is_silent(self, fetcher: int) -> bool:
-        member = self._members.get(fetcher)
-        if member is None or member.fetched or member.done or not self._fetched_by(fetcher):
+        """Check whether the registry has sent a fetcher nothing for a long time."""
+        peer = self._peers.get(fetcher)
+        if peer is None or peer.fetched or peer.done or not self._lacked_by(fetcher):
             return False
-        return self.now >= member.asked + SILENT
+        return self.now >= peer.asked_at + SEED_AFTER_S
 
-    def has_seed(self, joined: Joined) -> None:
-        """There is a seed: it gets what is left to it, and what nothing has come of."""
-        self.seed = Member(joined.address, frozenset(), frozenset(joined.has), joined.name, done=True)
+    def seed_joined(self, joined: Joined) -> None:
+        """Give the seed the blobs of the fetchers that have received nothing."""
+        self.seed = PeerState(joined.address, frozenset(), frozenset(joined.has), joined.name, done=True)
         silent = [fetcher for fetcher in self.nodes if self._is_silent(fetcher)]
-        self.add(SEED, [blob for fetcher in silent for blob in self.blobs_of(fetcher)])
+        self.add(SEED, [blob for fetcher in silent for blob in self.shared_by(fetcher)])
         for fetcher in silent:
-            self._tell(fetcher)
+            self._notify(fetcher)
 
     def lose_seed(self) -> None:
-        """The seed is gone, or of no use."""
+        """Reassign the blobs of the seed, which is gone or of no use."""
         self.seed, self._seed_is_bad = None, True
         self.changed.pop(SEED, None)
         self.replace(SEED)

@@ -1,130 +1,110 @@
-"""One file by way of a swarm, which has no other source than srun's host: it is the one blob, and the seed has it.
+"""A file that srun's host sends by a swarm. The file is the only blob. At first only the seed has it.
 
-A node writes it where it is to stay. What comes is compared with the digest by whoever reads it.
+A node writes the file to its final path. The reader compares the bytes with the digest.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from enroot_py.base import filesystems
 from enroot_py.base.errors import ImageError
 from enroot_py.features.swarm import wire
-from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.client import SwarmClient
 from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.messages import Answer, Failed, File
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.spool import Spool
-from enroot_py.features.swarm.tracking import Documents
 from enroot_py.registry.sources import Blob
 
 
-@dataclass(frozen=True, slots=True)
-class FileDocuments(Documents):
-    """What all nodes need to know of a file, whose digest is what is ``named``."""
+class FileSource(SwarmClient):
+    """The file ``name`` with a digest. ``path`` is its present or future path on this node."""
 
-    is_of_seed: bool = True
-
-    def message(self) -> Answer:
-        return File(self.named, self.sizes[0])
-
-
-def documents(digest: str, size: int) -> Documents:
-    """Those of a file of so many bytes."""
-    return FileDocuments(digest, b"", b"", "", (size,), "")
-
-
-class FileSource(Guest):
-    """The file ``name`` with a digest, for a node that is invited. ``path`` is where that has it, or will."""
-
-    PATIENCE = (0.2, 1.0, 2.0, 4.0)  # there is nobody else to ask
+    RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # no other host has the file
 
     def __init__(self, invitation: Invitation, digest: str, name: str, path: str) -> None:
         super().__init__(invitation)
         self._digest = digest
         self._name, self._path = name, path
         self._size = 0
-        self._fd: int | None = None
+        self._descriptor: int | None = None  # of the file
 
     def size(self) -> int:
-        """Bytes of the file, which the tracker knows. Raises ImageError where that cannot be reached."""
-        self.meet()
+        """Ask the tracker for the size of the file. Raises ImageError if it cannot be reached."""
+        self.join()
         if self._hint:
-            raise ImageError(f"{self._name}: {os.uname().nodename}: {self._why}", hint=self._hint)
+            raise ImageError(f"{self._name}: {os.uname().nodename}: {self._reason}", hint=self._hint)
         if self._tracker is None:
-            where = f"srun's host, {self._invitation.host} port {self._invitation.port}"
+            host = f"srun's host, {self._invitation.host} port {self._invitation.port}"
             raise ImageError(
-                f"{self._name}: {os.uname().nodename} does not reach {where}: {self._why}",
+                f"{self._name}: {os.uname().nodename} does not reach {host}: {self._reason}",
                 hint="let nodes connect to it, at SrunPortRange of slurm.conf if that is set; or copy the file to the "
-                "nodes with sbcast(1), and give its path there",
+                "nodes with sbcast(1) and use its path there",
             )
         return self._size
 
-    def read(self, fd: int) -> Blob:
-        """The file while it comes, and is written to its path, which is open as ``fd``. Raises OSError."""
-        self._fd = fd
-        self.start((0,))
-        assert self._spool
-        return Reader(self._spool, 0, self._instead)
+    def read(self, descriptor: int) -> Blob:
+        """Return a reader of the file while it is downloaded to a descriptor. Raises OSError."""
+        self._descriptor = descriptor
+        return Reader(self.start_peer((0,)), 0, self._no_more)
 
     def new_spool(self, lacking: Sequence[int]) -> Spool:
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         if not lacking:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC) if self._fd is None else self._fd
-            return Spool((self._size,), (), "", {0: fd})
-        assert self._fd is not None
-        return Spool((self._size,), lacking, "", files={0: self._fd}, full=self._cannot_write)
+            return Spool((self._size,), (), "", {0: self._descriptor})
+        return Spool((self._size,), lacking, "", files={0: self._descriptor}, explain=self._explain)
 
-    def _cannot_write(self, error: OSError) -> tuple[str, str]:
+    def _explain(self, error: OSError) -> tuple[str, str]:
         hint = filesystems.way_out(error, self._path, "ENROOT_CACHE_PATH")
         return f"{self._name}: cannot write {self._path}: {error.strerror}", hint
 
-    def seed(self, fd: int, changed: Callable[[], str], rate: float) -> None:
-        """Give the file, which is open as ``fd``, to others; ``changed`` says what has become of it, or "".
+    def seed(self, descriptor: int, changed: Callable[[], str], rate: float) -> None:
+        """Upload the file, which is open as a descriptor. ``changed`` returns how the file has changed, or "".
 
         Raises OSError.
         """
-        self.meet()
+        self.join()
         if self._tracker is not None:
-            self._fd = fd
-            self._spool = self.new_spool(())
-            peering = self.peering(rate)
+            self._descriptor = descriptor
+            peer = self.peer(rate)
             self._watch(changed)
-            peering.run()
+            peer.run()
 
     def _watch(self, changed: Callable[[], str]) -> None:
-        """Tell all nodes, once, that the file is another one by now."""
+        """When the file has changed, tell all nodes once."""
         assert self._loop and self._tracker
         loop, tracker, tick = self._loop, self._tracker, self._loop.tick
 
-        def look(now: float) -> None:
+        def check(now: float) -> None:
             if why := changed():
                 loop.tick = tick
                 hint = "start the step again when the file is complete"
-                tracker.say(wire.encode(Failed((0,), refused=True, reason=f"{self._name}: {why}", hint=hint)))
+                tracker.send(wire.encode(Failed((0,), refused=True, reason=f"{self._name}: {why}", hint=hint)))
             tick(now)
 
-        loop.tick = look
+        loop.tick = check
 
-    def know(self, said: Answer) -> None:
-        if not isinstance(said, File) or said.named != self._digest:
+    def accept_answer(self, answer: Answer) -> None:
+        if not isinstance(answer, File) or answer.named != self._digest:
             raise ValueError("the tracker has another file")
-        self._size = said.size
+        self._size = answer.size
 
     def fetch(self, blob: int, start: int) -> Iterable[bytes]:
-        """Only the seed has it. Raises ImageError."""
+        """Only the seed has the file. Raises ImageError."""
         raise self._ended(start)
 
-    def _instead(self, at: int) -> Blob:
-        raise self._ended(at)
+    def _no_more(self, offset: int) -> Blob:
+        raise self._ended(offset)
 
-    def _ended(self, at: int) -> ImageError:
+    def _ended(self, offset: int) -> ImageError:
         host = f"srun's host {self._invitation.host}"
-        if not at:
-            hint = "nodes connect to a second port there, too: at SrunPortRange of slurm.conf, if that is set"
-            return ImageError(f"{self._name}: nothing of it comes from {host}", hint=hint)
+        if not offset:
+            hint = "let nodes connect to a second port there, too: at SrunPortRange of slurm.conf, if that is set"
+            return ImageError(f"{self._name}: no byte of it comes from {host}", hint=hint)
         return ImageError(
-            f"{self._name}: {host} has stopped sending at byte {at} of {self._size}",
-            hint="srun has ended, or its host cannot be reached any more: start the step again",
+            f"{self._name}: {host} has stopped sending at byte {offset} of {self._size}",
+            hint="srun has ended, or its host is unreachable: start the step again",
         )

@@ -1,4 +1,4 @@
-"""What a node knows of a swarm before it takes part. A step whose image is stored loads no more than this."""
+"""The invitation of a node to a swarm. A step whose image is stored loads this module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LIBRARY = "cryptography"
 
 
 class Swarm:
-    """What all members know: a key, what it is for, the number of nodes, and the networks that they may be in.
+    """The swarm of a step: its key, the step as the context of the key, the number of nodes, and the allowed networks.
 
-    ``networks`` has commas between them; "" allows every network.
+    ``networks`` are comma-separated; "" allows every network.
     """
 
     __slots__ = ("context", "key", "networks", "nodes")
@@ -24,7 +24,7 @@ class Swarm:
 
 
 class Invitation:
-    """The tracker's address, and the number of this node among those of the step.
+    """The tracker's address, and the number of this node within the step.
 
     The node keeps ``keep`` bytes of blobs for later steps, and listens at one of ``ports``.
     """
@@ -37,5 +37,5 @@ class Invitation:
 
 
 def missing() -> ConfigError | None:
-    """Return the error for a host without the library of the swarm, which is not imported here."""
+    """Return an error if this host lacks the library of the swarm. Do not import the library."""
     return None if build.has(_LIBRARY) else build.missing("swarm", ModuleNotFoundError(name=_LIBRARY))

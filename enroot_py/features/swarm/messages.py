@@ -1,10 +1,9 @@
-"""What the tracker of a swarm and its peers say to each other.
+"""The messages between the tracker of a swarm and its peers.
 
-A node is known by its number within the step, a blob by its position in the manifest, which all have. A blob is cut
-into pieces, and the pieces of all blobs go down the trees in turn: number P of any blob goes by tree P modulo the
-number of trees.
+A node is identified by its number within the step, a blob by its position in the manifest. A blob is cut into pieces.
+The trees carry the pieces of all blobs in turn: see Spool.piece().
 
-The types of fields have the bounds of what may come from elsewhere; wire.py decodes by them.
+The types of the fields have the bounds that wire.py checks when it decodes a message.
 """
 
 from __future__ import annotations
@@ -12,40 +11,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from enroot_py.features.swarm.trees import MOST
+from enroot_py.features.swarm.trees import MAX_TREES
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A bound of a number, or of the length of anything else."""
+    """The bounds of a number, or of the length of any other value."""
 
     low: int
     high: int
 
 
 class IpAddress:
-    """A bound of a text that is not empty."""
+    """Marks a text that is an IP address or empty."""
 
 
 Number = Annotated[int, Within(0, (1 << 63) - 1)]
 Word = Annotated[int, Within(0, (1 << 32) - 1)]
-Trees = Annotated[int, Within(1, MOST)]
-Address = tuple[Annotated[str, IpAddress], Annotated[int, Within(1, 65535)]]  # a host that is "" is the tracker's
+Trees = Annotated[int, Within(1, MAX_TREES)]
+Address = tuple[Annotated[str, IpAddress], Annotated[int, Within(1, 65535)]]  # host "": the tracker's host
 HostName = Annotated[str, Within(0, 64)]  # HOST_NAME_MAX, sysconf(3)
 Blobs = tuple[Number, ...]
 Bytes = tuple[Number, ...]  # by tree
-SEED = 0xFFFFFFFE  # no node's number: a peer on the tracker's host, which lacks nothing and fetches where nobody can
-REPORT = 1.0  # seconds from one report to the next, of who fetches
+SEED = 0xFFFFFFFE  # the node number of the seed: a peer on the tracker's host that lacks nothing
+REPORT_INTERVAL_S = 1.0  # for a peer that fetches from the registry
 
 
-def report_every(nodes: int) -> float:
-    """Seconds from one report to the next, of others: the tracker hears a thousand in a second."""
-    return REPORT * max(1.0, nodes / 1000)
+def report_interval(nodes: int) -> float:
+    """Return the seconds between two reports of any other peer: the tracker handles a thousand reports a second."""
+    return REPORT_INTERVAL_S * max(1.0, nodes / 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A peer, whose host has this name, listens at ``address``, lacks these blobs, and has some to give."""
+    """The peer on host ``name`` listens at ``address``, lacks some blobs and already has others."""
 
     address: Address
     lacks: Blobs
@@ -55,9 +54,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Bytes that a peer has by each tree and from the registry, and whether it lacks nothing any more.
+    """Bytes that the peer has received by each tree and from the registry; ``done``: it has every blob it lacked.
 
-    ``unfetched`` are bytes that it has still to get from the registry, as it was told to.
+    ``unfetched`` counts the bytes that it was asked to fetch from the registry and has not yet received.
     """
 
     got: Bytes
@@ -68,7 +67,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """A peer cannot reach its parent in a tree, or nothing comes from there while it comes by other trees."""
+    """The peer cannot connect to its parent in a tree, or the tree is slower than the other trees."""
 
     tree: Number
     parent: Number
@@ -78,7 +77,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A peer cannot get these blobs from the registry, for this reason; ``refused``: nor could another one."""
+    """The peer cannot fetch these blobs from the registry. ``refused``: the registry refuses them to all peers."""
 
     blobs: Blobs
     refused: bool
@@ -90,19 +89,19 @@ FromPeer = Joined | Report | Complaint | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How many nodes have come and have all that they want, how far the last of them is, and what it has cost."""
+class Progress:
+    """The progress of all nodes of the step."""
 
-    come: int
-    ready: int
-    slowest: str  # its name
-    part: float  # of what it wants
+    joined: int  # nodes
+    ready: int  # nodes that have every blob
+    slowest: str  # the name of a node
+    fraction: float  # received / wanted bytes of the slowest node
     fetched: int  # bytes from the registry
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where a peer takes the pieces of a tree from: these blobs' pieces, or those of all."""
+    """The parent from which a peer downloads pieces of a tree: pieces of ``blobs``, or of every blob if empty."""
 
     tree: Number
     parent: Number
@@ -112,9 +111,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The links of some trees, in place of those that a peer has for them, and the blobs that go down ``trees`` trees.
+    """New links, which replace the peer's links in the same trees, and the blobs that the ``trees`` trees carry.
 
-    A peer that relays takes all blobs, for others; one that does not takes those that it lacks.
+    A relay downloads every blob for its children. A leaf downloads only the blobs that it lacks.
     """
 
     trees: Trees
@@ -125,21 +124,22 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class FetchBlobs:
-    """Get these blobs and no other from the registry, and be their source."""
+    """Fetch only these blobs from the registry, and upload them to other peers."""
 
     blobs: Blobs
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Nobody needs this peer any more."""
+    """No node needs this peer any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hopeless:
-    """Nobody gets the image this way. Where that is ``final``, one of all nodes is told the reason, and says it.
+    """The swarm cannot deliver the image.
 
-    Else each asks the registry for itself.
+    If ``final``, no node can have the image, and the one node that gets the reason reports it. Otherwise each node asks
+    the registry for itself.
     """
 
     final: bool
@@ -150,26 +150,26 @@ class Hopeless:
 FromTracker = Routes | FetchBlobs | Released | Hopeless
 
 
-# -- before that
+# -- messages of the handshake
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first word of who has accepted a connection."""
+    """The first message of the end that accepted a connection."""
 
     node: Word
 
 
 @dataclass(frozen=True, slots=True)
 class Come:
-    """The first word of a peer to the tracker: whether it lacks something of the image."""
+    """The first message of a peer to the tracker. ``lacks``: the node does not have the whole image."""
 
     lacks: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The tracker's answer: what all need to know of an image."""
+    """The tracker's answer for a registry image: its manifest and config."""
 
     named: str
     architecture: str
@@ -181,7 +181,7 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """The same of a file that srun's host sends."""
+    """The tracker's answer for a file that srun's host sends; ``named`` is its digest."""
 
     named: str
     size: Annotated[int, Within(1, 1 << 50)]
@@ -189,7 +189,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Or why nobody gets it: see Hopeless."""
+    """The tracker's answer if the image cannot be had: see Hopeless."""
 
     reason: str
     hint: str
@@ -199,12 +199,15 @@ class Refused:
 Answer = Documents | File | Refused
 
 
-# -- between peers
+# -- messages between peers
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A child takes pieces of a tree from here on: of each blob how many it has. None: no more of them."""
+    """A child asks its parent for pieces of a tree. ``wanted`` has each blob and how many of its pieces the child has.
+
+    An empty ``wanted`` ends the download.
+    """
 
     tree: Word
     trees: Trees

@@ -1,4 +1,4 @@
-"""The tracker of a swarm in the process that srun has for a step."""
+"""The tracker of a swarm in srun's helper process."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from pyxis_py.request import settings as plugin_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from enroot_py.features.swarm.invitation import Invitation
-    from enroot_py.features.swarm.messages import Standing
+    from enroot_py.features.swarm.messages import Documents, File, Progress
     from enroot_py.features.swarm.progress import Display
-    from enroot_py.features.swarm.tracking import Documents
     from enroot_py.registry.reference import Reference
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.job import Job
 
-_STDERR = 4  # that of srun: execute() of coprocess.c
-_INFO = 3  # of srun's levels, slurm/src/common/log.h: less is --quiet
-RATE = 250e6  # bytes a second that srun's host, where others work, gives to nodes without a registry
-_REMEMBERED = 3600  # seconds for which nodes are believed to keep an image
+_STDERR = 4  # srun's stderr: execute() of coprocess.c
+_INFO = 3  # a log level of srun, slurm/src/common/log.h; --quiet is lower
+SEED_RATE = 250e6  # bytes a second that the seed uploads at most: other users work on srun's host
+_NOTE_AGE_S = 3600  # after which a note is ignored
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """A tracker for an image with that digest, unless all nodes have it, as far as is known, or no port is free."""
-    hint = Hint(job, digest, allocation)
-    if hint.holds:
+    """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free."""
+    note = NodesNote(job, digest, allocation)
+    if note.holds:
         return None
     try:
-        return ImageOffer(job, image, digest, allocation, hint)
+        return ImageOffer(job, image, digest, allocation, note)
     except OSError as e:
         log.debug(f"swarm: {e.strerror}: each node asks the registry")
     return None
 
 
 class Offer:
-    """A tracker for the nodes of an allocation, in the process that srun has for it. Raises OSError."""
+    """A tracker for the nodes of an allocation. Raises OSError."""
 
-    kept: tuple[int, ...] = ()
-    counts = True  # shows what came from the registry
+    documents: Callable[[], tuple[Documents | File, Sequence[int]]]  # this and seed(): see tracker_process.Host
+    seed: Callable[[], None]
+    seed_descriptors: tuple[int, ...] = ()
+    shows_registry = True  # the progress lines have the bytes that came from the registry
 
     def __init__(self, name: str, networks: str, allocation: Job) -> None:
         self._allocation = allocation
@@ -58,51 +59,43 @@ class Offer:
         first, last = (allocation.numbers.get(name, 0) for name in ("firstport", "lastport"))
         self._ports = range(first, last + 1)
         self._listener = listener(self._ports)
-        self._loud = allocation.numbers.get("loglevel", 0) >= _INFO
+        self._shows_progress = allocation.numbers.get("loglevel", 0) >= _INFO
         self._port = self._listener.getsockname()[1]
         self.invitation = f"{self._port} {self._key.hex()}"
 
     def serve(self, channel: Channel) -> None:
-        """As long as srun is there, whatever the user types: that is for srun."""
+        """Serve until srun ends. Ignore signals from the terminal: they are for srun."""
         for number in signals.UNHEARD:
             _signal.signal(number, _signal.SIG_IGN)
         gc.enable()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each node
-        from enroot_py.features.swarm.invitation import Swarm  # not before: srun waits
-        from enroot_py.features.swarm.tracking import Tracking
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each node needs a connection
+        from enroot_py.features.swarm.invitation import Swarm  # imported late: srun has waited until now
+        from enroot_py.features.swarm.tracker_process import TrackerProcess
 
         nodes = self._allocation.numbers["nodes"]
         self._swarm = Swarm(self._key, self._allocation.step, nodes, self._networks)
-        tracking = Tracking(self._swarm, self, self._listener.detach())
-        tracking.serve(channel.socket.fileno())
+        process = TrackerProcess(self._swarm, self, self._listener.detach())
+        process.serve(channel.socket.fileno())
         if self._display is not None:
             self._display.end()
-        if tracking.all_have_it:
+        if process.all_have_it:
             self.all_have_it()
 
     def all_have_it(self) -> None:
-        """Called at the end, where they do."""
+        """Called at the end if all nodes have the image."""
 
-    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+    def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
         from enroot_py.features.swarm.progress import Display
 
-        if self._display is None and self._loud:
-            self._display = Display(_STDERR, self._name, sum(image.sizes), self._swarm.nodes, counts=self.counts)
+        if self._display is None and self._shows_progress:
+            nodes = self._swarm.nodes
+            self._display = Display(_STDERR, self._name, size, nodes, shows_registry=self.shows_registry)
         if self._display is not None:
             self._display.show(progress, ended=ended)
 
-    def documents(self) -> Documents:
-        """See tracking.Home. Raises PenrootError."""
-        raise NotImplementedError
-
-    def seed(self) -> None:
-        """See tracking.Home. Raises PenrootError, OSError."""
-        raise NotImplementedError
-
     @property
-    def own(self) -> Invitation:
-        """That of the seed."""
+    def seed_invitation(self) -> Invitation:
         from enroot_py.features.swarm.invitation import Invitation
         from enroot_py.features.swarm.messages import SEED
 
@@ -110,23 +103,23 @@ class Offer:
 
 
 class ImageOffer(Offer):
-    """The tracker of an image of a registry."""
+    """The tracker of a registry image."""
 
-    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, hint: Hint) -> None:
+    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, note: NodesNote) -> None:
         arguments = SwarmArguments(plugin_settings.load(job.arguments))
         super().__init__(str(image), arguments.swarm_network, allocation)
         self._job, self._keep = job, arguments.swarm_keep
-        self._named = image
+        self._reference = image
         self._image = image.at(digest)
-        self._hint = hint
+        self._nodes_note = note
 
     def all_have_it(self) -> None:
-        self._hint.write()
+        self._nodes_note.write()
 
-    def documents(self) -> Documents:
-        """The manifest and the config, when the first node wants them. Raises PenrootError."""
+    def documents(self) -> tuple[Documents, Sequence[int]]:
+        """Raises PenrootError."""
         from enroot_py.config import settings
-        from enroot_py.features.swarm.tracking import Documents
+        from enroot_py.features.swarm.messages import Documents
         from enroot_py.registry import authorization
         from enroot_py.registry.platforms import architecture
         from enroot_py.registry.sources import open_source
@@ -140,29 +133,29 @@ class ImageOffer(Offer):
         if loaded.policies:
             from enroot_py.store import policies
 
-            evidence = policies.admission(loaded).evidence(self._named, manifest.digest, manifest.named, loaded)
+            evidence = policies.admission(loaded).evidence(self._reference, manifest.digest, manifest.named, loaded)
         tokens = authorization.tokens()
-        return Documents(manifest.named, manifest.data, config, architecture(None), sizes, tokens, evidence=evidence)
+        return Documents(manifest.named, architecture(None), manifest.data, config, evidence, tokens), sizes
 
     def seed(self) -> None:
-        """Be one. Raises PenrootError, OSError."""
+        """Raises PenrootError, OSError."""
         from enroot_py.config import settings
-        from enroot_py.features.swarm.kept import Kept
+        from enroot_py.features.swarm.blob_cache import BlobCache
         from enroot_py.features.swarm.source import SwarmSource
         from enroot_py.registry.sources import open_registry
         from enroot_py.store import layout
         from enroot_py.store.store import Store
 
         loaded = settings.load(self._job.host(), in_job=False)
-        place = Store(loaded.cache_path, create=True).root
-        kept = Kept(layout.blobs(place), self._keep)
-        SwarmSource(self.own, self._image.digest, open_registry(self._image, loaded), kept).seed(RATE)
+        cache = BlobCache(layout.blobs(Store(loaded.cache_path, create=True).root), self._keep)
+        registry = open_registry(self._image, loaded)
+        SwarmSource(self.seed_invitation, self._image.digest, registry, cache).seed(SEED_RATE)
 
 
-class Hint:
-    """On srun's host: the nodes of an allocation, all of which have had an image a while ago.
+class NodesNote:
+    """A note on srun's host: all nodes of an allocation recently had an image, and need no tracker.
 
-    They need no tracker then. Where they have it no more each of them asks the registry, so it is soon forgotten.
+    If the nodes have deleted the image since, each asks the registry, so the note is soon ignored.
     """
 
     def __init__(self, job: Job, digest: str, allocation: Job) -> None:
@@ -171,17 +164,16 @@ class Hint:
 
     @property
     def holds(self) -> bool:
-        """Whether all of them have it, as far as is known."""
+        """Whether all nodes probably have the image."""
         return self._note.read(len(self._nodes) + 1) == self._nodes != b""
 
     def write(self) -> None:
-        """Remember them."""
         if self._nodes:
             self._note.write(self._nodes)
 
 
 class Note:
-    """What is remembered of something with a digest, on srun's host, for a while."""
+    """A short text about a digest, in the store of srun's host. It is ignored after _NOTE_AGE_S."""
 
     def __init__(self, job: Job, digest: str) -> None:
         from enroot_py.config import settings
@@ -190,18 +182,18 @@ class Note:
         self._store = settings.load(job.host(), in_job=False).cache_path
         self._path = layout.swarm(self._store, digest)
 
-    def read(self, most: int) -> bytes:
-        """The first bytes of it; none where there is none."""
+    def read(self, size: int) -> bytes:
+        """Return the first bytes of the note, b"" if there is none."""
         from enroot_py.base import trusted
 
         try:
             with open(trusted.file(self._path), "rb") as f:
-                return f.read(most) if _is_fresh(f.fileno()) else b""
+                return f.read(size) if _is_fresh(f.fileno()) else b""
         except OSError:
             return b""
 
     def write(self, text: bytes) -> None:
-        """Remember it, and forget what is of long ago."""
+        """Write the note and delete old ones."""
         from enroot_py.base import making
         from enroot_py.store.store import Store
 
@@ -219,4 +211,4 @@ class Note:
 
 
 def _is_fresh(file: int | str) -> bool:
-    return 0 <= time.time() - os.stat(file).st_mtime < _REMEMBERED
+    return 0 <= time.time() - os.stat(file).st_mtime < _NOTE_AGE_S

@@ -1,6 +1,6 @@
-"""The decisions of one peer of a swarm: whom it takes from, and when it complains.
+"""A peer's decisions: downloads from parents, fetches from the registry, and complaints to the tracker.
 
-Neither sockets nor clocks, as tracker.py: what happens goes in with its time, and what to do comes out.
+Like tracker.py, this module uses neither sockets nor clocks. Events come in with their time, actions go out.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enroot_py.features.swarm.messages import (
-    REPORT,
+    REPORT_INTERVAL_S,
     Complaint,
     Failed,
     FetchBlobs,
@@ -19,213 +19,211 @@ from enroot_py.features.swarm.messages import (
     Link,
     Report,
     Routes,
-    report_every,
+    report_interval,
 )
 
-CONNECT = 6.0  # seconds to reach a parent in: four trips, each behind what waits in a full queue
-PATIENCE = 1.0  # seconds with a parent until it may be slow, and from one complaint to the next
-BEHIND = 8 << 20  # bytes by one tree less than by others, from which on it may be slow
-SLOW = 0.5  # of what comes by other trees: less is slow
-ALONE = 10.0  # seconds without a plan, or without a tracker to complain to
+CONNECT_TIMEOUT_S = 6.0  # of a parent: four round trips, each behind a full queue
+COMPLAIN_AFTER_S = 1.0  # with a slow parent, and after the last complaint
+LAG_BYTES = 8 << 20  # fewer than by the fastest tree, before a tree counts as slow
+SLOW = 0.5  # times the median of all trees: less is slow
+ALONE_AFTER_S = 10.0  # without a tracker and without a byte from parents
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Say this to the tracker."""
-
+class SendToTracker:
     message: FromPeer
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """Ask a parent for the pieces of a tree that are not here, of these blobs and no other."""
+class Download:
+    """Ask a parent for the missing pieces of a tree, of these blobs only."""
 
     link: Link
     blobs: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """Take nothing more of this link."""
-
+class StopDownload:
     link: Link
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
-    """Get these blobs and no other from the registry, as far as they are not here; others may ask for what is."""
+class FetchFromRegistry:
+    """Fetch the missing bytes of these blobs, and only these, from the registry."""
 
     blobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Nobody needs what is here."""
+    """End the peer: no other node needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The image cannot be had; the reason is for the user, if there is one."""
+    """End the peer: the image cannot be had. The user gets the reason, if any."""
 
     reason: str
     hint: str
 
 
-Action = Tell | Take | Drop | Get | Leave | GiveUp
+Action = SendToTracker | Download | StopDownload | FetchFromRegistry | Leave | GiveUp
 
 
 @dataclass(slots=True)
 class _Flow:
-    """A link that is in use."""
+    """A link in use."""
 
     link: Link
     blobs: frozenset[int]
-    since: float  # it was planned or reached, or complained of
+    since: float  # when it was planned or connected, or of the last complaint
     reached: bool = False
-    heard: float = 0.0  # the last byte
+    received_at: float = 0.0  # the last byte
 
 
-class Part:
-    """One node's part: that of one which says this to the tracker."""
+class Peer:
+    """The state machine of one peer. ``joined`` is its first message."""
 
     def __init__(self, joined: Joined, nodes: int) -> None:
         self._joined = joined
         self._lacks = frozenset(joined.lacks)
-        self._every = report_every(nodes)
-        self._plan: Routes | None = None
+        self._interval = report_interval(nodes)
+        self._routes: Routes | None = None
         self._flows: dict[int, list[_Flow]] = {}  # by tree
-        self._own: set[int] = set()  # blobs that it has from the registry
-        self._fetched = self._unfetched = 0  # bytes of them, that have come and that have not
-        self._got: list[int] = []
-        self._reported = 0.0
-        self._orphaned: float | None = None  # since when there is no tracker
-        self._gets_all = False  # from the registry
+        self._fetches: set[int] = set()  # blobs
+        self._fetched = self._unfetched = 0  # bytes of them
+        self._got: list[int] = []  # bytes by tree
+        self._reported_at = 0.0
+        self._tracker_lost_at: float | None = None
+        self._fetches_all = False
         self._done = False
 
     def begin(self, now: float) -> list[Action]:
-        self._reported = now
-        return [Tell(self._joined)]
+        self._reported_at = now
+        return [SendToTracker(self._joined)]
 
-    # -- what happens
+    # -- events: each returns actions
 
     def handle(self, now: float, message: FromTracker) -> list[Action]:
         if isinstance(message, Routes):
             return self._follow(now, message)
         if isinstance(message, FetchBlobs):
-            self._own = set(message.blobs)
-            return [Get(message.blobs), *self._ask()]
-        if isinstance(message, Hopeless):
-            return [GiveUp(message.reason, message.hint)] if message.final else [Leave()]
+            self._fetches = set(message.blobs)
+            return [FetchFromRegistry(message.blobs), *self._update_downloads()]
+        if isinstance(message, Hopeless) and message.final:
+            return [GiveUp(message.reason, message.hint)]
         return [Leave()]
 
     def reached(self, now: float, link: Link) -> list[Action]:
-        """The parent of a link has answered."""
-        for flow in self._of(link):
+        """The connection to the link's parent is established."""
+        for flow in self._flows_of(link):
             flow.reached, flow.since = True, now
         return []
 
     def lost(self, now: float, link: Link) -> list[Action]:
-        """The parent of a link is gone, or was never there."""
-        return [action for flow in self._of(link) for action in self._complain(now, flow, reached=False)]
+        """The connection to the link's parent has ended, or has failed."""
+        return [action for flow in self._flows_of(link) for action in self._complain(now, flow, reached=False)]
 
-    def took(self, now: float, link: Link, count: int) -> None:
-        """Some bytes have come."""
+    def downloaded(self, now: float, link: Link, count: int) -> None:
         self._got[link.tree] += count
-        for flow in self._of(link):
-            flow.heard = now
+        for flow in self._flows_of(link):
+            flow.received_at = now
 
     def fetched(self, count: int, unfetched: int) -> None:
-        """Some bytes have come from the registry, and so many are still to come."""
+        """Count bytes from the registry. ``unfetched`` bytes are still to come."""
         self._fetched += count
         if self._unfetched and not unfetched:
-            self._reported = 0.0  # by its rate others are judged
+            self._reported_at = 0.0  # report at once: the tracker compares fetchers by their rates
         self._unfetched = unfetched
 
     def failed(self, blob: int, *, refused: bool, reason: str, hint: str) -> list[Action]:
-        """A blob does not come from the registry."""
-        if self._orphaned is not None:
+        """A blob cannot be fetched from the registry."""
+        if self._tracker_lost_at is not None:
             return [GiveUp(reason, hint)] if refused else [Leave()]
-        return [Tell(Failed((blob,), refused, reason, hint))]
+        return [SendToTracker(Failed((blob,), refused, reason, hint))]
 
     def finished(self, now: float) -> list[Action]:
-        """Nothing is lacking any more."""
+        """Every blob is complete."""
         self._done = True
         return [self._report(now)]
 
     def tick(self, now: float) -> list[Action]:
-        """To be called now and then, some times in a second."""
-        if self._orphaned is not None:
-            return [] if self._done else self._alone(now)
+        """Handle the passing of time; call it a few times a second."""
+        if self._tracker_lost_at is not None:
+            return [] if self._done else self._go_on_alone(now)
         if self._done:
-            return [self._report(now)] if self._plan and now >= self._reported + self._every else []
+            return [self._report(now)] if self._routes and now >= self._reported_at + self._interval else []
         actions: list[Action] = []
-        usual = sorted(self._got)[len(self._got) // 2] if self._got else 0
+        median = sorted(self._got)[len(self._got) // 2] if self._got else 0
         for tree, flows in self._flows.items():
-            is_behind = self._got[tree] + BEHIND <= max(self._got) and self._got[tree] < SLOW * usual
+            is_slow = self._got[tree] + LAG_BYTES <= max(self._got) and self._got[tree] < SLOW * median
             for flow in flows:
                 if not flow.blobs:
-                    continue  # it is not asked for anything
+                    continue  # nothing is downloaded by it
                 waited = now - flow.since
-                if waited >= (PATIENCE if flow.reached else CONNECT) and (is_behind or not flow.reached):
+                limit = COMPLAIN_AFTER_S if flow.reached else CONNECT_TIMEOUT_S
+                if waited >= limit and (is_slow or not flow.reached):
                     actions += self._complain(now, flow, reached=flow.reached)
-        if self._plan and now >= self._reported + (REPORT if self._own else self._every):
+        interval = REPORT_INTERVAL_S if self._fetches else self._interval
+        if self._routes and now >= self._reported_at + interval:
             actions.append(self._report(now))
         return actions
 
-    def left_alone(self, now: float) -> list[Action]:
-        """The tracker is gone."""
-        self._orphaned = now
+    def tracker_lost(self, now: float) -> list[Action]:
+        self._tracker_lost_at = now
         return []
 
-    # -- what to do then
+    # -- reactions
 
-    def _of(self, link: Link) -> list[_Flow]:
+    def _flows_of(self, link: Link) -> list[_Flow]:
         return [flow for flow in self._flows.get(link.tree, ()) if flow.link == link]
 
-    def _follow(self, now: float, plan: Routes) -> list[Action]:
+    def _follow(self, now: float, routes: Routes) -> list[Action]:
+        """Replace the links of the trees that the routes name."""
         actions: list[Action] = []
-        if len(self._got) != plan.trees:
-            actions += [Drop(flow.link) for flows in self._flows.values() for flow in flows]
-            self._got, self._flows = [0] * plan.trees, {}
-        self._plan = plan
-        for tree in {link.tree for link in plan.links}:
-            links = [link for link in plan.links if link.tree == tree]
+        if len(self._got) != routes.trees:
+            actions += [StopDownload(flow.link) for flows in self._flows.values() for flow in flows]
+            self._got, self._flows = [0] * routes.trees, {}
+        self._routes = routes
+        for tree in {link.tree for link in routes.links}:
+            links = [link for link in routes.links if link.tree == tree]
             before = self._flows.get(tree, [])
-            actions += [Drop(flow.link) for flow in before if flow.link not in links]
+            actions += [StopDownload(flow.link) for flow in before if flow.link not in links]
             kept = [flow for flow in before if flow.link in links]
             new = [_Flow(link, frozenset(), now) for link in links if link not in [flow.link for flow in kept]]
             self._flows[tree] = kept + new
-        return actions + self._ask()
+        return actions + self._update_downloads()
 
-    def _ask(self) -> list[Action]:
-        """Ask for what is wanted, wherever that is something else than before."""
-        if self._plan is None:
+    def _update_downloads(self) -> list[Action]:
+        """Ask for the wanted blobs by each link, if the blobs have changed."""
+        if self._routes is None:
             return []
-        wanted = frozenset(self._plan.blobs if self._plan.relays else self._lacks) - self._own
+        wanted = frozenset(self._routes.blobs if self._routes.relays else self._lacks) - self._fetches
         actions: list[Action] = []
         for flows in self._flows.values():
             for flow in flows:
                 blobs = wanted & frozenset(flow.link.blobs) if flow.link.blobs else wanted
                 if blobs != flow.blobs:
                     flow.blobs = blobs
-                    actions.append(Take(flow.link, blobs))
+                    actions.append(Download(flow.link, blobs))
         return actions
 
     def _complain(self, now: float, flow: _Flow, *, reached: bool) -> list[Action]:
         flow.since = now
-        return [Tell(Complaint(flow.link.tree, flow.link.parent, reached, tuple(self._got)))]
+        return [SendToTracker(Complaint(flow.link.tree, flow.link.parent, reached, tuple(self._got)))]
 
-    def _report(self, now: float) -> Tell:
-        self._reported = now
-        return Tell(Report(tuple(self._got), self._fetched, self._done, self._unfetched))
+    def _report(self, now: float) -> SendToTracker:
+        self._reported_at = now
+        return SendToTracker(Report(tuple(self._got), self._fetched, self._done, self._unfetched))
 
-    def _alone(self, now: float) -> list[Action]:
-        """Go on with what comes; get from the registry what does not."""
-        assert self._orphaned is not None
+    def _go_on_alone(self, now: float) -> list[Action]:
+        """Without a tracker, keep the parents while bytes come; then fetch the rest from the registry."""
+        assert self._tracker_lost_at is not None
         flows = [flow for flows in self._flows.values() for flow in flows]
-        if self._gets_all or any(now - flow.heard < ALONE for flow in flows) or now - self._orphaned < CONNECT:
+        is_receiving = any(now - flow.received_at < ALONE_AFTER_S for flow in flows)
+        if self._fetches_all or is_receiving or now - self._tracker_lost_at < CONNECT_TIMEOUT_S:
             return []
-        self._gets_all = True
-        self._own |= self._lacks
+        self._fetches_all = True
+        self._fetches |= self._lacks
         self._flows = {}
-        return [*(Drop(flow.link) for flow in flows), Get(tuple(sorted(self._own)))]
+        return [*(StopDownload(flow.link) for flow in flows), FetchFromRegistry(tuple(sorted(self._fetches)))]

@@ -1,4 +1,4 @@
-"""How far the nodes of a step are with an image, on srun's stderr: a line that is rewritten, or one now and then."""
+"""The progress of a step's nodes on srun's stderr: one rewritten line on a terminal, elsewhere a line every 10 s."""
 
 from __future__ import annotations
 
@@ -11,50 +11,52 @@ from typing import TYPE_CHECKING
 from enroot_py.base import log
 
 if TYPE_CHECKING:
-    from enroot_py.features.swarm.messages import Standing
+    from enroot_py.features.swarm.messages import Progress
 
-_OFTEN = 0.2  # seconds between two states of a line on a terminal
-_NOW_AND_THEN = 10.0  # seconds between two lines elsewhere
-_SOON = 1.0  # seconds for which nothing is shown: most images are small
+_TERMINAL_INTERVAL_S = 0.2
+_LINE_INTERVAL_S = 10.0
+_SILENT_S = 1.0  # at first, as most images are small
 
 
 class Display:
-    """Lines on a descriptor about an image of ``size`` bytes for so many ``nodes``.
+    """Lines on a descriptor about an image of ``size`` bytes for ``nodes`` nodes.
 
-    They tell what came from the registry, if that ``counts``.
+    ``shows_registry``: they end with the bytes that came from the registry.
     """
 
-    def __init__(self, fd: int, image: str, size: int, nodes: int, *, counts: bool = True) -> None:
-        self._fd, self._image, self._nodes = fd, image, nodes
+    def __init__(self, descriptor: int, image: str, size: int, nodes: int, *, shows_registry: bool = True) -> None:
+        self._descriptor, self._image, self._nodes = descriptor, image, nodes
         self._size = log.size(size)
-        self._counts = counts
-        self._is_terminal = os.isatty(fd)
+        self._shows_registry = shows_registry
+        self._is_terminal = os.isatty(descriptor)
         self._began = self._shown = time.monotonic()
         self._rewriting = False
         self._ended = False
 
-    def show(self, progress: Callable[[], Standing], *, ended: bool) -> None:
-        """To be called some times in a second; the last line is the one by which all nodes have it."""
+    def show(self, progress: Callable[[], Progress], *, ended: bool) -> None:
+        """Write a line if it is time for one; call this a few times a second. ``ended``: all nodes have the image."""
         now = time.monotonic()
         if self._ended:
             return
+        interval = _TERMINAL_INTERVAL_S if self._is_terminal else _LINE_INTERVAL_S
         if ended:
             self._ended = True
-            many = log.many(self._nodes, "node")
-            self._line(f"{self._size} on {many} in {now - self._began:.1f} s{self._cost(progress())}")
-        elif now >= self._shown + (_OFTEN if self._is_terminal else _NOW_AND_THEN) and now >= self._began + _SOON:
+            nodes = log.many(self._nodes, "node")
+            self._line(f"{self._size} on {nodes} in {now - self._began:.1f} s{self._registry(progress())}")
+        elif now >= self._shown + interval and now >= self._began + _SILENT_S:
             self._shown = now
             self._line(self._state(progress()), stays=not self._is_terminal)
 
     def end(self) -> None:
-        """Clear a line that was to be rewritten."""
+        """Clear a line that would be rewritten."""
         if self._rewriting:
             self._write("\r\x1b[K")
 
-    def _state(self, progress: Standing) -> str:
-        missing = f", {log.many(self._nodes - progress.come, 'node')} not begun" if progress.come < self._nodes else ""
-        slowest = f", {progress.slowest} has {progress.part:.0%} of {self._size}" if progress.slowest else ""
-        return f"{progress.ready} of {self._nodes} nodes have it{missing}{slowest}{self._cost(progress)}"
+    def _state(self, progress: Progress) -> str:
+        missing = self._nodes - progress.joined
+        not_begun = f", {log.many(missing, 'node')} not begun" if missing > 0 else ""
+        slowest = f", {progress.slowest} has {progress.fraction:.0%} of {self._size}" if progress.slowest else ""
+        return f"{progress.ready} of {self._nodes} nodes have it{not_begun}{slowest}{self._registry(progress)}"
 
     def _line(self, text: str, *, stays: bool = True) -> None:
         text = log.printable(f"pyxis: {self._image}: {text}")
@@ -66,18 +68,18 @@ class Display:
 
     def _columns(self) -> int:
         try:
-            return os.get_terminal_size(self._fd).columns or 80
-        except OSError:  # it is gone
+            return os.get_terminal_size(self._descriptor).columns or 80
+        except OSError:  # the terminal is gone
             return 80
 
     def _write(self, text: str) -> None:
         try:
             poll = select.poll()
-            poll.register(self._fd, select.POLLOUT)
-            if poll.poll(0):  # else nobody reads it now, and the nodes must not wait
-                os.write(self._fd, text.encode("utf-8", "replace"))
-        except OSError:  # a terminal that is gone
+            poll.register(self._descriptor, select.POLLOUT)
+            if poll.poll(0):  # never block: the nodes would wait
+                os.write(self._descriptor, text.encode("utf-8", "replace"))
+        except OSError:  # the terminal is gone
             self._ended = True
 
-    def _cost(self, progress: Standing) -> str:
-        return f", {log.size(progress.fetched)} from the registry" * self._counts
+    def _registry(self, progress: Progress) -> str:
+        return f", {log.size(progress.fetched)} from the registry" * self._shows_registry

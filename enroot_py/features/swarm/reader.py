@@ -1,4 +1,4 @@
-"""Bytes of a blob that other processes write: a reader that sleeps until its bytes are there."""
+"""A reader of a blob that other processes write: it sleeps until bytes are available."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _STUCK_S = 180.0  # without a byte
 _NOTICE_AFTER_S = 4.0
-_LOOK_S = 1.0  # between two checks whether any byte came
+_LOOK_S = 1.0  # between two checks for new bytes
 
 
 class Reader:
     """The bytes of blob ``number`` of ``spool``, in order.
 
-    If no more come, ``instead`` opens the blob at the byte where they end. ``keep`` gets the file of a blob that was
+    If no more come, ``instead`` opens the blob at the first missing byte. ``keep`` gets the file of a blob that was
     read to its end without an error of the caller, and came from the spool alone.
     """
 
@@ -37,8 +37,8 @@ class Reader:
         self._spool, self._number, self._keep = spool, number, keep
         self._open_instead = instead
         self._instead: Blob | None = None
-        self._at = 0
-        self._seen, self._since = -1, 0.0  # bytes of all blobs, and the time of their last increase
+        self._offset = 0
+        self._seen, self._seen_at = -1, 0.0  # bytes of all blobs, and the time of their last increase
         self._noticed = False
 
     def __enter__(self) -> Self:
@@ -48,39 +48,39 @@ class Reader:
         spool, number = self._spool, self._number
         if self._instead is not None:
             self._instead.__exit__(*error)
-        elif not any(error) and self._at == spool.sizes[number] and number not in spool.kept:
-            self._keep(spool.fd(number))
+        elif not any(error) and self._offset == spool.sizes[number] and number not in spool.complete:
+            self._keep(spool.descriptor(number))
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, b"" at the end. Raises RegistryError if the peer has given up."""
         if self._instead is not None:
             return self._instead.read(size)
         spool, number = self._spool, self._number
-        while (count := min(size, spool.there(number) - self._at)) <= 0:
-            if self._at >= spool.sizes[number]:
+        while (count := min(size, spool.available(number) - self._offset)) <= 0:
+            if self._offset >= spool.sizes[number]:
                 return b""
-            ended = spool.wait(number, _LOOK_S)
+            peer_ended = spool.wait(number, _LOOK_S)
             if given_up := spool.given_up:
                 raise RegistryError(given_up[0], hint=given_up[1])
-            if (ended or self._is_stuck()) and spool.there(number) <= self._at:
-                log.debug(f"swarm: blob {number}: from byte {self._at} on from elsewhere")
-                self._instead = self._open_instead(self._at)
+            if (peer_ended or self._is_stuck()) and spool.available(number) <= self._offset:
+                log.debug(f"swarm: blob {number}: read from another source from byte {self._offset} on")
+                self._instead = self._open_instead(self._offset)
                 return self._instead.read(size)
-        data = spool.read(number, count, self._at)
-        self._at += len(data)
+        data = spool.read(number, count, self._offset)
+        self._offset += len(data)
         return data
 
     def _is_stuck(self) -> bool:
         """Return whether no byte of any blob has come for very long. After a short while without bytes, report it."""
-        seen, now = self._spool.all_there(), time.monotonic()
+        seen, now = self._spool.total_available(), time.monotonic()
         if seen != self._seen:
-            self._seen, self._since = seen, now
-        if now > self._since + _NOTICE_AFTER_S and not self._noticed and self._is_first():
+            self._seen, self._seen_at = seen, now
+        if now > self._seen_at + _NOTICE_AFTER_S and not self._noticed and self._is_first():
             self._noticed = True
             log.info(f"waiting for other nodes: no byte of the image for {_NOTICE_AFTER_S:.0f} s")
-        return now > self._since + _STUCK_S
+        return now > self._seen_at + _STUCK_S
 
     def _is_first(self) -> bool:
-        """Return whether this is the first blob that lacks bytes: each has a process, and one of them reports."""
+        """Return whether this is the first blob that lacks bytes: each blob has a process, and one of them reports."""
         spool = self._spool
-        return self._number == min(n for n in (self._number, *spool.lacking) if spool.there(n) < spool.sizes[n])
+        return self._number == min(n for n in (self._number, *spool.lacking) if spool.available(n) < spool.sizes[n])

@@ -1,6 +1,6 @@
-"""A squashfs file that srun's host alone has becomes an image of the store, on each node of a step.
+"""Store a squashfs file that srun sends as an image, on each node of a step.
 
-Its digest is that of the file, so it is sent once to a node, and locks, limits and pruning are those of any image.
+The image has the digest of the file, so each node downloads it once. Locks, limits and pruning apply as to any image.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enroot_py.base import digests, filesystems, log
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.features.swarm.apart import apart
+from enroot_py.features.swarm.background import run_in_background
 from enroot_py.store import layout
 from enroot_py.store.store import Build, Image, Store, cannot_write
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from enroot_py.features.swarm.file import FileSource
     from enroot_py.features.swarm.invitation import Invitation
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def receive(name: str, digest: str, invitation: Invitation, settings: Settings) -> Image:
-    """The file with this digest, in the store when this returns; held. A node that has it gives it to others.
+    """Return the file with this digest, stored and held. If this node already has the file, upload it to other nodes.
 
     Raises ImageError, RegistryError.
     """
@@ -33,79 +33,63 @@ def receive(name: str, digest: str, invitation: Invitation, settings: Settings) 
         from enroot_py.store import policies
 
         policies.admission(settings).check_file(name, settings)
-    arrival = _Arrival(name, digest, invitation, settings)
+    store = Store(settings.cache_path, create=True)
+
+    def source(path: str) -> FileSource:
+        from enroot_py.features.swarm.file import FileSource
+
+        return FileSource(invitation, digest, name, path)
+
+    def make(build: Build) -> None:
+        if not build.done:
+            _download(source(f"{build.path}/{layout.SQUASHFS}"), name, digest, build.path, store.root)
+            build.publish()
+
     while True:
-        image = arrival.image()
-        if image is not None and image.hold():  # else it was pruned this very moment
+        if (image := store.image(digest)) is not None:
+            path = image.file
+            run_in_background(lambda path=path: source(path).lend())  # type: ignore[misc]
+        else:
+            try:
+                store.add_file(name, digest, make)
+            except OSError as e:
+                raise cannot_write(f"store {name} in {store.root}", store.root, e) from e
+            image = store.image(digest)
+            if image is not None and image.hold():
+                from enroot_py.store import prune
+
+                prune.shrink(store, settings)
+        if image is not None and image.hold():  # otherwise it was pruned at this moment
             return image
 
 
-class _Arrival:
-    """A file on its way into the store."""
+def _download(source: FileSource, name: str, digest: str, directory: str, root: str) -> None:
+    """Download the file into the directory of a new image. Raises ImageError, RegistryError, OSError."""
+    from hashlib import sha256
 
-    def __init__(self, name: str, digest: str, invitation: Invitation, settings: Settings) -> None:
-        self._name = name
-        self._digest = digest
-        self._invitation = invitation
-        self._settings = settings
-        self._store = Store(settings.cache_path, create=True)
-
-    def image(self) -> Image | None:
-        """The file, in the store. None where it was pruned this very moment. Raises ImageError, RegistryError."""
-        store = self._store
-        if (stored := store.image(self._digest)) is not None:
-            apart(lambda: self._source(stored.file).lend())  # all that it needs is imported there
-            return stored
-        try:
-            store.add_file(self._name, self._digest, self._make)
-        except OSError as e:
-            raise cannot_write(f"store {self._name} in {store.root}", store.root, e) from e
-        image = store.image(self._digest)
-        if image is not None and image.hold():
-            from enroot_py.store import prune
-
-            prune.shrink(store, self._settings)
-        return image
-
-    def _make(self, build: Build) -> None:
-        if not build.done:
-            self._receive(build.path)
-            build.publish()
-
-    def _receive(self, directory: str) -> None:
-        """Fill what is to be the image. Raises ImageError, RegistryError, OSError."""
-        from hashlib import sha256
-
-        path = f"{directory}/{layout.SQUASHFS}"
-        source = self._source(path)
-        size = source.size()
-        with Fd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
-            _reserve(fd, size, self._store.root)
-            digest = sha256()
-            with source.read(fd) as arriving:
-                while data := arriving.read(_CHUNK):
-                    digest.update(data)
-        if (came := digests.of_encoded(digest.hexdigest())) != self._digest:
-            raise ImageError(
-                f"{self._name}: what came to {os.uname().nodename} has the digest {came}, not {self._digest}",
-                hint="the file was changed while it was sent, or damaged on its way: nothing of it was kept, try again",
-            )
-        with open(f"{directory}/{layout.SUM}", "w") as f:
-            f.write(digests.encoded(self._digest))
-        with open(f"{directory}/{layout.FILE}", "wb") as f:
-            f.write(os.fsencode(self._name) + b"\n")
-        log.debug(f"{self._name}: {log.size(size)} received")
-
-    def _source(self, path: str) -> FileSource:
-        """The nodes of the step, for a file that is at ``path`` here, or will be."""
-        from enroot_py.features.swarm.file import FileSource
-
-        return FileSource(self._invitation, self._digest, self._name, path)
+    size = source.size()
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with Fd(os.open(f"{directory}/{layout.SQUASHFS}", flags, 0o600)) as fd:
+        _reserve(fd, size, root)
+        checksum = sha256()
+        with source.read(fd) as reader:
+            while data := reader.read(_CHUNK_BYTES):
+                checksum.update(data)
+    if (actual := digests.of_encoded(checksum.hexdigest())) != digest:
+        raise ImageError(
+            f"{name}: the file received by {os.uname().nodename} has the digest {actual}, not {digest}",
+            hint="the file was changed or damaged while it was sent; nothing was stored, try again",
+        )
+    with open(f"{directory}/{layout.SUM}", "w") as f:
+        f.write(digests.encoded(digest))
+    with open(f"{directory}/{layout.FILE}", "wb") as f:
+        f.write(os.fsencode(name) + b"\n")
+    log.debug(f"{name}: {log.size(size)} received")
 
 
 def _reserve(fd: int, size: int, root: str) -> None:
-    """Know that there is room for a file before a byte of it is sent. Raises OSError."""
-    if filesystems.kind(root) not in filesystems.NETWORK:  # there libc would write to each block instead
+    """Reserve the space for a file, so that a full disk is noticed before any byte is sent. Raises OSError."""
+    if filesystems.kind(root) not in filesystems.NETWORK:  # there libc would write to each block
         os.posix_fallocate(fd, 0, size)
         return
     room = os.fstatvfs(fd)

@@ -1,6 +1,6 @@
-"""An image of a registry by way of a swarm: what the other nodes of the step have, or get, need not be asked for again.
+"""A source of a registry image (registry/sources.py) that uses a swarm.
 
-As other sources (registry/sources.py): it has the manifest and the config of the tracker, and the blobs of the peer.
+The manifest and the config come from the tracker, the blobs from the peer.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
-from enroot_py.features.swarm.guest import Guest
+from enroot_py.features.swarm.blob_cache import BlobCache
+from enroot_py.features.swarm.client import SwarmClient
 from enroot_py.features.swarm.invitation import Invitation
-from enroot_py.features.swarm.kept import Kept
 from enroot_py.features.swarm.messages import Answer, Documents
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.spool import Spool
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from enroot_py.registry.repository import Repository
     from enroot_py.registry.sources import Blob, Mirrored
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
-class SwarmSource(Guest):
-    """The image ``digest`` that ``inner`` has, for a node that is invited; ``kept`` has room for blobs on their way."""
+class SwarmSource(SwarmClient):
+    """The image ``digest``. Without the swarm it comes from ``inner``."""
 
-    def __init__(self, invitation: Invitation, digest: str, inner: Repository | Mirrored, kept: Kept) -> None:
+    def __init__(self, invitation: Invitation, digest: str, inner: Repository | Mirrored, cache: BlobCache) -> None:
         super().__init__(invitation)
         self._digest = digest
         self._inner = inner
-        self._kept = kept
+        self._cache = cache
         self._manifest: Manifest | None = None
         self._config = b""
-        self.evidence = b""  # by which to verify the image
-        self._lacks: dict[str, int] = {}  # by digest
+        self.evidence = b""  # signatures by which to verify the image
+        self._lacks: dict[str, int] = {}  # blobs by digest
 
     @property
     def base(self) -> str:
@@ -49,9 +49,9 @@ class SwarmSource(Guest):
         return self._inner.digest()
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """The manifest that the tracker has; else that of the registry, and there is no swarm."""
+        """Return the tracker's manifest. Without a tracker, return that of the registry."""
         if arch is None:
-            self.meet()
+            self.join()
         if self._manifest is None:
             self._manifest = self._inner.manifest(arch)
         return self._manifest
@@ -62,65 +62,64 @@ class SwarmSource(Guest):
         return self._inner.config(manifest)
 
     def begin(self, blobs: Sequence[Descriptor]) -> None:
-        """Say which blobs are lacking: they begin to come."""
+        """Start to download the blobs that this node lacks."""
         if self._tracker is None or self._manifest is None:
             return
         layers = [layer.digest for layer in self._manifest.layers]
         self._lacks = {blob.digest: layers.index(blob.digest) for blob in blobs}
         try:
-            self.start(list(self._lacks.values()))
+            self.start_peer(list(self._lacks.values()))
         except OSError as e:
-            log.debug(f"swarm: {self._kept.directory}: {e.strerror}: the registry alone")
+            log.debug(f"swarm: {self._cache.directory}: {e.strerror}: the registry alone")
 
     def new_spool(self, lacking: Sequence[int]) -> Spool:
         """Raises OSError."""
         assert self._manifest
-        layers = self._manifest.layers
-        kept = {blob: fd for blob, each in enumerate(layers) if (fd := self._kept.open(each.digest, each.size))}
-        os.makedirs(self._kept.directory, 0o700, exist_ok=True)
-        return Spool([layer.size for layer in layers], lacking, self._kept.directory, kept)
+        layers, cache = self._manifest.layers, self._cache
+        complete = {blob: file for blob, layer in enumerate(layers) if (file := cache.open(layer.digest, layer.size))}
+        os.makedirs(cache.directory, 0o700, exist_ok=True)
+        return Spool([layer.size for layer in layers], lacking, cache.directory, complete)
 
     def blob(self, descriptor: Descriptor) -> Blob:
         position = self._lacks.get(descriptor.digest)
         if self._spool is None or position is None:
             return self._inner.blob(descriptor)
-        kept, inner = self._kept, self._inner
         return Reader(
             self._spool,
             position,
-            instead=lambda at: inner.blob(descriptor, at),
-            keep=lambda fd: kept.add(descriptor.digest, fd),
+            instead=lambda offset: self._inner.blob(descriptor, offset),
+            keep=lambda file: self._cache.add(descriptor.digest, file),
         )
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
-        """The blob from the registry, if what came from other nodes is not what its digest says."""
+        """Return the blob from the registry, if the bytes from other nodes do not match its digest."""
         if self._spool is None or descriptor.digest not in self._lacks:
             return None
         stream, digest = self.blob(descriptor), hashlib.sha256()
-        while data := stream.read(_CHUNK):
+        while data := stream.read(_CHUNK_BYTES):
             digest.update(data)
-        came = digests.of_encoded(digest.hexdigest())
-        return None if came == descriptor.digest else self._inner.blob(descriptor)
+        actual_digest = digests.of_encoded(digest.hexdigest())
+        return None if actual_digest == descriptor.digest else self._inner.blob(descriptor)
 
     def seed(self, rate: float) -> None:
-        """Fetch what the tracker says, and give it to others, until that ends. Raises PenrootError, OSError."""
-        self.meet()
-        if self._tracker is not None and self._manifest is not None:
-            self._spool = self.new_spool(())
-            self.peering(rate).run()
+        """Fetch the blobs that the tracker asks for and upload them, until the tracker ends.
 
-    def know(self, said: Answer) -> None:
-        """The manifest and the config."""
-        if not isinstance(said, Documents) or said.architecture != architecture(None):
+        Raises PenrootError, OSError.
+        """
+        self.join()
+        if self._tracker is not None and self._manifest is not None:
+            self.peer(rate).run()
+
+    def accept_answer(self, answer: Answer) -> None:
+        if not isinstance(answer, Documents) or answer.architecture != architecture(None):
             raise ValueError("no image for this node")
-        if said.named != self._digest:
-            raise ValueError(f"the tracker has {said.named}, not {self._digest}")
-        self._config, self.evidence, data = said.config, said.evidence, said.manifest
-        self._manifest = manifests.manifest(data, manifests.parse(data, "the tracker"), said.named, "the tracker")
+        if answer.named != self._digest:
+            raise ValueError(f"the tracker has {answer.named}, not {self._digest}")
+        self._config, self.evidence, data = answer.config, answer.evidence, answer.manifest
+        self._manifest = manifests.manifest(data, manifests.parse(data, "the tracker"), answer.named, "the tracker")
 
     def fetch(self, blob: int, start: int) -> Iterator[bytes]:
-        """What comes of a blob from the registry, from a byte on."""
         assert self._manifest
         with self._inner.blob(self._manifest.layers[blob], start) as stream:
-            while data := stream.read(_CHUNK):
+            while data := stream.read(_CHUNK_BYTES):
                 yield data

@@ -1,7 +1,7 @@
-"""Compressed blobs on their way through a node: unlinked files, of which other processes read what is there already.
+"""The compressed blobs of an image while they arrive: unlinked files, which other processes read from the start.
 
-A blob is cut into pieces of PIECE bytes, the last one shorter. They come by several trees at once, in order by each, so
-what is there without a gap grows as the slowest of them does. Only that much is read, and given to those who ask.
+A blob is cut into pieces of PIECE bytes; the last one may be shorter. The pieces arrive by several trees at once, in
+order within each tree. A byte is available to readers and children when all bytes before it have arrived.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 PIECE = 256 << 10
-_COUNTER = struct.Struct("=Q")  # bytes that are there without a gap
-_WORDS = 4096  # bytes of a reason
+_COUNTER = struct.Struct("=Q")
+_MAX_REASON_BYTES = 4096
 
 
 class Spool:
-    """The blobs of an image, by position in its manifest, in files of ``directory``. Raises OSError.
+    """The blobs of an image, by position in its manifest. A fork(2) shares it: all processes see the bytes arrive.
 
-    Blobs that are ``lacking`` are wanted here, the others may go through this node, and ``kept`` are whole already, in
-    these files. ``files`` are to be filled instead of files of ``directory``; ``full`` makes a reason and a hint of an
-    error in doing so, for nobody can go on without them. All processes that have this object since before a fork(2)
-    see the bytes that come.
+    This node lacks the blobs ``lacking`` and may relay the others. ``complete`` has the files of complete blobs.
+    ``files`` has files to write blobs to; the other blobs are written to ``directory``. ``explain`` returns the reason
+    and the hint for a failed write, if readers must not go on without the spool. Raises OSError.
     """
 
     def __init__(
@@ -34,109 +33,108 @@ class Spool:
         sizes: Sequence[int],
         lacking: Sequence[int],
         directory: str,
-        kept: Mapping[int, int] | None = None,
+        complete: Mapping[int, int] | None = None,
         *,
         files: Mapping[int, int] | None = None,
-        full: Callable[[OSError], tuple[str, str]] | None = None,
+        explain: Callable[[OSError], tuple[str, str]] | None = None,
     ) -> None:
-        self.sizes, self.kept, self.lacking = sizes, kept or {}, lacking
-        # A reader sleeps at the event of its blob until there is more of the blob.
+        self.sizes, self.complete, self.lacking = sizes, complete or {}, lacking
+        # A reader sleeps until the event of its blob says that more bytes are available.
         self.events = {blob: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for blob in lacking}
-        self._directory, self._full = directory, full
-        self._fds = {**self.kept, **(files or {})}
-        self._fds |= {blob: _nameless(directory) for blob in lacking if blob not in self._fds}
-        # Of each blob what is there, which the peer says, and up to where the process is that fetches it.
-        self._shared = mmap.mmap(-1, 2 * max(len(sizes), 1) * _COUNTER.size)
-        self._end = mmap.mmap(-1, 8 + _WORDS)
-        self._counts: list[list[int]] = []  # pieces by blob and tree
+        self._directory, self._explain = directory, explain
+        self._descriptors = {**self.complete, **(files or {})}
+        self._descriptors |= {blob: _unnamed_file(directory) for blob in lacking if blob not in self._descriptors}
+        # Two counters of each blob: the available bytes, and the bytes that its fetching process has written.
+        self._counters = mmap.mmap(-1, 2 * max(len(sizes), 1) * _COUNTER.size)
+        self._reason = mmap.mmap(-1, 8 + _MAX_REASON_BYTES)
+        self._counts: list[list[int]] = []  # pieces, by blob and tree
         self.trees = 0
-        self.alive = -1  # a pipe whose other end the peer has
-        for blob in self.kept:
-            self._put(2 * blob, sizes[blob])
+        self.peer_pipe = -1  # the peer process holds the other end
+        for blob in self.complete:
+            self._set(2 * blob, sizes[blob])
 
-    def plant(self, trees: int) -> None:
-        """Say by how many trees pieces come; what is there stays."""
+    def set_trees(self, trees: int) -> None:
+        """Set the number of trees. Available bytes are kept."""
         self.trees = trees
         self._counts = [
-            [self._pieces_of(self.there(blob), blob, tree) for tree in range(trees)] for blob in range(len(self.sizes))
+            [self._pieces_in(self.available(blob), blob, tree) for tree in range(trees)]
+            for blob in range(len(self.sizes))
         ]
 
     def count(self, blob: int, tree: int) -> int:
-        """How many pieces of a blob have come by a tree."""
+        """Return how many pieces of a blob have arrived by a tree."""
         return self._counts[blob][tree]
 
     def piece(self, blob: int, tree: int, count: int) -> int:
-        """The number of the piece of a blob that comes by a tree after ``count`` others."""
-        return (tree - blob) % self.trees + count * self.trees  # so that short blobs have trees of their own
+        """Return the number of the piece of a blob that a tree carries after ``count`` others."""
+        return (tree - blob) % self.trees + count * self.trees  # so short blobs use different trees
 
     def tree(self, blob: int, piece: int) -> int:
         return (piece + blob) % self.trees
 
     def length(self, blob: int, piece: int) -> int:
-        """Bytes of a piece: 0 beyond the last one."""
+        """Return the bytes of a piece, 0 beyond the last one."""
         return max(0, min(PIECE, self.sizes[blob] - piece * PIECE))
 
     @property
-    def fds(self) -> Collection[int]:
-        return [*self._fds.values(), *self.events.values()]
+    def descriptors(self) -> Collection[int]:
+        return [*self._descriptors.values(), *self.events.values()]
 
-    def fd(self, blob: int) -> int:
-        """The file of a blob. Raises OSError."""
-        if blob not in self._fds:  # it goes through this node alone
-            self._fds[blob] = _nameless(self._directory)
-        return self._fds[blob]
+    def descriptor(self, blob: int) -> int:
+        """Return the file of a blob. Raises OSError."""
+        if blob not in self._descriptors:  # this node only relays the blob
+            self._descriptors[blob] = _unnamed_file(self._directory)
+        return self._descriptors[blob]
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
         """Raises OSError."""
         try:
             while data:
-                written = os.pwrite(self.fd(blob), data, offset)
+                written = os.pwrite(self.descriptor(blob), data, offset)
                 data, offset = data[written:], offset + written
         except OSError as e:
-            if self._full is not None:
-                self.give_up(*self._full(e))
+            if self._explain is not None:
+                self.give_up(*self._explain(e))
             raise
 
-    def wrote(self, blob: int, piece: int) -> None:
-        """A piece is in the file; whether it counts, it may have come from elsewhere meanwhile."""
+    def piece_written(self, blob: int, piece: int) -> None:
+        """Count a piece, unless it has arrived from another source meanwhile."""
         counts, tree = self._counts[blob], self.tree(blob, piece)
         if piece == self.piece(blob, tree, counts[tree]):
             counts[tree] += 1
-            first = min(self.piece(blob, number, count) for number, count in enumerate(counts))
-            self._is_there(blob, min(first * PIECE, self.sizes[blob]))
+            first_missing = min(self.piece(blob, number, count) for number, count in enumerate(counts))
+            self._set_available(blob, min(first_missing * PIECE, self.sizes[blob]))
 
-    def fetches(self, blob: int) -> None:
-        """A process will begin to fetch a blob from where it ends. Raises OSError."""
-        self.fd(blob)
-        self._put(2 * blob + 1, self.there(blob))
+    def begin_fetch(self, blob: int) -> None:
+        """Have append() begin at the end of the available bytes. Raises OSError."""
+        self.descriptor(blob)
+        self._set(2 * blob + 1, self.available(blob))
 
-    def fetched(self, blob: int) -> bool:
-        """Take notice of what the process that fetches a blob has written; whether that is all."""
-        self._is_there(blob, self._get(2 * blob + 1))
-        there = self.there(blob)
+    def count_fetched(self, blob: int) -> bool:
+        """Make the bytes available that a fetching process has appended. Return True if the blob is complete."""
+        self._set_available(blob, self._get(2 * blob + 1))
+        available = self.available(blob)
         for tree in range(self.trees):
             counts = self._counts[blob]
-            counts[tree] = max(counts[tree], self._pieces_of(there, blob, tree))
-        return there >= self.sizes[blob]
+            counts[tree] = max(counts[tree], self._pieces_in(available, blob, tree))
+        return available >= self.sizes[blob]
 
-    def _pieces_of(self, there: int, blob: int, tree: int) -> int:
-        """Whole pieces of a tree among the first bytes of a blob."""
-        pieces = -(-there // PIECE) if there >= self.sizes[blob] else there // PIECE
+    def _pieces_in(self, available: int, blob: int, tree: int) -> int:
+        """Return how many whole pieces of a tree the first bytes of a blob contain."""
+        pieces = -(-available // PIECE) if available >= self.sizes[blob] else available // PIECE
         return max(0, -(-(pieces - self.piece(blob, tree, 0)) // self.trees))
 
-    # -- what other processes see
+    # -- state that processes share
 
-    def there(self, blob: int) -> int:
-        """Bytes that are there without a gap."""
+    def available(self, blob: int) -> int:
         return self._get(2 * blob)
 
-    def all_there(self) -> int:
-        """Bytes of all blobs that are there."""
-        return sum(self.there(blob) for blob in range(len(self.sizes)))
+    def total_available(self) -> int:
+        return sum(self.available(blob) for blob in range(len(self.sizes)))
 
-    def _is_there(self, blob: int, there: int) -> None:
-        if there > self.there(blob):
-            self._put(2 * blob, there)
+    def _set_available(self, blob: int, available: int) -> None:
+        if available > self.available(blob):
+            self._set(2 * blob, available)
             self._wake(blob)
 
     def _wake(self, blob: int) -> None:
@@ -144,55 +142,55 @@ class Spool:
             os.eventfd_write(self.events[blob], 1)
 
     def wait(self, blob: int, seconds: float) -> bool:
-        """Sleep until there may be more of a blob; whether the peer has ended."""
+        """Sleep until more of a blob may be available. Return True if the peer process has ended."""
         poll = select.poll()
         poll.register(self.events[blob], select.POLLIN)
-        poll.register(self.alive, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(seconds * 1000)}
+        poll.register(self.peer_pipe, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
         with suppress(BlockingIOError):
             os.eventfd_read(self.events[blob])
-        return self.alive in ready
+        return self.peer_pipe in ready
 
-    def _get(self, number: int) -> int:
-        return int(_COUNTER.unpack_from(self._shared, number * _COUNTER.size)[0])
+    def _get(self, index: int) -> int:
+        return int(_COUNTER.unpack_from(self._counters, index * _COUNTER.size)[0])
 
-    def _put(self, number: int, value: int) -> None:
-        _COUNTER.pack_into(self._shared, number * _COUNTER.size, value)
+    def _set(self, index: int, value: int) -> None:
+        _COUNTER.pack_into(self._counters, index * _COUNTER.size, value)
 
     def append(self, blob: int, data: bytes) -> None:
-        """Write what comes next, as the process that fetches. Raises OSError."""
-        at = self._get(2 * blob + 1)
-        self.write(blob, memoryview(data), at)
-        self._put(2 * blob + 1, at + len(data))
+        """Write the next bytes of a blob, in the process that fetches it. Raises OSError."""
+        offset = self._get(2 * blob + 1)
+        self.write(blob, memoryview(data), offset)
+        self._set(2 * blob + 1, offset + len(data))
 
-    def read(self, blob: int, size: int, at: int) -> bytes:
-        return os.pread(self.fd(blob), size, at)
+    def read(self, blob: int, size: int, offset: int) -> bytes:
+        return os.pread(self.descriptor(blob), size, offset)
 
     def give_up(self, reason: str, hint: str) -> None:
-        """Say to all who wait that nothing more comes, and why."""
-        words = f"{reason}\0{hint}".encode("utf-8", "backslashreplace")[:_WORDS]
-        self._end[8 : 8 + len(words)] = words
-        self._end[:8] = (len(words) + 1).to_bytes(8, "little")
+        """Wake all readers and tell them why no more bytes come."""
+        text = f"{reason}\0{hint}".encode("utf-8", "backslashreplace")[:_MAX_REASON_BYTES]
+        self._reason[8 : 8 + len(text)] = text
+        self._reason[:8] = (len(text) + 1).to_bytes(8, "little")
         for blob in self.events:
             self._wake(blob)
 
     @property
     def given_up(self) -> tuple[str, str] | None:
-        """Why nothing more comes, and the way out."""
-        length = int.from_bytes(self._end[:8], "little")
+        """The reason and the hint of give_up(), or None."""
+        length = int.from_bytes(self._reason[:8], "little")
         if not length:
             return None
-        reason, _, hint = self._end[8 : 7 + length].decode("utf-8", "replace").partition("\0")
+        reason, _, hint = self._reason[8 : 7 + length].decode("utf-8", "replace").partition("\0")
         return reason, hint
 
 
-def _nameless(directory: str) -> int:
-    """A file without a name, open(2) O_TMPFILE; where the file system knows none, one that loses its name at once."""
+def _unnamed_file(directory: str) -> int:
+    """Open a file without a name, open(2) O_TMPFILE. If the file system has none, unlink a new file."""
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as e:
         if e.errno not in (errno.EISDIR, errno.EOPNOTSUPP):
             raise
-    fd, path = tempfile.mkstemp(prefix=".swarm-", dir=directory)
+    descriptor, path = tempfile.mkstemp(prefix=".swarm-", dir=directory)
     os.unlink(path)
-    return fd
+    return descriptor

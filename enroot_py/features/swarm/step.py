@@ -1,8 +1,9 @@
-"""The nodes of a step share one pull of an image, and srun sends them a file of its host."""
+"""The swarm in a step: its nodes share one pull of an image, or receive a file from srun's host."""
 
 from __future__ import annotations
 
 from enroot_py.base import log
+from enroot_py.base.errors import ConfigError, ImageError
 from enroot_py.features.swarm.arguments import SwarmArguments
 from enroot_py.features.swarm.invitation import Invitation, Swarm, missing
 
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from pyxis_py.request.options import Request
     from pyxis_py.request.settings import PluginSettings
 
-_LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # where srun is, as slurmstepd saw it: srun(1), OUTPUT ENVIRONMENT VARIABLES
+LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # srun's host: srun(1), OUTPUT ENVIRONMENT VARIABLES
 
 
 def shares(plugin: PluginSettings) -> bool:
-    """Return whether srun may track which node has what of an image."""
+    """Return whether srun may be the tracker of an image."""
     return SwarmArguments(plugin).swarm and missing() is None
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for an image with that digest, unless all nodes have the image or no port is free."""
+    """Return a tracker for the image ``digest``, unless all nodes have the image or no port is free."""
     from enroot_py.features.swarm import offer
 
     return offer.offer(job, image, digest, allocation)
@@ -42,9 +43,22 @@ def send(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bo
 
 def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settings) -> Image:
     """Return the file that srun sends, once it is in the store of this node. Raises ConfigError, ImageError."""
-    from enroot_py.features.swarm import sent
+    from enroot_py.features.swarm import received
+    from pyxis_py.request.job import REFUSED
 
-    return sent.received(job, request, invitation(job, plugin), settings)
+    image = request.image or ""
+    origin = f"{request.origins['image']}={image}"
+    if error := missing():
+        raise ConfigError(f"{origin}: {error}", hint=error.hint)
+    digest, invited = job.resolved(image), invitation(job, plugin)
+    if digest == REFUSED:
+        raise ImageError("")  # srun has reported the reason
+    if not digest or invited is None:
+        raise ImageError(
+            f"{origin}: no srun has offered to send the file",
+            hint="give it to srun, on a host where penroot is installed",
+        )
+    return received.receive(image, digest, invited, settings)
 
 
 class Peers:
@@ -54,37 +68,37 @@ class Peers:
         self._invitation = invitation
 
     def source(self, image: Reference, settings: Settings, root: str) -> SwarmSource:
-        """Return the image as the nodes give it to each other. ``root`` is that of this node's store."""
-        from enroot_py.features.swarm.kept import Kept
+        """Return a source of the image that downloads from other nodes. ``root`` is that of this node's store."""
+        from enroot_py.features.swarm.blob_cache import BlobCache
         from enroot_py.features.swarm.source import SwarmSource
         from enroot_py.registry.sources import open_registry
         from enroot_py.store import layout
 
-        kept = Kept(layout.blobs(root), self._invitation.keep)
-        return SwarmSource(self._invitation, image.digest, open_registry(image, settings), kept)
+        cache = BlobCache(layout.blobs(root), self._invitation.keep)
+        return SwarmSource(self._invitation, image.digest, open_registry(image, settings), cache)
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
-        """Give an image that is stored here to nodes that lack it, by another process, which loads what it needs."""
-        from enroot_py.features.swarm.apart import apart
+        """Upload a stored image to nodes that lack it. A forked process imports the modules and does the work."""
+        from enroot_py.features.swarm.background import run_in_background
 
-        apart(lambda: self.source(image, settings, root).lend())
+        run_in_background(lambda: self.source(image, settings, root).lend())
 
 
 def peers(job: Job, plugin: PluginSettings) -> Peers | None:
     """Return the other nodes of the step, if srun has a tracker for them."""
-    told = invitation(job, plugin)
-    return Peers(told) if told else None
+    invited = invitation(job, plugin)
+    return Peers(invited) if invited else None
 
 
 def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """Return how to reach srun's tracker, if there is one. slurmd's log has a line about a missing library."""
+    """Return the invitation of srun's tracker, if any. Log a missing library to slurmd's log."""
     arguments = SwarmArguments(plugin)
     if arguments.swarm and (error := missing()):
         log.info(f"{error}: this node asks the registry itself ({error.hint})")
         return None
     port, _, key = job.swarm.partition(" ")
     node = job.environ.get("SLURM_NODEID", "")
-    host = job.environ.get(_LAUNCHER, "")
+    host = job.environ.get(LAUNCHER, "")
     nodes = job.environ.get("SLURM_STEP_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
     if not (port.isdecimal() and node.isdecimal() and nodes.isdecimal() and host):
         return None

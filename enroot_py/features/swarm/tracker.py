@@ -1,6 +1,6 @@
-"""The decisions of a swarm's tracker: who fetches a blob from the registry, and who takes it from whom.
+"""The tracker's decisions: the fetcher of each blob and the parents of each peer.
 
-Neither sockets nor clocks: what happens goes in with its time, and what is to be said to peers comes out. The same code
+This module uses neither sockets nor clocks. Events come in with their time, messages to peers go out. The same code
 runs in srun and in benchmarks/swarm.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enroot_py.features.swarm import trees
-from enroot_py.features.swarm.fetchers import SLOW, STRIKES, Fetchers, Member
+from enroot_py.features.swarm.fetchers import MAX_STRIKES, SLOW, Fetchers, PeerState
 from enroot_py.features.swarm.messages import (
-    REPORT,
+    REPORT_INTERVAL_S,
     SEED,
     Complaint,
     Failed,
@@ -21,203 +21,204 @@ from enroot_py.features.swarm.messages import (
     Hopeless,
     Joined,
     Link,
+    Progress,
     Released,
     Report,
     Routes,
-    Standing,
-    report_every,
+    report_interval,
 )
 from enroot_py.features.swarm.trees import SOURCES, BlobTree, Forest
 
-GATHER = 0.5  # seconds from the first peer to the plan, if not all are there before
-GROWN = 8  # a new plan is made where one node for each so many of the old one has come later,
-EARLY = 3  # and where nobody has more than one in so many of all bytes: he would wait for those
-LINGER = 30.0  # seconds that all who are there stay for late ones, when they lack nothing any more
-DEAF = 2.0  # seconds, and three reports, without a word, until nobody depends on a node
-DRAIN = 3.0  # seconds for which what a node has sent may be on its way, when it has left
+GATHER_S = 0.5  # between the first peer and the plan, unless all nodes join earlier
+GROWTH = 8  # plan again when one late peer has joined for every eight planned peers,
+EARLY = 3  # unless a peer has received a third of all bytes already
+LINGER_S = 30.0  # for which finished peers wait for late peers
+STALLED_AFTER_S = 2.0  # without a message, plus three report intervals
+DRAIN_S = 3.0  # for which the kernel of a peer may send after the peer has left
 
-Said = list[tuple[int, FromTracker]]
+Messages = list[tuple[int, FromTracker]]
 
 
 class Tracker:
-    """The state of one swarm: ``sizes`` are those of the blobs, by position in the manifest, ``nodes`` the step's.
+    """The state of one swarm. ``sizes`` are those of the blobs; the step has ``nodes`` nodes.
 
-    Those that are ``ready`` have them all. Where it is ``of_seed``, nobody else has them but the seed.
+    ``ready`` lists the nodes that already have every blob. With ``seed_only``, only the seed has them.
     """
 
-    def __init__(self, sizes: Sequence[int], nodes: int, ready: Iterable[int] = (), of_seed: bool = False) -> None:
+    def __init__(self, sizes: Sequence[int], nodes: int, ready: Iterable[int] = (), seed_only: bool = False) -> None:
         self._sizes = sizes
         self._nodes = nodes
-        self._members: dict[int, Member] = {}
-        self._fetchers = Fetchers(sizes, self._members, of_seed)
-        self._forest: Forest | None = None  # not planned yet
+        self._peers: dict[int, PeerState] = {}
+        self._fetchers = Fetchers(sizes, self._peers, seed_only)
+        self._forest = Forest(0)  # not planned yet
         self._now = 0.0
-        self._first = 0.0  # when the first peer joined
+        self._first_joined_at = 0.0
         self._planned = 0  # peers that are part of the plan
-        self._late: list[float] = []  # when each of the others joined
-        self._idle = 0.0  # since when nobody lacks anything
-        self._looked = 0.0  # for who has stalled
-        self._ready = set(ready)  # also of those that have been released, or have left
+        self._late: list[float] = []  # when each other peer joined
+        self._idle_since = 0.0  # no peer lacks a blob
+        self._checked_at = 0.0  # for stalled peers
+        self._ready = set(ready)  # includes nodes that have left
         self._fetched: dict[int, int] = {}
-        self._rerouted: dict[int, set[int]] = {}  # whom to tell of new parents: the trees, by node
-        self._said: Said = []
+        self._rerouted: dict[int, set[int]] = {}  # trees in which a node has a new parent
+        self._outbox: Messages = []
 
-    # -- what happens: each returns what to say to whom
+    # -- events: each returns messages to peers
 
-    def handle(self, now: float, node: int, message: FromPeer) -> Said:
-        """A peer has said something. Raises ValueError for what no member of this swarm would say."""
+    def handle(self, now: float, node: int, message: FromPeer) -> Messages:
+        """Handle a message of a peer. Raises ValueError if no peer of this swarm would send it."""
         self._clock(now)
         self._check(node, message)
-        if node in self._members:
-            self._members[node].heard, self._members[node].stalled = now, False
+        if node in self._peers:
+            self._peers[node].heard_at, self._peers[node].stalled = now, False
         if node == SEED:
-            self._hear_seed(message)
+            self._handle_seed(message)
         elif isinstance(message, Joined):
-            self._forget(node)  # it has left before
+            self._forget(node)  # its predecessor has left
             self._join(node, message)
-        elif (member := self._members.get(node)) is None:
+        elif (peer := self._peers.get(node)) is None:
             pass  # it was released
         elif isinstance(message, Failed):
-            self._failed(node, member, message)
-        elif len(message.got) == (len(self._forest.trees) if self._forest else 0):  # else it knows another plan
-            member.got = message.got
+            self._failed(node, peer, message)
+        elif len(message.got) == len(self._forest.trees):  # otherwise the peer has another plan
+            peer.got = message.got
             if isinstance(message, Report):
-                self._report(node, member, message)
+                self._report(node, peer, message)
             else:
-                self._judge(node, member, message)
-        return self._take()
+                self._complain(node, peer, message)
+        return self._flush()
 
-    def left(self, now: float, node: int) -> Said:
-        """A peer is gone, for whatever reason."""
+    def left(self, now: float, node: int) -> Messages:
+        """Handle the end of a peer's connection."""
         self._clock(now)
-        member = self._members.get(node)
+        peer = self._peers.get(node)
         if node == SEED:
             self._fetchers.lose_seed()
-        elif member and member.lacks and member.done and self._forest:
-            member.left = now  # its kernel may still send, tcp(7): those who take from it say when that ends
-            if not any(map(self._hears, self._members)):
-                self._end()
+        elif peer and peer.lacks and peer.done and self._is_planned:
+            peer.left_at = now  # its kernel may still send, tcp(7); its children complain when that ends
+            if not any(map(self._listens, self._peers)):
+                self._restart()
         else:
             self._forget(node)
-        return self._take()
+        return self._flush()
 
-    def tick(self, now: float) -> Said:
-        """To be called now and then, some times in a second."""
+    def tick(self, now: float) -> Messages:
+        """Handle the passing of time; call it a few times a second."""
         self._clock(now)
-        if self._forest and self._fetchers.look_for_seed():
-            self._give_up(self._fetchers.why)
-        if self._forest and now >= self._looked + 1:
-            if now > self._looked + DEAF:  # this process was stopped itself
-                for member in self._members.values():
-                    member.heard = now
-            self._looked = now
-            self._find_stalled()
-            for node in [node for node, member in self._members.items() if member.left and now > member.left + DRAIN]:
+        if self._is_planned and self._fetchers.check_seed():
+            self._give_up(self._fetchers.last_failure)
+        if self._is_planned and now >= self._checked_at + 1:
+            if now > self._checked_at + STALLED_AFTER_S:  # the tracker itself was stopped
+                for peer in self._peers.values():
+                    peer.heard_at = now
+            self._checked_at = now
+            self._retire_stalled()
+            drained = [node for node, peer in self._peers.items() if peer.left_at and now > peer.left_at + DRAIN_S]
+            for node in drained:
                 self._forget(node)
         if self._has_grown():
-            self._plan_anew()
-        if self._members and not self._forest:
-            if len(self._members) == self._nodes or now >= self._first + GATHER:
+            self._plan_again()
+        if self._peers and not self._is_planned:
+            if len(self._peers) == self._nodes or now >= self._first_joined_at + GATHER_S:
                 self._plan()
-        elif not self._members:
-            self._end()
+        elif not self._peers:
+            self._restart()
         elif not self._all_done():
-            self._idle = now
-        elif len(self._members) == self._nodes or now >= self._idle + LINGER:
-            self._said += [(node, Released()) for node in filter(self._hears, self._members)]
-            self._end()
-        return self._take()
+            self._idle_since = now
+        elif len(self._peers) == self._nodes or now >= self._idle_since + LINGER_S:
+            self._outbox += [(node, Released()) for node in filter(self._listens, self._peers)]
+            self._restart()
+        return self._flush()
+
+    @property
+    def _is_planned(self) -> bool:
+        return bool(self._forest.trees)
 
     def _clock(self, now: float) -> None:
         self._now = self._fetchers.now = now
 
-    def _end(self) -> None:
-        """Begin anew with those that come later still."""
-        self._members.clear()
+    def _restart(self) -> None:
+        """Forget the plan and all peers. Peers that join later get a new plan."""
+        self._peers.clear()
         self._fetchers.clear()
         self._rerouted.clear()
-        self._forest, self._late = None, []
+        self._forest, self._late = Forest(0), []
 
     def _check(self, node: int, message: FromPeer) -> None:
-        if isinstance(message, Joined) and node in self._members and not self._members[node].left:
-            raise ValueError(f"node {node} is there already")
-        blobs = message.lacks if isinstance(message, Joined) else getattr(message, "blobs", ())
-        blobs += message.has if isinstance(message, Joined) else ()
+        if isinstance(message, Joined) and node in self._peers and not self._peers[node].left_at:
+            raise ValueError(f"node {node} has already joined")
+        blobs = message.lacks + message.has if isinstance(message, Joined) else getattr(message, "blobs", ())
         if not all(blob < len(self._sizes) for blob in blobs):
-            raise ValueError("a blob that is not there")
+            raise ValueError("unknown blob")
 
     def _all_done(self) -> bool:
-        """Whether nobody lacks anything but those who say nothing any more."""
-        members = self._members.values()
-        return all(member.done or member.stalled for member in members) and any(member.done for member in members)
+        """Check that every peer has every blob, except stalled peers."""
+        peers = self._peers.values()
+        return all(peer.done or peer.stalled for peer in peers) and any(peer.done for peer in peers)
 
-    # -- what others may know
+    # -- state for the tracker's process
 
     @property
     def wants_seed(self) -> bool:
-        """Whether a peer on this host should join, as SEED."""
+        """Whether a peer on the tracker's host should join as SEED."""
         return self._fetchers.wants_seed
 
     @property
     def all_have_it(self) -> bool:
-        """Whether each node of the step has come and lacks nothing any more."""
+        """Whether each node of the step has every blob."""
         return len(self._ready) == self._nodes
 
-    def progress(self) -> Standing:
-        """How far the nodes are."""
-        slowest, part = "", 1.0
-        for node, member in self._members.items():
-            wanted = sum(self._sizes[blob] for blob in (self._fetchers.blobs if member.relays else member.lacks))
-            has = min(1.0, (member.total + member.fetched) / wanted) if wanted else 1.0
-            if node not in self._ready and has <= part:
-                slowest, part = member.name, has
-        come = len(self._ready | self._members.keys())
-        return Standing(come, len(self._ready), slowest, part, sum(self._fetched.values()))
+    def progress(self) -> Progress:
+        slowest, fraction = "", 1.0
+        for node, peer in self._peers.items():
+            wanted = sum(self._sizes[blob] for blob in (self._fetchers.blobs if peer.relays else peer.lacks))
+            received = min(1.0, peer.received / wanted) if wanted else 1.0
+            if node not in self._ready and received <= fraction:
+                slowest, fraction = peer.name, received
+        joined = len(self._ready | self._peers.keys())
+        return Progress(joined, len(self._ready), slowest, fraction, sum(self._fetched.values()))
 
-    # -- what is to be said
+    # -- messages to peers
 
-    def _reroute(self, node: int, *number: int) -> None:
-        """A peer has other parents in some trees, or there are other blobs."""
-        self._rerouted.setdefault(node, set()).update(number)
+    def _reroute(self, node: int, *trees: int) -> None:
+        """Send Routes to a peer, with the links of these trees."""
+        self._rerouted.setdefault(node, set()).update(trees)
 
-    def _take(self) -> Said:
-        """What has changed since it was said."""
-        said, self._said = self._said, []
+    def _flush(self) -> Messages:
+        messages, self._outbox = self._outbox, []
         if self._fetchers.changed:
-            changed = filter(self._hears, self._fetchers.changed)
-            said += [(node, FetchBlobs(self._fetchers.all_of(node))) for node in changed]
-            for tree in self._forest.trees if self._forest else ():
-                for top in tree.tops:
-                    self._reroute(top, tree.number)
+            changed = filter(self._listens, self._fetchers.changed)
+            messages += [(node, FetchBlobs(self._fetchers.fetched_by(node))) for node in changed]
+            for tree in self._forest.trees:
+                for root in tree.roots:
+                    self._reroute(root, tree.number)
             self._fetchers.changed.clear()
-        if self._forest:
-            rerouted = filter(self._hears, self._rerouted)
-            said += [(node, self._routes(node, self._rerouted[node])) for node in rerouted]
+        if self._is_planned:
+            rerouted = filter(self._listens, self._rerouted)
+            messages += [(node, self._routes(node, self._rerouted[node])) for node in rerouted]
             self._rerouted.clear()
-        return said
+        return messages
 
-    def _hears(self, node: int) -> bool:
-        """Whether a node is there, and has not left."""
-        return node in self and not self._fetchers.member(node).left
+    def _listens(self, node: int) -> bool:
+        """Check whether a node has joined and not left."""
+        return node in self and not self._fetchers.peer(node).left_at
 
     def __contains__(self, node: int) -> bool:
-        return node in self._members or node == SEED and self._fetchers.seed is not None
+        return node in self._peers or node == SEED and self._fetchers.seed is not None
 
     def _routes(self, node: int, numbers: set[int]) -> Routes:
-        """Whom a peer takes from, in some of the trees."""
-        assert self._forest
+        """Return the links of a peer in some trees."""
         links: list[Link] = []
         for number in sorted(numbers):
             parent = self._forest.trees[number].parent.get(node)
             if parent is None:
-                continue  # it lacks nothing
+                continue  # the node lacks no blob
             if parent != SOURCES:
-                links.append(Link(number, parent, self._members[parent].address))
+                links.append(Link(number, parent, self._peers[parent].address))
                 continue
             for fetcher in self._fetchers.nodes:
                 if fetcher != node and fetcher in self:
-                    address = self._fetchers.member(fetcher).address
-                    links.append(Link(number, fetcher, address, self._fetchers.blobs_of(fetcher)))
+                    address = self._fetchers.peer(fetcher).address
+                    links.append(Link(number, fetcher, address, self._fetchers.shared_by(fetcher)))
         relays = node in self._forest.loads
         return Routes(len(self._forest.trees), self._fetchers.blobs, relays, tuple(links))
 
@@ -225,72 +226,72 @@ class Tracker:
 
     def _join(self, node: int, joined: Joined) -> None:
         lacks = frozenset(joined.lacks)
-        member = Member(joined.address, lacks, frozenset(joined.has), joined.name, heard=self._now, done=not lacks)
-        self._members[node] = member
-        if member.done:
+        has = frozenset(joined.has)
+        peer = PeerState(joined.address, lacks, has, joined.name, heard_at=self._now, done=not lacks)
+        self._peers[node] = peer
+        if peer.done:
             self._ready.add(node)
-        if not self._forest:
-            self._first = self._now if len(self._members) == 1 else self._first
+        if not self._is_planned:
+            self._first_joined_at = self._now if len(self._peers) == 1 else self._first_joined_at
             return
-        if new := lacks.difference(self._fetchers.blobs):  # those who were there had them
+        if new := lacks.difference(self._fetchers.blobs):  # blobs that no earlier peer lacked
             self._fetchers.add(node, new)
-            for other in self._members:
+            for other in self._peers:
                 self._reroute(other)
         self._reroute(node)
-        if member.done:
+        if peer.done:
             return
         self._late.append(self._now)
-        member.relays = self._is_relay(member)
-        if member.relays:
+        peer.relays = self._can_relay(peer)
+        if peer.relays:
             self._forest.add(node)
         for tree in self._forest.trees:
             self._place(tree, [node])
 
     def _plan(self) -> None:
-        """Choose who fetches, and build the trees of those that are there."""
-        self._fetchers.choose(set().union(*(member.lacks for member in self._members.values())))
-        fetchers = sum(node in self._members for node in self._fetchers.nodes)
-        self._forest = self._grow(trees.count(self._nodes - fetchers))  # as many relays as there may be
-        for node in self._members:
+        """Choose the fetchers and build the trees."""
+        self._fetchers.choose(set().union(*(peer.lacks for peer in self._peers.values())))
+        fetchers = sum(node in self._peers for node in self._fetchers.nodes)
+        self._forest = self._grow(trees.count(self._nodes - fetchers))  # every other node may become a relay
+        for node in self._peers:
             self._reroute(node, *range(len(self._forest.trees)))
-        self._idle = self._looked = self._now
+        self._idle_since = self._checked_at = self._now
         if self._fetchers.seed:
             self._reroute(SEED)
 
     def _grow(self, number: int) -> Forest:
-        """So many trees of those that are there, in which each gives about as much as the others."""
-        lacking = {node: member for node, member in self._members.items() if member.lacks}
+        """Return ``number`` trees of the peers that lack blobs. All relays upload about as much."""
+        lacking = {node: peer for node, peer in self._peers.items() if peer.lacks}
         relays: list[int] = []
         leaves: list[int] = []
-        for node, member in lacking.items():
-            member.relays = self._is_relay(member)
-            (relays if member.relays and node not in self._fetchers else leaves).append(node)
+        for node, peer in lacking.items():
+            peer.relays = self._can_relay(peer)
+            (relays if peer.relays and node not in self._fetchers else leaves).append(node)
         self._planned, self._late = len(lacking), []
-        if len(relays) == 1:  # others would have all from that one, however slow it is: only those who come later may
+        if len(relays) == 1:  # every other peer would depend on this relay, however slow: only late peers may use it
             forest = Forest(number, (), list(lacking))
             forest.add(relays[0])
             return forest
         return Forest(number, relays, leaves)
 
     def _has_grown(self) -> bool:
-        """Whether so many have come since the plan that those who are part of it would give too much.
+        """Check whether so many peers have joined since the plan that the planned relays would upload too much.
 
-        While others come, only when there are twice as many: of thousands, each plan costs seconds of a processor. And
-        only while there is much to come, and nobody has been found whom others cannot take from.
+        While peers are still joining, wait until their number has doubled: a plan for thousands costs seconds of CPU.
+        Never plan again when most bytes have been sent, or when some peer is unreachable or slow.
         """
-        if not self._forest or not self._late or GROWN * len(self._late) < self._planned:
+        if not self._late or GROWTH * len(self._late) < self._planned:
             return False
-        settled = len(self._members) == self._nodes or self._now >= self._late[-1] + GATHER
+        settled = len(self._peers) == self._nodes or self._now >= self._late[-1] + GATHER_S
         if not settled and len(self._late) < self._planned:
             return False
-        members = self._members.values()
-        if any(member.refused or member.strikes or member.stalled or member.left for member in members):
+        peers = self._peers.values()
+        if any(peer.refused or peer.strikes or peer.stalled or peer.left_at for peer in peers):
             return False
-        return EARLY * max((member.taken for member in members), default=0) <= self._fetchers.goes_round
+        return EARLY * max((peer.received for peer in peers), default=0) <= self._fetchers.size
 
-    def _plan_anew(self) -> None:
-        """Have those relay too who have come since the plan; who takes from the same as before goes on."""
-        assert self._forest
+    def _plan_again(self) -> None:
+        """Build new trees, in which late peers are relays too. A peer that keeps its parent gets no message."""
         before, self._forest = self._forest, self._grow(len(self._forest.trees))
         for old, new in zip(before.trees, self._forest.trees, strict=True):
             for node, parent in new.parent.items():
@@ -299,149 +300,147 @@ class Tracker:
         for node in before.loads.keys() ^ self._forest.loads.keys():
             self._reroute(node)
 
-    def _is_relay(self, member: Member) -> bool:
-        """Whether it lacks enough of what goes round to take all of it."""
-        return 2 * sum(self._sizes[blob] for blob in member.lacks) >= self._fetchers.goes_round
+    def _can_relay(self, peer: PeerState) -> bool:
+        """Check whether a peer lacks at least half of all bytes. A relay downloads the other half for its children."""
+        return 2 * sum(self._sizes[blob] for blob in peer.lacks) >= self._fetchers.size
 
-    def _report(self, node: int, member: Member, report: Report) -> None:
-        member.done, member.fetched, member.unfetched = report.done, report.fetched, report.unfetched
+    def _report(self, node: int, peer: PeerState, report: Report) -> None:
+        peer.done, peer.fetched, peer.unfetched = report.done, report.fetched, report.unfetched
         self._fetched[node] = report.fetched
         if report.done:
             self._ready.add(node)
         self._fetchers.compare(node)
 
-    def _hear_seed(self, message: FromPeer) -> None:
+    def _handle_seed(self, message: FromPeer) -> None:
         if isinstance(message, Joined):
-            self._fetchers.has_seed(message)
+            self._fetchers.seed_joined(message)
             self._reroute(SEED)
         elif isinstance(message, Report):
             self._fetched[SEED] = message.fetched
             if self._fetchers.seed:
                 self._fetchers.seed.fetched = message.fetched
         elif isinstance(message, Failed):
-            self._fetchers.why = message
+            self._fetchers.last_failure = message
             self._fetchers.lose_seed()
             if message.refused:
                 self._give_up(message)
 
-    # -- when something goes wrong
+    # -- failures
 
     def _forget(self, node: int) -> None:
-        if self._members.pop(node, None) is not None and self._forest:
+        if self._peers.pop(node, None) is not None and self._is_planned:
             for tree in self._forest.trees:
                 self._forest.detach(tree, node)
             self._fetchers.replace(node)
             self._retire(node)
 
-    def _find_stalled(self) -> None:
-        """Depend no more on nodes that are stopped, or hang, though their kernel answers."""
-        assert self._forest
-        usual = report_every(self._nodes)
-        every = dict.fromkeys(self._fetchers.nodes, REPORT)
-        for node, member in self._members.items():
-            longest = DEAF + 3 * every.get(node, usual)
-            if not member.stalled and self._now > max(member.heard, member.asked) + longest:
-                member.stalled = True
-                if node in every:
+    def _retire_stalled(self) -> None:
+        """Stop using peers whose process is stopped or hangs, though their kernel answers."""
+        usual = report_interval(self._nodes)
+        intervals = dict.fromkeys(self._fetchers.nodes, REPORT_INTERVAL_S)
+        for node, peer in self._peers.items():
+            limit = STALLED_AFTER_S + 3 * intervals.get(node, usual)
+            if not peer.stalled and self._now > max(peer.heard_at, peer.asked_at) + limit:
+                peer.stalled = True
+                if node in intervals:
                     self._replace(node)
                 self._retire(node)
 
-    def _failed(self, node: int, member: Member, failed: Failed) -> None:
-        """Let another node try, unless the registry refuses what this node was asked to fetch."""
-        if not self._forest:
-            member.failed |= set(failed.blobs)  # nobody was asked to fetch anything
+    def _failed(self, node: int, peer: PeerState, failed: Failed) -> None:
+        """Have another peer fetch the blobs. If the registry refuses blobs that this peer was to fetch, give up."""
+        if not self._is_planned:
+            peer.failed |= set(failed.blobs)  # no peer was asked to fetch
             return
-        if failed.refused and failed.blobs and set(failed.blobs) <= set(self._fetchers.all_of(node)):
+        if failed.refused and failed.blobs and set(failed.blobs) <= set(self._fetchers.fetched_by(node)):
             self._give_up(failed)
             return
-        was_alone = not member.alone.isdisjoint(failed.blobs)
+        was_alone = not peer.alone.isdisjoint(failed.blobs)
         self._fetchers.failed(node, failed)
         if was_alone:
             self._reroute(node, *range(len(self._forest.trees)))
 
     def _give_up(self, failed: Failed) -> None:
-        """Tell all that nobody gets the image from others, and one of them why."""
-        members = self._members
-        lacking = sorted(filter(self._hears, members), key=lambda node: members[node].done or members[node].stalled)
+        """Send Hopeless to all peers, with the reason for one of them."""
+        peers = self._peers
+        lacking = sorted(filter(self._listens, peers), key=lambda node: peers[node].done or peers[node].stalled)
         for number, node in enumerate(lacking):
             reason, hint = ("", "") if number else (failed.reason, failed.hint)
-            self._said.append((node, Hopeless(failed.refused, reason, hint)))
-        self._end()
+            self._outbox.append((node, Hopeless(failed.refused, reason, hint)))
+        self._restart()
 
     def _replace(self, fetcher: int) -> None:
-        """Let others fetch what one does, who takes it from them."""
-        assert self._forest
+        """Reassign the blobs of a fetcher. The fetcher downloads the blobs from other peers instead."""
         self._fetchers.replace(fetcher)
         self._reroute(fetcher, *range(len(self._forest.trees)))
 
-    def _judge(self, node: int, member: Member, complaint: Complaint) -> None:
-        """Who is to blame that nothing comes by a tree: the parent, the way from there, or somebody further up."""
+    def _complain(self, node: int, peer: PeerState, complaint: Complaint) -> None:
+        """Find out whether the parent, the connection to it or an ancestor is to blame, and give the child a parent."""
         number, blamed = complaint.tree, complaint.parent
-        if self._forest is None or blamed not in self or number >= len(self._forest.trees):
-            return  # it is dead, which others have been told
-        parent, tree = self._fetchers.member(blamed), self._forest.trees[number]
-        if parent.left:
+        if blamed not in self or number >= len(self._forest.trees):
+            return  # the parent is gone; its children have new parents
+        parent, tree = self._fetchers.peer(blamed), self._forest.trees[number]
+        if parent.left_at:
             self._forget(blamed)
             return
         if blamed in self._fetchers and tree.parent.get(node) == SOURCES:
             if not complaint.reached:
-                self._avoid_fetcher(node, member, blamed, tree)
+                self._avoid_fetcher(node, peer, blamed, tree)
             return
         if tree.parent.get(node) != blamed:
-            return  # it has another one by now
-        if complaint.reached and (not parent.got or parent.got[number] <= member.got[number]):
+            return  # the child already has another parent
+        if complaint.reached and (not parent.got or parent.got[number] <= peer.got[number]):
             if not self._is_slow(parent):
-                return  # it waits itself, and complains itself
-            parent.strikes |= set(range(-STRIKES, 0))
-        member.refused.add(blamed)
+                return  # the parent is waiting too, and will complain about the next parent
+            parent.strikes |= set(range(-MAX_STRIKES, 0))
+        peer.refused.add(blamed)
         parent.strikes.add(node)
-        if len(parent.strikes) >= STRIKES:
+        if len(parent.strikes) >= MAX_STRIKES:
             self._retire(blamed)
         else:
             self._forest.detach(tree, node)
             self._place(tree, [node])
 
-    def _avoid_fetcher(self, node: int, member: Member, fetcher: int, tree: BlobTree) -> None:
-        """A top cannot reach one: nor can others, or somebody else can be the top, or it fetches for itself."""
-        assert self._forest
-        member.refused.add(fetcher)
-        self._fetchers.member(fetcher).strikes.add(node)
-        if self._fetchers.is_shunned(fetcher) and self._fetchers.has_successor(fetcher):
+    def _avoid_fetcher(self, node: int, peer: PeerState, fetcher: int, tree: BlobTree) -> None:
+        """Handle a root that cannot connect to a fetcher: replace the fetcher or the root, or have the root fetch."""
+        peer.refused.add(fetcher)
+        self._fetchers.peer(fetcher).strikes.add(node)
+        if self._fetchers.is_unreachable(fetcher) and self._fetchers.has_successor(fetcher):
             self._replace(fetcher)
             return
-        if (parent := self._parent_of(tree, node)) == SOURCES:
-            parent = self._other_top(member, tree)
+        if (parent := self._best_parent(tree, node)) == SOURCES:
+            parent = self._other_root(peer, tree)
         if parent != SOURCES:
             self._forest.detach(tree, node)
             self._attach(tree, node, parent)
             return
-        blobs = [blob for blob in self._fetchers.blobs_of(fetcher) if member.takes(blob)]
-        if not self._fetchers.of_seed and member.failed.isdisjoint(blobs):
+        blobs = [blob for blob in self._fetchers.shared_by(fetcher) if peer.handles(blob)]
+        if not self._fetchers.seed_only and peer.failed.isdisjoint(blobs):
             self._fetchers.add_alone(node, blobs)
-        else:  # neither from there nor from the registry
-            self._said.append((node, Hopeless(final=False)))
+        else:  # neither the fetcher nor the registry can be reached
+            self._outbox.append((node, Hopeless(final=False)))
             self._forget(node)
 
-    def _other_top(self, member: Member, tree: BlobTree) -> int:
-        """Make somebody a top of a tree from whom a node may take, and who reaches all fetchers, as far as is known."""
-        assert self._forest
+    def _other_root(self, peer: PeerState, tree: BlobTree) -> int:
+        """Choose a relay from which the peer may download, and make the relay a root. Without one, return SOURCES.
+
+        The new root must be able to connect to all fetchers, as far as is known.
+        """
         fetchers = self._fetchers.nodes
         for other in sorted(self._forest.loads, key=lambda relay: relay not in tree.children):
-            reaches_all = other not in fetchers and self._members[other].refused.isdisjoint(fetchers)
-            may = self._hears(other) and other not in member.refused
+            reaches_all = other not in fetchers and self._peers[other].refused.isdisjoint(fetchers)
+            may = self._listens(other) and other not in peer.refused
             if tree.parent.get(other) != SOURCES and reaches_all and may:
                 self._forest.detach(tree, other)
                 self._attach(tree, other, SOURCES)
                 return other
         return SOURCES
 
-    def _is_slow(self, member: Member) -> bool:
-        totals = sorted(other.total for other in self._members.values() if other.lacks)
-        return member.total < SLOW * totals[len(totals) // 2]
+    def _is_slow(self, peer: PeerState) -> bool:
+        downloads = sorted(other.downloaded for other in self._peers.values() if other.lacks)
+        return peer.downloaded < SLOW * downloads[len(downloads) // 2]
 
     def _retire(self, node: int) -> None:
-        """Let a node relay no more: whoever takes from it gets another parent, and so does it where it was a top."""
-        assert self._forest
+        """Stop using a node as a relay: give its children new parents, and a new root to each tree that it headed."""
         for tree, orphans in self._forest.retire(node):
             self._place(tree, orphans)
             if tree.parent.get(node) == SOURCES:
@@ -449,26 +448,23 @@ class Tracker:
                 self._place(tree, [node])
 
     def _place(self, tree: BlobTree, orphans: Sequence[int]) -> None:
-        """Find parents for nodes that have none; relays first, as others may go beneath them."""
+        """Find parents for orphans; relays first, as the others may become their children."""
         for orphan in sorted(orphans, key=lambda node: node not in tree.children):
-            self._attach(tree, orphan, self._parent_of(tree, orphan))
+            self._attach(tree, orphan, self._best_parent(tree, orphan))
 
     def _attach(self, tree: BlobTree, node: int, parent: int) -> None:
-        assert self._forest
         self._forest.attach(tree, node, parent)
         self._reroute(node, tree.number)
 
-    def _parent_of(self, tree: BlobTree, node: int) -> int:
-        """Who is best for one of them."""
-        assert self._forest
-        member = self._members[node]
-        got = member.got[tree.number] if member.got else 0
+    def _best_parent(self, tree: BlobTree, node: int) -> int:
+        peer = self._peers[node]
+        got = peer.got[tree.number] if peer.got else 0
 
-        def reaches(other: int) -> bool:
-            its = self._members[other].got
-            return not got or bool(its) and its[tree.number] >= got
+        def is_ahead(other: int) -> bool:
+            other_got = self._peers[other].got
+            return not got or bool(other_got) and other_got[tree.number] >= got
 
         def may(other: int) -> bool:
-            return other not in member.refused and self._hears(other)
+            return other not in peer.refused and self._listens(other)
 
-        return self._forest.place(tree, node, may, reaches)
+        return self._forest.best_parent(tree, node, may, is_ahead)

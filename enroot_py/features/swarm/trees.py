@@ -1,7 +1,7 @@
-"""The trees of a swarm: in each of them some nodes relay, which give what they take to others; the rest are its leaves.
+"""The trees of a swarm. In each tree some nodes are relays, which upload downloaded pieces; the rest are leaves.
 
-As in SplitStream (Castro et al., SOSP 2003) a node relays in one tree and is a leaf of the others, so that everybody
-gives about as much as he takes, and one who is slow or dies costs others a fraction of their stream for a moment.
+As in SplitStream (Castro et al., SOSP 2003), a node is a relay in one tree and a leaf in the others. So each node
+uploads about as much as it downloads, and a slow or dead node delays only a fraction of the others' bytes.
 """
 
 from __future__ import annotations
@@ -9,57 +9,56 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-SOURCES = -1  # the parent of a tree's top: whoever has the blobs from the registry
-MOST = 32  # trees; each is a connection of every node
-FAIR = 1.25  # times the average that a relay may have to give
-_CHOICES = 5  # of a few at random the one with the fewest children is nearly as good as of all
+SOURCES = -1  # the parent of a tree's roots: the nodes that fetch from the registry
+MAX_TREES = 32  # each tree costs every node a connection
+FAIR_LOAD = 1.25  # times the average number of children, which a relay may have
+_SAMPLE = 5  # the least loaded of a few random relays is nearly as good as the least loaded of all
 
 
 class _Pool:
-    """Nodes of which some can be drawn at no cost that grows with their number."""
+    """A set of nodes. A random sample takes constant time."""
 
     def __init__(self, nodes: Iterable[int] = ()) -> None:
         self._nodes = list(nodes)
-        self._place = {node: place for place, node in enumerate(self._nodes)}
+        self._index = {node: index for index, node in enumerate(self._nodes)}
 
     def add(self, node: int) -> None:
-        if node not in self._place:
-            self._place[node] = len(self._nodes)
+        if node not in self._index:
+            self._index[node] = len(self._nodes)
             self._nodes.append(node)
 
     def remove(self, node: int) -> None:
-        """Where it is one of them, let the last one take its place."""
-        if (place := self._place.pop(node, None)) is None:
+        """Remove a node, if present, and move the last node to the free index."""
+        if (index := self._index.pop(node, None)) is None:
             return
         last = self._nodes.pop()
         if last != node:
-            self._nodes[place] = last
-            self._place[last] = place
+            self._nodes[index] = last
+            self._index[last] = index
 
-    def draw(self, by: random.Random) -> list[int]:
-        """A few of them, or all of a few."""
-        return self._nodes if len(self._nodes) <= _CHOICES else by.sample(self._nodes, _CHOICES)
+    def sample(self, generator: random.Random) -> list[int]:
+        return self._nodes if len(self._nodes) <= _SAMPLE else generator.sample(self._nodes, _SAMPLE)
 
 
 def count(relays: int) -> int:
-    """How many trees let each of so many relays give the least: where it is few, one tree for each."""
-    if relays <= MOST:
+    """Return the number of trees with which each of ``relays`` relays uploads the least."""
+    if relays <= MAX_TREES:
         return max(relays, 1)
-    return min(range(8, MOST + 1), key=lambda trees: (-(-(relays - 1) // (relays // trees)) / trees, trees))
+    return min(range(8, MAX_TREES + 1), key=lambda trees: (-(-(relays - 1) // (relays // trees)) / trees, trees))
 
 
 class BlobTree:
-    """Who takes from whom. A node is attached beneath the sources or, for a moment, beneath nobody."""
+    """The parent of each node. A node's parent is a relay or SOURCES; an orphan has, for a moment, no parent."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.parent: dict[int, int] = {}
-        self.children: dict[int, list[int]] = {}  # of relays
-        self.relays = _Pool()  # who has children
-        self.tops: set[int] = set()  # beneath the sources
+        self.children: dict[int, list[int]] = {}  # by relay
+        self.relays = _Pool()  # nodes with children
+        self.roots: set[int] = set()
 
     def is_beneath(self, node: int, other: int) -> bool:
-        """Whether a node takes what the other one gives, or takes nothing."""
+        """Check whether ``other`` is an ancestor of a node, or the node has no path to the sources."""
         while node in self.parent:
             node = self.parent[node]
             if node == other:
@@ -68,54 +67,54 @@ class BlobTree:
 
 
 class Forest:
-    """The trees of all nodes. ``loads`` are the children, over all trees, of those who may relay."""
+    """All trees. ``loads`` counts the children of each relay in all trees."""
 
-    def __init__(self, trees: int, relays: Sequence[int], leaves: Sequence[int]) -> None:
+    def __init__(self, trees: int, relays: Sequence[int] = (), leaves: Sequence[int] = ()) -> None:
         self.trees = [BlobTree(number) for number in range(trees)]
         self.loads = dict.fromkeys(relays, 0)
-        self._load = 0  # of all
+        self._total_load = 0
         self._relays = _Pool(relays)
         self._random = random.Random(trees)
         for number, tree in enumerate(self.trees):
             turn = number % max(len(relays), 1)
-            own = relays[number::trees] or [*relays[turn:], *relays[:turn]]
-            first = set(own)
+            tree_relays = relays[number::trees] or [*relays[turn:], *relays[:turn]]
+            first = set(tree_relays)
             others = [node for node in relays if node not in first]
-            self._build(tree, own, [*own, *others, *leaves])
+            self._build(tree, tree_relays, [*tree_relays, *others, *leaves])
 
     def _build(self, tree: BlobTree, relays: Sequence[int], nodes: Sequence[int]) -> None:
-        """Attach nodes beneath relays, which are the first of them, each with as many children as the others."""
+        """Attach nodes, the relays first, so that all relays have about as many children."""
         each = -(-(len(nodes) - 1) // max(len(relays), 1))
-        places = (relay for relay in relays for _ in range(each))
+        parents = (relay for relay in relays for _ in range(each))
         for position, node in enumerate(nodes):
-            self.attach(tree, node, next(places, SOURCES) if position else SOURCES)
+            self.attach(tree, node, next(parents, SOURCES) if position else SOURCES)
 
     def add(self, relay: int) -> None:
-        """Let one more node relay, which nobody takes from yet."""
+        """Add a relay without children."""
         self.loads[relay] = 0
         self._relays.add(relay)
 
     def attach(self, tree: BlobTree, node: int, parent: int) -> None:
         tree.parent[node] = parent
         if parent == SOURCES:
-            tree.tops.add(node)
+            tree.roots.add(node)
         else:
             tree.children.setdefault(parent, []).append(node)
             tree.relays.add(parent)
             self.loads[parent] += 1
-            self._load += 1
+            self._total_load += 1
 
     def detach(self, tree: BlobTree, node: int) -> None:
         parent = tree.parent.pop(node, SOURCES)
-        tree.tops.discard(node)
+        tree.roots.discard(node)
         if parent != SOURCES and parent in self.loads:
             tree.children[parent].remove(node)
             self.loads[parent] -= 1
-            self._load -= 1
+            self._total_load -= 1
 
     def retire(self, node: int) -> list[tuple[BlobTree, list[int]]]:
-        """Let a node relay no more: its children, by tree, which are beneath nobody now."""
-        self._load -= self.loads.pop(node, 0)
+        """Stop using a node as a relay. Return the orphaned children by tree."""
+        self._total_load -= self.loads.pop(node, 0)
         self._relays.remove(node)
         orphans = [(tree, tree.children.pop(node)) for tree in self.trees if node in tree.children]
         for tree, children in orphans:
@@ -124,20 +123,24 @@ class Forest:
                 del tree.parent[child]
         return orphans
 
-    def place(self, tree: BlobTree, node: int, may: Callable[[int], bool], reaches: Callable[[int], bool]) -> int:
-        """The best parent for a node, of some that are drawn by lot; the sources, where there is none.
+    def best_parent(
+        self, tree: BlobTree, node: int, may: Callable[[int], bool], is_ahead: Callable[[int], bool]
+    ) -> int:
+        """Return the best parent for a node among a random sample of the relays, or SOURCES if there is none.
 
-        Those come first that ``reaches`` as far as the node, then relays of this tree that give no more than is fair,
-        then whoever gives the least.
+        Order of preference: relays that ``is_ahead`` says have at least as many bytes of the tree as the node; relays
+        of this tree without an unfair load; relays with few children.
         """
-        fair = FAIR * self._load / max(len(self.loads), 1)
+        fair = FAIR_LOAD * self._total_load / max(len(self.loads), 1)
 
         def rank(other: int) -> tuple[bool, bool, int]:
-            return not reaches(other), other not in tree.children or self.loads[other] > fair, self.loads[other]
+            return not is_ahead(other), other not in tree.children or self.loads[other] > fair, self.loads[other]
 
-        drawn = [*tree.relays.draw(self._random), *self._relays.draw(self._random)]
-        gives = node in tree.children  # else nobody is beneath it
+        sample = [*tree.relays.sample(self._random), *self._relays.sample(self._random)]
+        has_children = node in tree.children  # otherwise no relay is beneath it
         candidates = [
-            other for other in drawn if other != node and may(other) and not (gives and tree.is_beneath(other, node))
+            other
+            for other in sample
+            if other != node and may(other) and not (has_children and tree.is_beneath(other, node))
         ]
         return min(candidates, key=rank, default=SOURCES)

@@ -1,4 +1,4 @@
-"""How a message looks on the wire, which is TLS: its length, 32 bits, most significant byte first, and its JSON."""
+"""The encoding of a message inside TLS: its length in 4 bytes, most significant first, and its JSON."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ if TYPE_CHECKING:
     from enroot_py.features.swarm.messages import FromPeer, FromTracker, Message
 
 Check = Callable[[object, str], Any]
-SHORT = 64 << 10  # bytes of a message of a peer
-LONG = 16 << 20  # of one of the tracker, which may have a manifest in it
+MAX_PEER_BYTES = 64 << 10  # message size
+MAX_TRACKER_BYTES = 16 << 20  # message size: the tracker sends manifests
 
 
 class WireError(Exception):
-    """What came is not what a member of this swarm would say."""
+    """The other end sent data that no member of this swarm would send."""
 
 
 def frame(message: Mapping[str, object]) -> bytes:
-    """A message as it is sent."""
-    text = json.dumps(message, separators=(",", ":"), default=_plain).encode()
+    text = json.dumps(message, separators=(",", ":"), default=_json_value).encode()
     return len(text).to_bytes(4, "big") + text
 
 
-def unframe(buffer: bytearray, most: int) -> dict[str, object] | None:
-    """The first message of a buffer, which is taken out of it; None where it is not all there.
+def unframe(buffer: bytearray, max_bytes: int) -> dict[str, object] | None:
+    """Remove the first message from a buffer and return it, or None if it is incomplete.
 
-    Raises WireError for one that is longer than ``most`` bytes, or is no JSON object.
+    Raises WireError if the message is longer than ``max_bytes`` or not a JSON object.
     """
     if len(buffer) < 4:
         return None
     length = int.from_bytes(buffer[:4], "big")
-    if length > most:
+    if length > max_bytes:
         raise WireError(f"a message of {length} bytes")
     if len(buffer) < 4 + length:
         return None
@@ -58,46 +57,42 @@ def unframe(buffer: bytearray, most: int) -> dict[str, object] | None:
     try:
         message = json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise WireError("a message that is no JSON") from e
+        raise WireError("a message that is not JSON") from e
     if not isinstance(message, dict):
-        raise WireError("a message that is no object")
+        raise WireError("a message that is not an object")
     return message
 
 
-# -- messages as JSON
-
-
 def encode(message: Message) -> dict[str, object]:
-    """A message as an object of JSON, whose inner values ``frame`` knows."""
+    """Return a message as a dict, which frame() can encode."""
     return {"is": type(message).__name__, **{name: getattr(message, name) for name in type(message).__slots__}}
 
 
-def _plain(value: Any) -> object:
-    """What JSON has no word for."""
+def _json_value(value: Any) -> object:
+    """Return the JSON value for bytes or a dataclass."""
     return b64encode(value).decode() if isinstance(value, bytes) else [getattr(value, name) for name in value.__slots__]
 
 
 def decode(message: Mapping[str, object], *kinds: type) -> Any:
-    """A message of one of some kinds. Raises WireError."""
+    """Return the message, if its class is one of ``kinds``. Raises WireError."""
     name = message.get("is")
     for kind in kinds:
         if kind.__name__ == name:
             return kind(*[check(message.get(field), field) for field, check in _fields(kind)])
-    raise WireError(f"a message of another kind: {name!r}")
+    raise WireError(f"unexpected message {name!r}")
 
 
-def decode_from_peer(message: Mapping[str, object], address: str) -> FromPeer:
-    """What a peer says; the host of its address is that of its connection, ``address``. Raises WireError."""
-    said: FromPeer = decode(message, Joined, Report, Complaint, Failed)
-    return replace(said, address=(address, said.address[1])) if isinstance(said, Joined) else said
+def decode_from_peer(message: Mapping[str, object], host: str) -> FromPeer:
+    """Return a message of a peer, which has connected from ``host``. The address in Joined gets this host."""
+    decoded: FromPeer = decode(message, Joined, Report, Complaint, Failed)
+    return replace(decoded, address=(host, decoded.address[1])) if isinstance(decoded, Joined) else decoded
 
 
 def decode_from_tracker(message: Mapping[str, object]) -> FromTracker:
-    """What the tracker says. Raises WireError."""
-    said: FromTracker = decode(message, Routes, FetchBlobs, Released, Hopeless)
-    if isinstance(said, Routes) and not all(link.tree < said.trees for link in said.links):
-        raise WireError("a tree that is not there")
-    return said
+    decoded: FromTracker = decode(message, Routes, FetchBlobs, Released, Hopeless)
+    if isinstance(decoded, Routes) and not all(link.tree < decoded.trees for link in decoded.links):
+        raise WireError("unknown tree")
+    return decoded
 
 
 @cache
@@ -107,7 +102,7 @@ def _fields(kind: Any) -> list[tuple[str, Check]]:
 
 @cache
 def _check(of: Any) -> Check:
-    """What makes a value of a type of one of JSON, whose name it is told. All raise WireError."""
+    """Return a function that converts a JSON value to this type. It gets the value's name and raises WireError."""
     if get_origin(of) is Annotated:
         inner, bound = get_args(of)
         return _bounded(_check(inner), bound)
@@ -115,8 +110,8 @@ def _check(of: Any) -> Check:
         types = get_args(of)
         if types[1:] == (...,):
             each = _check(types[0])
-            return lambda value, name: tuple([each(one, name) for one in _list(value, name)])
-        return _row(tuple, [_check(one) for one in types])
+            return lambda value, name: tuple([each(item, name) for item in _list(value, name)])
+        return _row(tuple, [_check(item) for item in types])
     if of is bytes:
         return _bytes
     if hasattr(of, "__dataclass_fields__"):
@@ -125,7 +120,7 @@ def _check(of: Any) -> Check:
 
     def plain(value: object, name: str) -> object:
         if type(value) is not of:
-            raise WireError(f"{name} is no {of.__name__}")
+            raise WireError(f"{name} is not of type {of.__name__}")
         return value
 
     return plain
@@ -151,20 +146,20 @@ def _bounded(check: Check, bound: object) -> Check:
 
 
 def _row(make: Callable[[Any], Any], checks: Sequence[Check]) -> Check:
-    """A list of as many values as there are checks."""
+    """Return a check of a list that has one value for each of these checks."""
 
     def row(value: object, name: str) -> Any:
         values = _list(value, name)
         if len(values) != len(checks):
             raise WireError(f"{name} has {len(values)} values")
-        return make([check(one, name) for check, one in zip(checks, values, strict=True)])
+        return make([check(item, name) for check, item in zip(checks, values, strict=True)])
 
     return row
 
 
 def _list(value: object, name: str) -> list[object]:
     if not isinstance(value, list):
-        raise WireError(f"{name} is no list")
+        raise WireError(f"{name} is not a list")
     return value
 
 
@@ -174,4 +169,4 @@ def _bytes(value: object, name: str) -> bytes:
             return b64decode(value, validate=True)
     except ValueError:
         pass
-    raise WireError(f"{name} is no base64")
+    raise WireError(f"{name} is not base64")
