@@ -72,7 +72,7 @@ def test_what_nothing_imports_is_told_where_it_is_used(tool: str) -> None:
 
 def test_each_dependency_has_its_reason_in_the_docs() -> None:
     text = (ROOT / "docs/explanation/developing.md").read_text()
-    section = text.partition("## What it stands on")[2].partition("\n## ")[0]
+    section = text.partition("## Dependencies")[2].partition("\n## ")[0]
     names = {name for cell in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall("`([^`]*)`", cell)}
     everything = declared("build", "run", *FEATURES, "test", "docs")
     packages = (ROOT / "tests/prerequisites").read_text() + (ROOT / "Makefile").read_text()

@@ -1,54 +1,27 @@
-"""Pages of examples, a first hour and one on errors: each command, in its order, prints what stands below it."""
+"""Run the pages of docs/: each command, in its order, prints what stands below it."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs import ROOT
+from tests.docs import ROOT, recording
 from tests.docs.console import examples
-from tests.images import entry, tar
 from tests.installation import LIBRARY
+from tests.slurm import debian as debian_image
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left
-
-# Debian's mirrors are not in the lab: its git is made by what stands for apt-get.
-APT = b"""#!/bin/sh
-[ "$1" != install ] || printf '#!/bin/sh\\necho git version 2.39.5\\n' > /usr/bin/git
-[ "$1" != install ] || exec chmod 755 /usr/bin/git
-"""
 
 
 @pytest.fixture(scope="module")
 def debian(lab: Lab) -> None:
-    """The image debian:12 of Docker Hub, as far as the pages need it: the smallest of the lab, and apt-get."""
-    copy = ["skopeo", "--insecure-policy", "copy", "-q"]
-    lab.run([*copy, "docker://registry.lab/minimal:docker", "dir:debian"])
-    place = Path(lab.root, "home/alice/debian")
-    manifest = json.loads((place / "manifest.json").read_text())
-    config = json.loads((place / manifest["config"]["digest"].partition(":")[2]).read_text())
-
-    def put(data: bytes) -> dict[str, object]:
-        digest = hashlib.sha256(data).hexdigest()
-        (place / digest).write_bytes(data)
-        return {"digest": f"sha256:{digest}", "size": len(data)}
-
-    layer = tar([entry("usr/bin/apt-get", APT, mode=0o755)])
-    manifest["layers"].append({**manifest["layers"][0], **put(gzip.compress(layer, mtime=0))})
-    config["rootfs"]["diff_ids"].append(f"sha256:{hashlib.sha256(layer).hexdigest()}")
-    manifest["config"].update(put(json.dumps(config).encode()))
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    lab.run([*copy, "dir:debian", "docker://registry.lab/library/debian:12"])
-    lab.run(["rm", "-r", "debian"])
+    debian_image.push(lab)
 
 
-# What a page says, and what the lab has in its place.
+# Words of the pages, with those that stand for them in the lab.
 PLACES = {
     "/usr/lib/penroot": LIBRARY,
     "/local/": "/var/tmp/",
@@ -59,7 +32,7 @@ WHO = {"$": {"user": "alice"}, "#": {"user": "root", "node": "n1"}}
 
 
 def follow(lab: Lab, page: str) -> None:
-    """Type all that a page shows. Whether a job has to wait for the node that the last one leaves is left out."""
+    """Run all commands of a page. Lines about a job that waits for its node are ignored."""
     for example in examples(ROOT / "docs" / page):
         command = f"exec 2>&1\n{example.command}"
         for there, here in PLACES.items():
@@ -82,7 +55,7 @@ def home(lab: Lab) -> Iterator[None]:
 
 
 @pytest.mark.parity("a first hour for a user and for an admin")
-def test_of_a_user(lab: Lab, debian: None, home: None) -> None:
+def test_first_hour_for_users(lab: Lab, debian: None, home: None) -> None:
     follow(lab, "tutorials/user.md")
 
 
@@ -104,10 +77,23 @@ def site(lab: Lab) -> Iterator[None]:
 
 @pytest.mark.clusters("Homes on NFS, a local disk in each node")
 @pytest.mark.parity("a first hour for a user and for an admin")
-def test_of_an_admin(lab: Lab, debian: None, site: None) -> None:
+def test_first_hour_for_admins(lab: Lab, debian: None, site: None) -> None:
     follow(lab, "tutorials/admin.md")
 
 
-def test_of_who_looks_for_an_error(lab: Lab, debian: None) -> None:
+def test_troubleshooting(lab: Lab, debian: None) -> None:
     follow(lab, "reference/troubleshooting.md")
     assert_nothing_left(lab)
+
+
+@pytest.mark.parametrize("page", ["mount-data", "install-packages", "build-image", "disk-space"])
+def test_how_to_guide(lab: Lab, debian: None, home: None, page: str) -> None:
+    follow(lab, f"howto/{page}.md")
+
+
+def test_recording_shows_what_the_commands_print(lab: Lab, debian: None) -> None:
+    """If this fails: .venv/bin/python -m tests.docs.recording."""
+    assert [command for command, _ in recording.recorded()] == list(recording.COMMANDS)
+    for command, lines in recording.recorded()[1:]:  # the first one also shows a pull
+        printed = [recording.steady(line) for line in recording.run(lab, command)]
+        assert sorted(printed) == sorted(map(recording.steady, lines)), command
