@@ -577,7 +577,7 @@ def test_missing_libraries_are_named(user: User, dgx: FakeHost, box: pathlib.Pat
     """The start goes on: who computes reads why CUDA is not there, and who does not is not stopped."""
     os.rename(dgx.root / "usr/lib", dgx.root / "usr/away")
     err = user.penroot("start", "box", "true", env={"NVIDIA_VISIBLE_DEVICES": "all"}).stderr
-    assert f"no libcuda.so.1 of its driver {fakehost.VERSION}" in err
+    assert f"no libcuda.so.1 for driver {fakehost.VERSION}" in err
     assert f"{dgx.root}/etc/ld.so.cache" in err
     assert "no libnvidia-ml.so.1" in err
 

@@ -378,7 +378,7 @@ def test_stale_variable_is_reported(
     err = capsys.readouterr().err
     assert f"NVIDIA_VISIBLE_DEVICES={visible}" in err
     assert said in err
-    assert "it has 2,3" in err or "the step has 2,3" in err
+    assert "the step has 2,3" in err
 
 
 def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> None:
@@ -506,7 +506,7 @@ def test_nvml_that_cannot_answer(dgx: FakeHost, box: pathlib.Path, tmp_path: pat
         library.write_bytes(b"no library")
     else:
         library.unlink()
-    with pytest.raises(HookError, match=r"too old|cannot ask|cannot find"):
+    with pytest.raises(HookError, match=r"too old|cannot load|cannot find"):
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": mig_uuid(0, 0)})
     assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {0}
 
@@ -534,7 +534,7 @@ def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsy
         (host.root / f"dev/nvidia{MINORS[index]}").unlink()
     assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})) == {MINORS[i] for i in (2, 4, 5, 6, 7)}
     err = capsys.readouterr().err
-    assert "the GPU 0000:07:00.0 is left out" in err
+    assert "ignoring GPU 0000:07:00.0" in err
     assert "has no /dev/nvidia2" in err
     assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0,1"})) == {MINORS[2], MINORS[4]}
     with pytest.raises(HookError, match="/dev/nvidia2") as caught:
@@ -660,7 +660,7 @@ def test_libraries_of_an_older_driver_are_left_out(
     assert libraries(edits) <= set(fakehost.OWN)
     assert gpus(edits) == {0}
     err = capsys.readouterr().err
-    assert "no libcuda.so.1 of its driver 550.54.15" in err
+    assert "no libcuda.so.1 for driver 550.54.15" in err
     assert f"{host.root}/etc/ld.so.cache" in err
     assert "/usr/local/nvidia/lib64" in err
 

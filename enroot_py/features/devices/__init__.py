@@ -1,1 +1,1 @@
-"""Devices of the host in containers, with what their programs need of the driver: docs/devices.md."""
+"""Host devices in containers, with the driver's libraries: docs/devices.md."""

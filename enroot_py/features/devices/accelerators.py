@@ -1,9 +1,9 @@
-"""GPUs of AMD and Intel, and Gaudi: which there are, which a container gets, and what of the host it needs for them.
+"""AMD GPUs, Intel GPUs and Gaudi: find the devices, select a container's, and add the host's libraries for them.
 
-GPUs count in the order of their render nodes, as they do in gres.conf. Others than the selected ones are not there at
-all: ROCm fails as a whole where one cannot be opened with EACCES, and passes over it where there is no node. Sources:
-the kernel's ABI documentation of sysfs, KFD's topology; ROCR-Runtime, topology_sysfs_check_node_supported(); ROCm, "GPU
-isolation techniques"; Intel Gaudi, "Multiple Dockers Each with a Single Workload".
+GPUs are numbered in the order of their render nodes, as in gres.conf. A container has no nodes of the other GPUs: ROCm
+skips a GPU without a node, but fails altogether if opening a node returns EACCES. Sources: the kernel's ABI
+documentation of sysfs, KFD's topology; ROCR-Runtime, topology_sysfs_check_node_supported(); ROCm, "GPU isolation
+techniques"; Intel Gaudi, "Multiple Dockers Each with a Single Workload".
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
-_FIRST_RENDER = 128  # the minor of the first render node: the kernel's drm_drv.c
+_FIRST_RENDER = 128  # minor of the first render node: the kernel's drm_drv.c
 
 
 class Accelerator(Frozen):
-    """One device: the number in the name of its main node, its nodes, and its UUID where the driver tells that."""
+    """One device. ``number`` is the number in the name of its main node, which ``nodes`` lists first."""
 
     number: int
     nodes: tuple[str, ...]
-    uuid: str = ""
+    uuid: str = ""  # if the driver reports it
 
 
 class Vendor(Frozen):
-    """What is different from vendor to vendor.
+    """The devices, variables and libraries of one vendor.
 
-    ``visible`` is the variable by which an image or its user selects devices, ``masks`` are those by which Slurm tells
-    tasks which are theirs. Of the host's libraries, by how their names begin, an image gets those that it lacks, unless
-    it has ``main``.
+    ``visible`` is the variable by which the image or the user selects devices. Slurm sets ``masks`` to the devices of a
+    task. An image without the library ``main`` gets the host's ``libraries`` (name prefixes) that it lacks.
     """
 
     name: str
-    ids: tuple[bytes, ...]  # of PCI, as sysfs has them
+    ids: tuple[bytes, ...]  # PCI vendor IDs as sysfs prints them
     folder: str
-    prefix: str  # of the main nodes in that folder
+    prefix: str  # of the main nodes' names in ``folder``
     common: tuple[str, ...]
     visible: str
     masks: tuple[str, ...]
@@ -53,7 +52,7 @@ class Vendor(Frozen):
     libraries: tuple[bytes, ...]
     directories: tuple[str, ...]
     files: tuple[str, ...] = ()
-    stacked: bool = False  # whether later masks count what the first one leaves
+    stacked: bool = False  # later masks number the devices that the first mask leaves
 
 
 VENDORS = (
@@ -111,8 +110,8 @@ VENDORS = (
 )
 
 
-def found(host: Host, vendor: Vendor) -> list[Accelerator]:
-    """The devices of a vendor, those too that the device cgroup keeps from this process, in their order."""
+def find_devices(host: Host, vendor: Vendor) -> list[Accelerator]:
+    """Return a vendor's devices by number, including devices that the device cgroup denies to this process."""
     kind = "accel" if vendor.folder == "/dev/accel" else "drm"
     numbers = {}
     for name in host.list(f"/sys/class/{kind}"):
@@ -120,12 +119,12 @@ def found(host: Host, vendor: Vendor) -> list[Accelerator]:
         if name.startswith(vendor.prefix) and number.isdecimal() and _is_of(host, vendor, f"/sys/class/{kind}/{name}"):
             numbers[int(number)] = ""
     if vendor.common:
-        numbers.update(_of_kfd(host))
+        numbers.update(_kfd_gpus(host))
     return [Accelerator(number, _nodes(host, vendor, number), numbers[number]) for number in sorted(numbers)]
 
 
 def _range(word: str) -> range:
-    """The places that a word names, as 2 and 2-5 do; none where it is another word, or longer than any."""
+    """Parse an index or a range of indices, such as 2 or 2-5; return an empty range for anything else."""
     first, dash, last = word.partition("-")
     is_range = bool(first and (last or not dash)) and (first + last).isdecimal() and len(word) < 16
     return range(int(first), int(last or first) + 1) if is_range else range(0)
@@ -135,8 +134,8 @@ def _is_of(host: Host, vendor: Vendor, path: str) -> bool:
     return host.read(f"{path}/device/vendor").strip() in vendor.ids
 
 
-def _of_kfd(host: Host) -> dict[int, str]:
-    """The render minors of AMD's GPUs, and of the parts of those that are partitioned, with their UUIDs."""
+def _kfd_gpus(host: Host) -> dict[int, str]:
+    """Return the UUIDs of AMD GPUs, and of partitions of GPUs, by render minor."""
     gpus = {}
     for node in host.list(_KFD):
         lines = host.read(f"{_KFD}/{node}/properties").decode("ascii", "replace").splitlines()
@@ -148,7 +147,7 @@ def _of_kfd(host: Host) -> dict[int, str]:
 
 
 def _nodes(host: Host, vendor: Vendor, number: int) -> tuple[str, ...]:
-    """The nodes of one device: that which computes, and those beside it."""
+    """Return the nodes of one device: the compute node, then its display or control nodes."""
     main = f"{vendor.folder}/{vendor.prefix}{number}"
     if vendor.folder == "/dev/accel":
         control = f"/dev/accel/accel_controlD{number}"
@@ -158,30 +157,30 @@ def _nodes(host: Host, vendor: Vendor, number: int) -> tuple[str, ...]:
 
 
 class VendorPlan:
-    """What a container needs of one vendor's devices."""
+    """Build the edits of a container for one vendor's devices."""
 
     def __init__(self, context: Context, vendor: Vendor, visible: str) -> None:
         self.context = context
         self.vendor = vendor
         self.visible = visible
         self.host = Host.of(context.host)
-        self.all = found(self.host, vendor)
+        self.all = find_devices(self.host, vendor)
         self.edits = Edits("98-accelerators")
 
-    def made(self, allocated: str) -> Edits:
-        """What the container needs, where Slurm has ``allocated`` devices by their numbers. Raises HookError."""
+    def build(self, allocated: str) -> Edits:
+        """Return the edits. ``allocated`` are the device numbers from Slurm, or "". Raises HookError."""
         if not self.all:
             if self.visible not in ("", "all", "none") and self.vendor.visible in self.context.host:
-                hint = f"unset {self.vendor.visible} to start without"
+                hint = f"unset {self.vendor.visible} to start without devices"
                 raise HookError(f"{self._origin}: {os.uname().nodename} has no such device", hint=hint)
             return self.edits
-        selected = self._of_slurm(allocated) if allocated else self._asked()
+        selected = self._select_allocated(allocated) if allocated else self._select_visible()
         for node in self.vendor.common if selected else ():
             self.edits.node(self.host, node)
         for device in selected:
             if not self.edits.node(self.host, device.nodes[0]):
                 message = f"{self.vendor.name}: {self.host.path(device.nodes[0])} does not exist"
-                raise HookError(message, hint=f"the driver of {os.uname().nodename} makes it: see dmesg")
+                raise HookError(message, hint=f"the driver on {os.uname().nodename} creates it: check dmesg")
             for node in device.nodes[1:]:
                 self.edits.node(self.host, node)
         if len(selected) < len(self.all):
@@ -194,19 +193,19 @@ class VendorPlan:
     def _origin(self) -> str:
         return shown(f"{self.vendor.visible}={self.visible}")
 
-    def _of_slurm(self, allocated: str) -> list[Accelerator]:
-        """The devices of all tasks of the step; all where that cannot be known, of which the device cgroup keeps some.
+    def _select_allocated(self, allocated: str) -> list[Accelerator]:
+        """Return the devices of the step's tasks; all devices if unknown: the device cgroup then denies the others.
 
-        PENROOT_GPUS is set in the container where its tasks are told numbers that count others too, and with
-        PENROOT_GPU_KIND where some of these numbers have to count among others of them: pyxis_py/node/gpus.py.
+        PENROOT_GPUS and PENROOT_GPU_KIND in the container's environment let pyxis_py/node/gpus.py renumber the masks of
+        the tasks, if these number all devices of the node or if the vendor's masks are stacked.
         """
         caller = self.context.host
-        told = next((caller[name] for name in self.vendor.masks if caller.get(name)), "")
-        masks = [word for word in told.split(",") if word]
+        mask = next((caller[name] for name in self.vendor.masks if caller.get(name)), "")
+        masks = [word for word in mask.split(",") if word]
         numbers, counts_all = allocation.shared(caller, allocated, masks) or ([], False)
         devices = {number: device for number in numbers for device in self.all if self._is_number(device, number)}
         if counts_all and any(name in self.context.environ for name in self.vendor.masks):
-            return self.all  # somebody has said what it is inside, and the tasks are not told another
+            return self.all  # the user or the image has set the mask, so it is not renumbered
         if not devices or len(devices) != len(numbers):
             devices, counts_all = {str(place): device for place, device in enumerate(self.all)}, False
         inside = sorted(devices, key=lambda number: devices[number].number)
@@ -219,57 +218,57 @@ class VendorPlan:
         return [devices[number] for number in inside]
 
     def _is_number(self, device: Accelerator, number: str) -> bool:
-        """Whether Slurm's number means a device: its place, or what its node is called, as Slurm before 21.08 says."""
+        """Check whether Slurm's number is a device's: the index, or before Slurm 21.08 the number of the node."""
         if not number.isdecimal():
             return False
         if self.vendor.prefix == "renderD" and int(number) >= _FIRST_RENDER:
             return device.number == int(number)
         return self.all.index(device) == int(number)
 
-    def _asked(self) -> list[Accelerator]:
-        """What the variable names: all, none, places, ranges of those, UUIDs. Raises HookError."""
+    def _select_visible(self) -> list[Accelerator]:
+        """Return the devices that the variable names: all, none, indices, ranges, UUIDs. Raises HookError."""
         words = [word.strip() for word in self.visible.split(",") if word.strip() not in ("", "none")]
         if "all" in words:
             return self.all
         chosen: dict[int, Accelerator] = {}
         for word in words:
-            places = _range(word)
-            devices = [device for place, device in enumerate(self.all) if place in places]
-            if not places:
+            indices = _range(word)
+            devices = [device for index, device in enumerate(self.all) if index in indices]
+            if not indices:
                 devices = [device for device in self.all if device.uuid and device.uuid.lower() == word.lower()]
-            if not devices or len(devices) < len(places):
-                there = ", ".join(f"{at} ({d.uuid})" if d.uuid else str(at) for at, d in enumerate(self.all))
+            if not devices or len(devices) < len(indices):
+                known = ", ".join(f"{at} ({d.uuid})" if d.uuid else str(at) for at, d in enumerate(self.all))
                 message = f"{self._origin}: no device {shown(word)!r} on {os.uname().nodename}"
-                raise HookError(message, hint=f"it has {there}")
+                raise HookError(message, hint=f"available: {known}")
             chosen.update({device.number: device for device in devices})
         return [chosen[number] for number in sorted(chosen)]
 
     def _hide_others(self, selected: list[Accelerator]) -> None:
-        """Leave in the folder what is selected, and what is of nobody here, as a card that only has a display."""
+        """Hide the nodes of unselected devices. Nodes of no device, such as a display-only card, stay."""
         hidden = {node for device in self.all if device not in selected for node in device.nodes}
         self.edits.emptied.append(self.vendor.folder)
         for name in self.host.list(self.vendor.folder):
             path = f"{self.vendor.folder}/{name}"
             if path not in hidden and name != "by-path":
                 self.edits.node(self.host, path)
-        links = f"{self.vendor.folder}/by-path"  # where Level Zero looks
+        links = f"{self.vendor.folder}/by-path"  # Level Zero reads this directory
         for name in self.host.list(links):
-            target = os.readlink(self.host.path(f"{links}/{name}"))  # udev makes nothing else here
+            target = os.readlink(self.host.path(f"{links}/{name}"))  # udev creates only links here
             if f"{self.vendor.folder}/{target.removeprefix('../')}" not in hidden:
                 self.edits.links[f"{links}/{name}"] = target
 
     # -- libraries
 
     def _add_libraries(self) -> None:
-        """Those of the host that the image lacks, if it lacks the main one."""
-        there = set(self._of_image())
-        if self.vendor.main in there:
+        """If the image lacks the main library, add it and the other host libraries that the image lacks."""
+        image_libraries = set(self._image_libraries())
+        if self.vendor.main in image_libraries:
             return
-        libraries = dict(self._of_host())
+        libraries = dict(self._host_libraries())
         if self.vendor.main not in libraries:
             return
         for name, library in libraries.items():
-            if name not in there:
+            if name not in image_libraries:
                 add_library(self.edits, self.host, self.context, library)
         for path in self.vendor.files:
             if not self.context.exists(path):
@@ -278,13 +277,13 @@ class VendorPlan:
     def _directories(self) -> list[str]:
         return [directory.format(machine=os.uname().machine) for directory in self.vendor.directories]
 
-    def _of_image(self) -> Iterator[str]:
-        """Names of the vendor's libraries that the image has: in its loader's cache, or where they belong."""
+    def _image_libraries(self) -> Iterator[str]:
+        """Yield the names of the vendor's libraries in the image's loader cache and usual directories."""
         parts = tuple(self.vendor.libraries)
         try:
             yield from (name for _, name, _ in ldcache.find(self.context.read("/etc/ld.so.cache"), parts))
         except ldcache.DAMAGE:
-            pass  # they may be in a directory all the same
+            pass  # the directories are searched below
         versions = [f"/opt/{name}/lib" for name in self.context.list("/opt") if name.startswith("rocm-")]
         usual = [f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"]
         for directory in [*self._directories(), *versions, *usual]:
@@ -294,16 +293,16 @@ class VendorPlan:
     def _prefixes(self) -> tuple[str, ...]:
         return tuple(part.decode() for part in self.vendor.libraries)
 
-    def _of_host(self) -> Iterator[tuple[str, ldcache.Library]]:
-        """The vendor's libraries of the host, by the names that programs ask for."""
+    def _host_libraries(self) -> Iterator[tuple[str, ldcache.Library]]:
+        """Yield the vendor's libraries on the host with the names that programs load."""
         try:
             known = ldcache.find(self.host.read("/etc/ld.so.cache"), self.vendor.libraries)
         except ldcache.DAMAGE:
             known = []
-        bare = self.vendor.main.endswith(".so")  # and not libhsa-runtime64.so.1
+        unversioned = self.vendor.main.endswith(".so")  # unlike libhsa-runtime64.so.1
         for directory in self._directories():
             for name in self.host.list(directory):
-                asked_for = name.endswith(".so") if bare else len(name.rpartition(".so.")[2]) < 3
-                if asked_for and name.startswith(self._prefixes):
+                is_soname = name.endswith(".so") if unversioned else len(name.rpartition(".so.")[2]) < 3
+                if is_soname and name.startswith(self._prefixes):
                     yield name, (ldcache.NATIVE, name, f"{directory}/{name}")
         yield from ((name, library) for library in known if bits(library[0]) == 64 for name in (library[1],))

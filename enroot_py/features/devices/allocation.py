@@ -1,6 +1,8 @@
-"""GPUs that Slurm has allocated to a step, by the variables of its tasks. Source: gres.conf(5), srun(1), and Slurm's
-common_gres_set_env(): SLURM_STEP_GPUS counts the GPUs of the node in the order of gres.conf, and so does what a task is
-told, unless ConstrainDevices lets it count its own.
+"""The GPUs that Slurm allocated to a step, from the environment of a task.
+
+SLURM_STEP_GPUS numbers the GPUs of the node in the order of gres.conf. So do the masks of a task, such as
+CUDA_VISIBLE_DEVICES, except that with ConstrainDevices they number only the allocated GPUs. Source: gres.conf(5),
+srun(1), Slurm's common_gres_set_env().
 """
 
 from __future__ import annotations
@@ -9,55 +11,55 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNTOLD = "all"  # where Slurm tells a step how many GPUs it has, but not which
+UNNUMBERED = "all"  # Slurm reports how many GPUs a step has, but not their numbers
 
 
-def told(caller: Mapping[str, str]) -> str:
-    """The numbers of the GPUs that a step has, or the job outside of one; UNTOLD, or "" for none."""
-    numbers, of_job = caller.get("SLURM_STEP_GPUS", ""), caller.get("SLURM_JOB_GPUS", "")
+def gpu_numbers(caller: Mapping[str, str]) -> str:
+    """Return the GPU numbers of the step, or of the job if outside a step; UNNUMBERED, or "" if it has no GPU."""
+    step_gpus, job_gpus = caller.get("SLURM_STEP_GPUS", ""), caller.get("SLURM_JOB_GPUS", "")
     if "SLURM_STEP_ID" not in caller:
-        return numbers or of_job
-    if not numbers and caller.get("SLURM_GPUS_ON_NODE", "0") != "0":
-        return UNTOLD  # with --gpu-bind=none
-    return numbers
+        return step_gpus or job_gpus
+    if not step_gpus and caller.get("SLURM_GPUS_ON_NODE", "0") != "0":
+        return UNNUMBERED  # with --gpu-bind=none
+    return step_gpus
 
 
 def is_withheld(caller: Mapping[str, str]) -> bool:
-    """Whether a step has none of the GPUs that its job has."""
-    return "SLURM_STEP_ID" in caller and bool(caller.get("SLURM_JOB_GPUS")) and not told(caller)
+    """Check whether the job has GPUs, but the step has none of them."""
+    return "SLURM_STEP_ID" in caller and bool(caller.get("SLURM_JOB_GPUS")) and not gpu_numbers(caller)
 
 
 def shared(caller: Mapping[str, str], allocated: str, masks: list[str]) -> tuple[list[str], bool] | None:
-    """The GPUs of all tasks of a step on this node, where one has ``allocated`` and is told ``masks``.
+    """Return the GPU numbers of all tasks of a step on this node; None if they are unknown.
 
-    With whether the tasks are told numbers that count all GPUs of the node, as they are without ConstrainDevices.
-    None where it cannot be known which they are.
+    ``allocated`` and ``masks`` are the GPUs and the visible devices of one task. The second value tells whether the
+    masks number all GPUs of the node, as they do without ConstrainDevices.
     """
-    own = [word for word in allocated.split(",") if word and word != UNTOLD]
+    task_gpus = [word for word in allocated.split(",") if word and word != UNNUMBERED]
     bound = is_bound(caller, allocated)
-    numbers = _of_all_tasks(caller, own) if bound else own
+    numbers = _gpus_of_all_tasks(caller, task_gpus) if bound else task_gpus
     if not numbers:
         return None
     counted = [str(number) for number in range(len(numbers))]
     counts_all = any(mask.isdecimal() and mask not in counted for mask in masks)
-    if bound and masks and masks == own and set(numbers) != set(counted):
-        if masks == [str(sorted(map(int, numbers)).index(int(number))) for number in own]:
-            return None  # of 0 and 2 the first: that is its number either way
+    if bound and masks and masks == task_gpus and set(numbers) != set(counted):
+        if masks == [str(sorted(map(int, numbers)).index(int(number))) for number in task_gpus]:
+            return None  # ambiguous: the first of GPUs 0 and 2 is number 0 in both numberings
         counts_all = True
     return numbers, counts_all
 
 
 def is_bound(caller: Mapping[str, str], allocated: str) -> bool:
-    """Whether each task has GPUs of its own: --gpus-per-task, --gpu-bind."""
+    """Check whether tasks are bound to GPUs: --gpus-per-task, --gpu-bind."""
     # "gres/gpu:…" since Slurm 23.11
-    return allocated == UNTOLD or caller.get("SLURMD_TRES_BIND", "").startswith(("gpu", "gres/gpu"))
+    return allocated == UNNUMBERED or caller.get("SLURMD_TRES_BIND", "").startswith(("gpu", "gres/gpu"))
 
 
-def _of_all_tasks(caller: Mapping[str, str], own: list[str]) -> list[str]:
-    """The GPUs of all tasks, of which each is told its own where tasks are bound to GPUs; none where nobody says."""
-    if caller.get("SLURM_GPUS_ON_NODE") == str(len(own)):
-        return own
-    of_job = caller.get("SLURM_JOB_GPUS", "").split(",")
-    # Of the node on which the batch script runs.
-    here = caller.get("SLURM_JOB_NUM_NODES") == "1" and set(own) <= set(of_job)
-    return of_job if here else []
+def _gpus_of_all_tasks(caller: Mapping[str, str], task_gpus: list[str]) -> list[str]:
+    """Return the GPUs of all tasks if each task is bound to ``task_gpus``; an empty list if unknown."""
+    if caller.get("SLURM_GPUS_ON_NODE") == str(len(task_gpus)):
+        return task_gpus
+    job_gpus = caller.get("SLURM_JOB_GPUS", "").split(",")
+    # SLURM_JOB_GPUS is about the node of the batch script.
+    is_this_node = caller.get("SLURM_JOB_NUM_NODES") == "1" and set(task_gpus) <= set(job_gpus)
+    return job_gpus if is_this_node else []

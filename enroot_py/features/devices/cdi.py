@@ -1,8 +1,7 @@
-"""The Container Device Interface: what vendors write about their devices for any runtime.
+"""Container Device Interface: apply the device specifications that vendors write for all runtimes.
 
-Source: Container Device Interface Specification, "CDI JSON Specification" and
-containerEdits; versions 0.3 to 1.1. A specification is parsed once: its plain
-form is kept in the user's cache and used while the file stays as it is.
+Each specification is parsed once and cached in the user's cache until the file changes. Source: Container Device
+Interface Specification, "CDI JSON Specification" and containerEdits; versions 0.3 to 1.1.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # a device of the second replaces one of the first
-# What values of a wrong type or form in a specification raise.
+DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # in order of increasing precedence
+# Exceptions that values of a wrong type or form in a specification raise.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
-# Hooks of NVIDIA's with nothing to do here: others' devices are hidden, nodes are not made anew, nor modes changed;
-# for CUDA's compatibility package see nvidia/driver.py.
+# NVIDIA hooks that are not needed: other devices are hidden anyway, nodes are bound and not created, and
+# nvidia/driver.py handles CUDA's compatibility package.
 _NEEDLESS = {"chmod", "enable-cuda-compat", "disable-device-node-modification", "update-application-profile"}
 
 
 class Specifications:
-    """The devices that the specifications of a host describe, by kind and name."""
+    """The devices in a host's CDI specifications, by kind and name."""
 
     def __init__(self, host: Host, cache: str = "") -> None:
         self.host = host
@@ -53,43 +52,43 @@ class Specifications:
         return [f"{directory}/{name}" for name in names if name.endswith((".json", ".yaml", ".yml"))]
 
     def _load(self, path: str, here: dict[tuple[str, str], str]) -> None:
-        """Take in a specification; ``here`` is what others of its directory describe.
+        """Load a specification. ``here`` has the devices of the directory so far.
 
-        A broken one matters only to who asks for its devices.
+        An invalid specification is only recorded: it matters only to a container that asks for its devices.
         """
         try:
             spec = parsed.read(path, self._kept_in, _parse)
             if spec is None:
-                return  # it has gone
+                return  # deleted meanwhile
             kind = str(spec["kind"])
             devices = {str(device["name"]): device.get("containerEdits") or {} for device in spec["devices"]}
             if len(devices) < len(spec["devices"]):
-                raise ValueError("a name comes twice")
+                raise ValueError("a device name is used twice")
         except ConfigError as e:
             self._failed[path] = str(e)
             return
         except (OSError, RecursionError, *_DAMAGE) as e:
-            self._failed[path] = f"{path}: it has no {e}" if isinstance(e, KeyError) else f"{path}: {e}"
+            self._failed[path] = f"{path}: key {e} is missing" if isinstance(e, KeyError) else f"{path}: {e}"
             return
         self._common.setdefault(kind, []).append((path, spec.get("containerEdits") or {}))
         for device, edits in devices.items():
             if (kind, device) in here:
-                # Which is meant nobody can say, so neither is.
-                self._failed[path] = f"{path}: {kind}={device} is described in {here[kind, device]} too"
+                # The specification of CDI does not order files of one directory, so use neither.
+                self._failed[path] = f"{path}: {kind}={device} is also in {here[kind, device]}"
                 self._devices[kind].pop(device, None)
             else:
                 here[kind, device] = path
                 self._devices.setdefault(kind, {})[device] = (path, edits)
 
     def names(self, kind: str) -> list[str]:
-        """The devices of a kind, such as nvidia.com/gpu."""
+        """Return the device names of a kind, such as nvidia.com/gpu."""
         return sorted(self._devices.get(kind, ()))
 
     def failures(self) -> list[str]:
         return list(self._failed.values())
 
     def stale(self, kind: str, names: list[str]) -> str:
-        """The first path of the devices that is not on the host: a driver was changed since. Empty if all are.
+        """Return the first path of the devices that the host lacks, as after a driver update; "" if it has them all.
 
         Raises HookError for an invalid specification.
         """
@@ -109,16 +108,16 @@ class Specifications:
         for mount in edits.get("mounts") or ():
             path = str(mount["hostPath"])
             if mount.get("type") != "tmpfs" and path.startswith("/"):
-                # Sockets and pipes come and go with their daemons; the files of a driver container do not.
-                passing = path.startswith(("/run/", "/var/run/", "/tmp/")) and not path.startswith(
-                    "/run/nvidia/driver/"
-                )
-                if not passing and not self.host.exists(path):
+                # A missing socket or pipe only means that its daemon is not running.
+                runtime_file = path.startswith(("/run/", "/var/run/", "/tmp/"))
+                if runtime_file and not path.startswith("/run/nvidia/driver/"):
+                    continue
+                if not self.host.exists(path):
                     return path
         return ""
 
     def _of(self, kind: str, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The edits of devices, those of their files first, each file's once."""
+        """Yield the edits of the devices' files, each file once, then those of the devices."""
         devices = self._devices.get(kind, {})
         chosen = [devices[name] for name in names]
         files = {path for path, _ in chosen}
@@ -126,20 +125,18 @@ class Specifications:
         yield from chosen
 
     def add(self, edits: Edits, kind: str, names: list[str]) -> list[str]:
-        """Add what devices of a kind ask for; the directories whose libraries they want in the loader's cache.
+        """Add the edits of devices. Return the directories whose libraries belong into the loader cache.
 
         Raises HookError for a device that no specification describes.
         """
         for name in names:
             if name not in self._devices.get(kind, {}):
                 known = ", ".join(self.names(kind))
-                hint = (
-                    f"there are {known}" if known else f"specifications are looked for in {' and '.join(DIRECTORIES)}"
-                )
+                hint = f"available: {known}" if known else f"put a specification into {' or '.join(DIRECTORIES)}"
                 broken = "; ".join(self.failures())
                 raise HookError(
                     f"no CDI device {kind}={name} on {os.uname().nodename}",
-                    hint=hint + (f"; not understood: {broken}" if broken else ""),
+                    hint=hint + (f"; invalid: {broken}" if broken else ""),
                 )
         folders: list[str] = []
         for path, wanted in self._of(kind, names):
@@ -153,8 +150,8 @@ class Specifications:
         for variable in wanted.get("env") or ():
             name, equals, value = str(variable).partition("=")
             if not name or not equals:
-                raise ValueError(f"{variable!r} is no variable with its value")
-            # By this NVIDIA keeps its own hook from doing the work again.
+                raise ValueError(f"{variable!r} is not NAME=VALUE")
+            # NVIDIA sets this only to turn off its legacy hook.
             if (name, value) != ("NVIDIA_VISIBLE_DEVICES", "void"):
                 edits.environ[name] = value
         for node in wanted.get("deviceNodes") or ():
@@ -168,18 +165,18 @@ class Specifications:
             elif source.startswith("/"):
                 edits.file(self.host, source, target, writable="ro" not in (mount.get("options") or ()))
             else:
-                log.warn(f"CDI: {source} is not mounted on {target}: it is of type {mount.get('type')}")
+                log.warn(f"CDI: cannot mount {source} on {target}: unsupported type {mount.get('type')}")
         folders: list[str] = []
         for hook in wanted.get("hooks") or ():
             folders += _hook(edits, [str(word) for word in hook.get("args") or ()], str(hook.get("path")))
         for key in ("netDevices", "intelRdt"):
             if wanted.get(key):
-                log.warn(f"CDI: {key} needs root and is left out")
+                log.warn(f"CDI: {key} is ignored: it needs root")
         return folders
 
 
 def _hook(edits: Edits, arguments: list[str], path: str) -> list[str]:
-    """Do what a hook of NVIDIA's would; other programs are not run, for they expect to be root outside."""
+    """Do the work of an NVIDIA hook. Other programs are not run: hooks expect to be root on the host."""
     values: dict[str, list[str]] = {}
     words = iter(arguments)
     for word in words:
@@ -193,23 +190,23 @@ def _hook(edits: Edits, arguments: list[str], path: str) -> list[str]:
     elif {"update-ldcache", "create-soname-symlinks"} & set(arguments):
         return [_place(folder) for folders in values.get("--folder", ()) for folder in folders.split(",")]
     elif not _NEEDLESS & set(arguments):
-        log.warn(f"CDI: the hook {path} is not run")
+        log.warn(f"CDI: the hook {path} is ignored: hooks need root")
     return []
 
 
 def _place(path: str) -> str:
-    """A path of the container, for which its root is the end of all ``..``."""
+    """Normalize a path in the container; ``..`` stops at the container's root."""
     if not path.strip("/"):
-        raise ValueError(f"{path!r} is no path in a container")
+        raise ValueError(f"{path!r} is not a container path")
     return os.path.normpath("/" + path.lstrip("/"))
 
 
 def _invalid(path: str, error: Exception) -> str:
-    return f"{path} is no valid CDI specification: {error!r}"
+    return f"{path} is not a valid CDI specification: {error!r}"
 
 
 def _parse(path: str, data: bytes) -> dict[str, Any]:
-    """Raises ValueError with the line."""
+    """Parse JSON or YAML. Raises ValueError with the line."""
     text = data.decode()
     if path.endswith(".json") or text.lstrip().startswith("{"):
         import json
@@ -218,15 +215,15 @@ def _parse(path: str, data: bytes) -> dict[str, Any]:
     else:
         spec = _parse_yaml(text)
     if not isinstance(spec, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("not a mapping")
     return spec
 
 
 def _parse_yaml(text: str) -> Any:
-    """YAML whose scalars are words, for a name may be ``0``, ``0:1`` or ``on``. Raises ValueError with the line."""
+    """Parse YAML with string scalars: a name may be ``0``, ``0:1`` or ``on``. Raises ValueError with the line."""
     import yaml
 
-    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml there is but the slow one
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the slow loader if libyaml is missing
     resolvers = {
         first: [(tag, pattern) for tag, pattern in pairs if tag.endswith((":null", ":merge"))]
         for first, pairs in base.yaml_implicit_resolvers.items()
@@ -238,8 +235,8 @@ def _parse_yaml(text: str) -> Any:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """``vendor.com/class=device`` in two. Raises HookError."""
+    """Split ``vendor.com/class=device`` into kind and device. Raises HookError."""
     kind, equals, device = name.partition("=")
     if not equals or not device or kind.count("/") != 1:
-        raise HookError(f"{name!r} is no CDI device", hint="it is written vendor.com/class=name, as nvidia.com/gpu=0")
+        raise HookError(f"{name!r} is not a CDI device", hint="write vendor.com/class=name, such as nvidia.com/gpu=0")
     return kind, device

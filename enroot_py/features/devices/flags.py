@@ -6,12 +6,12 @@ from enroot_py.cli.start import FeatureFlag
 from enroot_py.config.settings import Settings
 
 
-def _give(settings: Settings, device: str) -> Settings:
+def _add_device(settings: Settings, device: str) -> Settings:
     return settings.with_devices((device,), "command line")
 
 
 FLAGS = (
     FeatureFlag(
-        "--device", "DEVICE", "give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev", _give
+        "--device", "DEVICE", "Add a device: a CDI name such as nvidia.com/gpu=0, or a path in /dev.", _add_device
     ),
 )

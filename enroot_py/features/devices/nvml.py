@@ -1,7 +1,6 @@
-"""The few questions that only NVML answers: which MIG device has which UUID, number and instances.
+"""Read from NVML what /proc lacks: the UUIDs, numbers and instances of MIG devices, and UUIDs of unused GPUs.
 
-Loaded with ctypes and only when a MIG device is named, or a UUID that the driver does not tell. Source: NVML API
-Reference, "Multi Instance GPU Management".
+The library is loaded with ctypes, and only if needed. Source: NVML API Reference, "Multi Instance GPU Management".
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND
 
 
 def mig_enabled(library: str, bus: str) -> bool:
-    """Whether the GPU at a PCI address is in MIG mode. Raises HookError where NVML does not answer."""
+    """Check whether the GPU at a PCI address is in MIG mode. Raises HookError if NVML fails."""
     with _started(library) as nvml:
         gpu, current, pending = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
         if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(gpu)):
@@ -27,7 +26,7 @@ def mig_enabled(library: str, bus: str) -> bool:
 
 
 def uuids(library: str) -> dict[int, str]:
-    """The UUIDs of GPUs by the numbers of their nodes. Raises HookError where NVML does not answer."""
+    """Return the UUIDs of GPUs by the minor numbers of their nodes. Raises HookError if NVML fails."""
     count, by_minor = ctypes.c_uint(), {}
     with _started(library) as nvml:
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
@@ -42,9 +41,9 @@ def uuids(library: str) -> dict[int, str]:
 
 
 def mig_devices(library: str, bus: str) -> dict[int, tuple[str, int, int]]:
-    """MIG devices of the GPU at a PCI address: number -> (UUID, GPU instance, compute instance).
+    """Return the MIG devices of the GPU at a PCI address: number -> (UUID, GPU instance, compute instance).
 
-    Empty where the GPU has no MIG mode. Raises HookError where NVML does not answer.
+    Empty if the GPU has no MIG mode. Raises HookError if NVML fails.
     """
     with _started(library) as nvml:
         return _read(nvml, bus)
@@ -55,25 +54,25 @@ def _started(library: str) -> Iterator[ctypes.CDLL]:
     try:
         nvml = ctypes.CDLL(library)
         if code := nvml.nvmlInit_v2():
-            raise HookError(f"NVML does not start: error {code}", hint="does nvidia-smi run on this node?")
+            raise HookError(f"cannot initialize NVML: error {code}", hint="check that nvidia-smi works on this node")
         try:
             yield nvml
         finally:
             nvml.nvmlShutdown()
     except OSError as e:
-        raise HookError(f"cannot ask {library} about GPUs: {e}") from e
+        raise HookError(f"cannot load {library}: {e}") from e
     except AttributeError as e:
-        raise HookError(f"this driver is too old to be asked for MIG devices or UUIDs: {e}") from e
+        raise HookError(f"cannot read MIG devices or UUIDs: the NVIDIA driver is too old: {e}") from e
 
 
 def _read(nvml: ctypes.CDLL, bus: str) -> dict[int, tuple[str, int, int]]:
-    gpu, most = ctypes.c_void_p(), ctypes.c_uint()
+    gpu, max_count = ctypes.c_void_p(), ctypes.c_uint()
     if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(gpu)):
         return {}
-    if nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(most)):
+    if nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(max_count)):
         return {}
     devices = {}
-    for number in range(most.value):
+    for number in range(max_count.value):
         mig, gi, ci = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
         uuid = ctypes.create_string_buffer(_UUID_SIZE)
         code = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, ctypes.byref(mig))

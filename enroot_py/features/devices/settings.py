@@ -1,4 +1,4 @@
-"""The setting that gives devices to containers."""
+"""The setting that adds devices to containers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class DeviceSettings(FeatureTable):
-    devices = List("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
+    devices = List("", "devices to add (comma-separated): CDI names such as vendor.com/class=name, or paths in /dev")
 
 
 SETTINGS = rows(DeviceSettings)
 
 
 def named(settings: Settings) -> list[str]:
-    """The devices that the caller names, as they are written."""
+    """Return the devices that the caller lists in ENROOT_DEVICES or with --device."""
     return [word for word in (word.strip() for word in DeviceSettings(settings).devices.split(",")) if word]

@@ -1,6 +1,6 @@
-"""Devices of any vendor, by ENROOT_DEVICES: names of CDI, or nodes of /dev such as /dev/kfd and /dev/dri.
+"""Add the devices in ENROOT_DEVICES: CDI names, or nodes such as /dev/kfd and /dev/dri.
 
-GPUs of NVIDIA are left to 98-nvidia, which needs no specification and knows what the image and Slurm say of them.
+98-nvidia handles NVIDIA GPUs: it needs no CDI specification, and considers the image's variables and Slurm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(context: Context) -> None:
 
 
 def plan(context: Context) -> Edits:
-    """Raises HookError for a device that this node does not have."""
+    """Return the container's edits for the devices. Raises HookError if this node lacks one."""
     from enroot_py.base.errors import HookError
     from enroot_py.features.devices import cdi
     from enroot_py.features.devices.settings import named
@@ -49,7 +49,7 @@ def plan(context: Context) -> Edits:
         if missing := specifications.stale(kind, wanted):
             from enroot_py.base import log
 
-            log.warn(f"the CDI specification of {kind} is out of date: {missing} does not exist")
+            log.warn(f"the CDI specification of {kind} is outdated: {missing} does not exist")
         if folders:
             from enroot_py.features.devices.nvidia.driver import Driver
 
@@ -58,7 +58,7 @@ def plan(context: Context) -> Edits:
 
 
 def add_nodes(host: Host, edits: Edits, path: str) -> bool:
-    """A node, or the nodes in a directory; False where there are none."""
+    """Add a node, or the nodes in a directory. Return False if there are none."""
     if not os.path.isdir(host.path(path)):
         return edits.node(host, path)
     names = [name for name in host.list(path) if name != "by-path"]

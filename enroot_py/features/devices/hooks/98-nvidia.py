@@ -1,4 +1,4 @@
-"""GPUs of NVIDIA, by NVIDIA_VISIBLE_DEVICES or by what Slurm allocated to the step."""
+"""Add NVIDIA GPUs: by --device, NVIDIA_VISIBLE_DEVICES or Slurm's allocation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(context: Context) -> None:
 
 
 def by_option(context: Context) -> str:
-    """GPUs that the caller names in the words of CDI: with --device, or in ENROOT_DEVICES."""
+    """Return the GPUs that the caller selects by CDI name: with --device, or in ENROOT_DEVICES."""
     if not context.settings.is_extended:
         return ""
     from enroot_py.features.devices.settings import named
@@ -29,11 +29,11 @@ def by_option(context: Context) -> str:
 
 
 def wanted(context: Context) -> tuple[str, str]:
-    """NVIDIA_VISIBLE_DEVICES, and the numbers of the GPUs that Slurm allocated; two empty strings for neither."""
+    """Return the selected GPUs and the numbers of the GPUs that Slurm allocated; each may be empty."""
     visible = by_option(context) or context.value("NVIDIA_VISIBLE_DEVICES")
     if visible == "void":
         return "", ""
-    # What is not of an image is asked of the caller alone: it would be done on the host.
+    # PENROOT_* is read from the caller's environment only: an image must not control what happens on the host.
     if visible == "none" or (context.host.get("PENROOT_SLURM_GPUS") or "yes").lower() in NO:
         return visible, ""
     if not context.host.keys() & {"SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"}:
@@ -42,14 +42,12 @@ def wanted(context: Context) -> tuple[str, str]:
 
     named = by_option(context) or "NVIDIA_VISIBLE_DEVICES" in context.host
     if allocation.is_withheld(context.host) and not named:
-        return "", ""  # whatever the image says
-    # Numbers of the nodes in /dev, whatever the task sees. Those of the job are
-    # of the batch script's node, and every step inherits them.
-    return visible, allocation.told(context.host)
+        return "", ""  # the image's NVIDIA_VISIBLE_DEVICES does not count
+    return visible, allocation.gpu_numbers(context.host)
 
 
 def plan(context: Context, visible: str, allocated: str) -> Edits:
-    """What the container needs for these GPUs. Raises HookError."""
+    """Return the container's edits for these GPUs. Raises HookError."""
     from enroot_py.features.devices.nvidia.plan import Plan
 
-    return Plan(context, visible, by_option=bool(by_option(context))).made(allocated)
+    return Plan(context, visible, by_option=bool(by_option(context))).build(allocated)

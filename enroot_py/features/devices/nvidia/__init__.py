@@ -1,8 +1,6 @@
-"""GPUs of NVIDIA: which of the host's a container gets (selection), and what of their driver comes along (driver).
+"""NVIDIA GPUs: select a container's GPUs (selection), and add the driver's files (driver).
 
-Found in /proc/driver/nvidia and in the cache of the loader, without a program
-and without NVML, except that only NVML knows the UUIDs of MIG devices.
-Sources: "Using the /proc File System Interface" of the driver's README; the
-MIG User Guide, "Device Nodes and Capabilities"; the environment variables of
-the NVIDIA Container Toolkit.
+GPUs and files are found through /proc/driver/nvidia and the loader cache, without running a program. NVML is loaded
+only for the UUIDs of MIG devices and of unused GPUs. Sources: "Using the /proc File System Interface" of the driver's
+README; the MIG User Guide, "Device Nodes and Capabilities"; the environment variables of the NVIDIA Container Toolkit.
 """

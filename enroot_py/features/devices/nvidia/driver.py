@@ -1,4 +1,4 @@
-"""The driver of NVIDIA: where the user's part of it is, what a container needs of it, and what that can run."""
+"""The NVIDIA driver's user-space part: find it, add it to a container, and check its version."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def absence(host: Host) -> tuple[str, str]:
-    """Why there is no driver that this module could use, with the way out; the first is empty where nobody wonders."""
+    """Return why this module finds no driver, and a hint. The reason is empty on an ordinary node without a driver."""
     for kind, marks in (("WSL2", ("/dev/dxg",)), ("a Jetson", ("/dev/nvmap", "/etc/nv_tegra_release"))):
         if any(host.exists(path) for path in marks):
-            return f"it is {kind}", "its GPU is given by CDI: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-    return "", "its kernel module makes /proc/driver/nvidia; unset the variable to start without GPUs"
+            return f"it is {kind}", "describe the GPU with CDI: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    return "", "load the kernel module, which creates /proc/driver/nvidia, or unset the variable to start without GPUs"
 
 
 def loaded_version(host: Host) -> str:
-    """The version of the kernel's driver, such as 535.104.05; empty where it does not say."""
+    """Return the version of the loaded kernel module, such as 535.104.05; "" if unknown."""
     line = host.read("/proc/driver/nvidia/version").decode("ascii", "replace").partition("\n")[0]
     for word in line.split():
         if "." in word and word.replace(".", "").isdecimal():
@@ -35,20 +35,20 @@ def loaded_version(host: Host) -> str:
 
 
 def capabilities(text: str) -> set[str]:
-    """NVIDIA_DRIVER_CAPABILITIES as a set; compute and utility where nothing is said. Raises HookError."""
+    """Parse NVIDIA_DRIVER_CAPABILITIES; the default is compute and utility. Raises HookError."""
     words = {word.strip() for word in text.split(",") if word.strip()} or {"compute", "utility"}
     if "all" in words:
         return set(tables.CAPABILITIES)
     if unknown := sorted(words - set(tables.CAPABILITIES)):
         raise HookError(
             f"NVIDIA_DRIVER_CAPABILITIES: unknown capability {shown(unknown[0])!r}",
-            hint="there are all, " + ", ".join(tables.CAPABILITIES),
+            hint="use all, " + ", ".join(tables.CAPABILITIES),
         )
     return words
 
 
 class Driver:
-    """The user's part of the driver: where it is and which version it has."""
+    """The user-space part of the driver, in ``tree``."""
 
     def __init__(self, tree: Host, version: str, caller: Mapping[str, str]) -> None:
         self.tree = tree
@@ -59,7 +59,7 @@ class Driver:
 
     @classmethod
     def of(cls, host: Host, caller: Mapping[str, str]) -> Driver:
-        """That of a host, beneath NVIDIA_DRIVER_ROOT where a site says so; else in a driver container, or the host."""
+        """Return the driver beneath NVIDIA_DRIVER_ROOT if it is set, else in a driver container, else on the host."""
         root = caller.get("NVIDIA_DRIVER_ROOT", "").rstrip("/")
         if not root and host.exists("/run/nvidia/driver/usr/bin/nvidia-smi"):
             root = "/run/nvidia/driver"
@@ -67,7 +67,7 @@ class Driver:
 
     @property
     def libraries(self) -> list[ldcache.Library]:
-        """Libraries that the loader of the host knows; else, as in a container, those of the usual directories."""
+        """Libraries in the loader cache; if none match the kernel module, libraries in the usual directories."""
         if self._libraries is None:
             try:
                 self._libraries = ldcache.find(self.tree.read("/etc/ld.so.cache"), tables.PREFIXES)
@@ -79,16 +79,16 @@ class Driver:
         return self._libraries
 
     def _paths(self, name: str) -> tuple[str, ...]:
-        """Directories of one of the caller's variables, who may know what the loader does not."""
+        """Return the absolute directories in the caller's variable ``name``."""
         return tuple(path for path in self._caller.get(name, "").split(":") if path.startswith("/"))
 
     def _directories(self) -> list[str]:
-        """Where a driver is that the loader does not know."""
+        """Return the directories to search for a driver that is not in the loader cache."""
         usual = [pattern.format(machine=os.uname().machine) for pattern in tables.LIBRARY_DIRECTORIES]
         return list(dict.fromkeys([*usual, *self._paths("LD_LIBRARY_PATH")]))
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a library is of the kernel's version, and not of CUDA's compatibility package, say."""
+        """Check whether a library has the kernel module's version, unlike CUDA's compatibility package."""
         return not self.version or self.tree.real(path).endswith("." + self.version)
 
     def _scanned(self) -> list[ldcache.Library]:
@@ -96,10 +96,10 @@ class Driver:
         prefixes = tuple(prefix.decode() for prefix in tables.PREFIXES)
         for directory in self._directories():
             names = [name for name in self.tree.list(directory) if name.startswith(prefixes)]
-            # libcuda.so.1 and not libcuda.so.535.104.05: what programs ask for.
+            # Programs load libcuda.so.1, not libcuda.so.535.104.05.
             sonames = [name for name in names if len(name.rpartition(".so.")[2]) < 3]
             linked = {name.partition(".so.")[0] for name in sonames}
-            # Those that only other libraries of the driver ask for have the version in their name.
+            # Libraries that only the driver itself loads have the version in the name.
             sonames += [n for n in names if n.endswith(f".so.{self.version}") and n.partition(".so.")[0] not in linked]
             for name in sonames:
                 if name not in libraries or not self._is_ours(libraries[name][2]):
@@ -107,29 +107,29 @@ class Driver:
         return list(libraries.values())
 
     def _vdpau(self) -> list[ldcache.Library]:
-        """The driver for VDPAU, in a directory that only that looks into."""
+        """Return the VDPAU driver. Its directory, beside libnvcuvid, is not in the loader cache."""
         name = "libvdpau_nvidia.so.1"
         beside = [(flags, path) for flags, soname, path in self.libraries if soname == "libnvcuvid.so.1"]
         return [(flags, name, f"{os.path.dirname(path)}/vdpau/{name}") for flags, path in beside]
 
     def _library(self, name: str) -> str:
-        """The path on this machine of a library, empty where there is none."""
+        """Return the path of a 64-bit library on this machine, or ""."""
         for flags, soname, path in self.libraries:
             if soname == name and bits(flags) == 64:
                 return self.tree.path(self.tree.real(path))
         return ""
 
     def nvml(self) -> str:
-        """The library that answers questions about GPUs; empty where there is none."""
+        """Return the path of the NVML library, or ""."""
         return self._library("libnvidia-ml.so.1")
 
     def link(self, edits: Edits, folders: list[str]) -> None:
-        """What ldconfig would do for libraries that are bound in ``folders``: links and entries in the cache."""
+        """Add soname links and loader cache entries for libraries bound in ``folders``, as ldconfig would."""
         bound = {source: target for target, (source, _) in edits.files.items() if os.path.dirname(target) in folders}
         known = [(flags, soname, self.tree.path(self.tree.real(path))) for flags, soname, path in self.libraries]
-        # A driver that no loader of the host knows, or a library that is no driver's.
-        more = (ldcache.soname(path) for path in bound.keys() - {path for _, _, path in known} if ".so" in path)
-        for flags, soname, path in [*known, *(library for library in more if library)]:
+        # Libraries that are not in the host's loader cache.
+        unlisted = (ldcache.soname(path) for path in bound.keys() - {path for _, _, path in known} if ".so" in path)
+        for flags, soname, path in [*known, *(library for library in unlisted if library)]:
             target = bound.get(path, "")
             directory, _, file = target.rpartition("/")
             if file:
@@ -138,7 +138,7 @@ class Driver:
                 edits.libraries.append((flags, soname, f"{directory}/{soname}"))
 
     def add(self, edits: Edits, context: Context, wanted: set[str]) -> None:
-        """Libraries, programs and firmware for ``wanted`` capabilities."""
+        """Add the libraries, programs and firmware for ``wanted`` capabilities."""
         self._add_libraries(edits, context, wanted)
         for capability, library in (("compute", "libcuda.so.1"), ("utility", "libnvidia-ml.so.1")):
             if capability in wanted and all(library != name for _, name, _ in edits.libraries):
@@ -164,8 +164,8 @@ class Driver:
 
     def _warn(self, library: str) -> None:
         log.warn(
-            f"{os.uname().nodename} has no {library}{' of its driver ' + self.version if self.version else ''}: "
-            f"it is not in {self.tree.path('/etc/ld.so.cache')} nor in {', '.join(self._directories())}"
+            f"{os.uname().nodename} has no {library}{' for driver ' + self.version if self.version else ''}: "
+            f"it is neither in {self.tree.path('/etc/ld.so.cache')} nor in {', '.join(self._directories())}"
         )
 
     def _add_libraries(self, edits: Edits, context: Context, wanted: set[str]) -> None:
@@ -179,17 +179,17 @@ class Driver:
             file = real.rpartition("/")[2]
             of_driver = not self.version or name.startswith(tables.OWN_VERSION) or file.endswith("." + self.version)
             if not file or not of_driver:
-                continue  # what an older driver left behind does not work with this kernel's
+                continue  # a leftover of an older driver does not work with this kernel module
             directory = add_library(edits, self.tree, context, library, real)
-            for more, target in tables.LINKS.items():
+            for link, target in tables.LINKS.items():
                 if target == soname:
-                    edits.links[f"{directory}/{more}"] = target
+                    edits.links[f"{directory}/{link}"] = target
             if name == "libnvidia-allocator" and wanted & {"graphics", "display"}:
                 edits.links[f"{directory}/{tables.GBM}"] = f"../{soname}"
 
 
 def add_compat(edits: Edits, context: Context, version: str, known: list[GPU]) -> None:
-    """Prefer the image's own libcuda where it is for a newer driver: CUDA Compatibility, "Forward Compatibility"."""
+    """Prefer the image's libcuda if it is newer than the driver: CUDA Compatibility, "Forward Compatibility"."""
     directory = "/usr/local/cuda/compat"
     try:
         with paths.open_in(context.root, directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
@@ -208,60 +208,60 @@ def add_compat(edits: Edits, context: Context, version: str, known: list[GPU]) -
         return
     if branches and branch not in branches:
         return
-    # Some are asked for by their whole name: libnvidia-gpucomp.so.580.65.06.
-    ours = [name for name in names if name.startswith("lib") and ".so." in name]
-    edits.libraries = [library for library in edits.libraries if library[1] not in ours]
-    edits.libraries += [(ldcache.NATIVE, name, f"{directory}/{name}") for name in ours]
+    # Some libraries are loaded by their full name: libnvidia-gpucomp.so.580.65.06.
+    compat_libraries = [name for name in names if name.startswith("lib") and ".so." in name]
+    edits.libraries = [library for library in edits.libraries if library[1] not in compat_libraries]
+    edits.libraries += [(ldcache.NATIVE, name, f"{directory}/{name}") for name in compat_libraries]
 
 
 def add_direct_nodes(edits: Edits, host: Host) -> None:
-    """GDRCopy, GPUDirect Storage and IMEX channels, where the host has them."""
+    """Add the host's nodes of GDRCopy, GPUDirect Storage and IMEX channels."""
     edits.node(host, "/dev/gdrdrv")
     for name in host.list("/dev"):
         if name.startswith("nvidia-fs"):
             edits.node(host, f"/dev/{name}")
-            edits.file(host, "/run/udev")  # where cuFile looks disks up
+            edits.file(host, "/run/udev")  # cuFile looks up disks here
     for name in host.list("/dev/nvidia-caps-imex-channels"):
         edits.node(host, f"/dev/nvidia-caps-imex-channels/{name}")
 
 
 def check_requirements(requirements: dict[str, str], version: str, known: list[GPU]) -> None:
-    """NVIDIA_REQUIRE_*: a space is "or", a comma is "and". Raises HookError for one that is not met."""
+    """Check NVIDIA_REQUIRE_*: a space is "or", a comma is "and". Raises HookError if one is not met."""
     if not version:
         return
     driver = _version(version)
     cuda = next(((int(c), round(c * 10) % 10) for branch, c in tables.CUDA_OF_DRIVER if driver[0] >= branch), (0, 0))
     facts = {"driver": driver, "cuda": cuda}
     if driver[0] > tables.CUDA_OF_DRIVER[0][0]:
-        del facts["cuda"]  # of a branch that is newer than this table
+        del facts["cuda"]  # the driver is newer than the table
     brands = _brands(known)
     for name, text in sorted(requirements.items()):
         alternatives = text.split()
         if alternatives and not any(all(_met(c, facts, brands) for c in a.split(",")) for a in alternatives):
             raise HookError(
-                f"{name}={shown(alternatives[0])}: the driver {version} of {os.uname().nodename} "
-                f"runs CUDA {cuda[0]}.{cuda[1]} at most",
-                hint="it needs a newer driver; NVIDIA_DISABLE_REQUIRE=1 starts the container all the same",
+                f"{name}={shown(alternatives[0])}: driver {version} on {os.uname().nodename} "
+                f"supports CUDA up to {cuda[0]}.{cuda[1]}",
+                hint="install a newer driver, or set NVIDIA_DISABLE_REQUIRE=1 to start anyway",
             )
 
 
 def _met(condition: str, facts: dict[str, tuple[int, ...]], brands: set[str]) -> bool:
     for operator in (">=", "<=", "!=", "=", ">", "<"):
-        name, there, value = condition.partition(operator)
-        if there:
+        name, separator, value = condition.partition(operator)
+        if separator:
             break
     else:
         return True
     if name == "brand":
         return (value.lower() in brands) == (operator == "=")
     if name not in facts or not value.replace(".", "").isdecimal() or len(value) > 32:
-        return True  # what is not known here does not forbid a start
-    ours, theirs = facts[name], _version(value)
-    width = max(len(ours), len(theirs))
-    ours += (0,) * (width - len(ours))
-    theirs += (0,) * (width - len(theirs))
-    results = {">=": ours >= theirs, "<=": ours <= theirs, "=": ours == theirs, "!=": ours != theirs}
-    return results.get(operator, ours > theirs if operator == ">" else ours < theirs)
+        return True  # ignore unknown conditions
+    actual, required = facts[name], _version(value)
+    width = max(len(actual), len(required))
+    actual += (0,) * (width - len(actual))
+    required += (0,) * (width - len(required))
+    results = {">=": actual >= required, "<=": actual <= required, "=": actual == required, "!=": actual != required}
+    return results.get(operator, actual > required if operator == ">" else actual < required)
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _brands(known: list[GPU]) -> set[str]:
-    """What NVML may call the brand of such a model: older and newer drivers have different words."""
+    """Return the brand names that old and new NVML versions report for the model."""
     model = known[0].model.lower() if known else ""
     for name in ("geforce", "quadro", "titan"):
         if name in model:

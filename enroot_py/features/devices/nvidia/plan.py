@@ -1,4 +1,4 @@
-"""What a container needs for GPUs of NVIDIA: by CDI, by the driver as it is found, or by nvidia-container-cli."""
+"""Plan a container's NVIDIA GPUs: by CDI, by the driver's files on the host, or by nvidia-container-cli."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _MODES = ("auto", "cdi", "native", "nvidia-container-cli")
 
 
 class Plan:
-    """What is known of the GPUs and asked for, and what a container needs for that."""
+    """The host's GPUs, the requested GPUs, and the edits of the container."""
 
     def __init__(self, context: Context, visible: str, *, by_option: bool) -> None:
-        """``visible`` names GPUs, ``by_option`` of the caller's or else in a variable. Raises HookError."""
+        """``visible`` selects GPUs, ``by_option`` or by NVIDIA_VISIBLE_DEVICES. Raises HookError."""
         self.context = context
         self.visible = visible
         self.by_option = by_option
         self.mode = context.host.get("PENROOT_NVIDIA_MODE") or "auto"
         if self.mode not in _MODES:
-            message = f"PENROOT_NVIDIA_MODE={self.mode} is no way to find GPUs"
-            raise HookError(message, hint="there are " + ", ".join(_MODES))
+            message = f"PENROOT_NVIDIA_MODE={self.mode} is not a mode"
+            raise HookError(message, hint="set one of " + ", ".join(_MODES))
         self.edits = Edits("98-nvidia")
         self.host = Host.of(context.host)
         self.has_driver = self.host.exists("/proc/driver/nvidia") or self.host.exists("/dev/nvidiactl")
@@ -42,8 +42,8 @@ class Plan:
             self.driver = driver.Driver.of(self.host, context.host)
         self.gpus = GPUs(self.host, self.driver.nvml)
 
-    def made(self, allocated: str) -> Edits:
-        """What the container needs, where Slurm has ``allocated`` GPUs by their numbers. Raises HookError."""
+    def build(self, allocated: str) -> Edits:
+        """Return the edits. ``allocated`` are the GPU numbers from Slurm, or "". Raises HookError."""
         if self.has_driver:
             self._with_driver(allocated)
         else:
@@ -52,40 +52,40 @@ class Plan:
 
     @property
     def _origin(self) -> str:
-        """The words that name GPUs, for messages."""
+        """The option or variable that selects GPUs, for messages."""
         name = "--device " + KIND if self.by_option else "NVIDIA_VISIBLE_DEVICES"
         return shown(f"{name}={self.visible}")
 
     @property
     def _words(self) -> list[str]:
-        """The GPUs that are named."""
+        """The GPU names in the selection."""
         words = [word.strip().removeprefix(KIND + "=") for word in self.visible.split(",")]
         return [word for word in words if word not in ("", "none")]
 
     def _selected(self) -> Selection:
-        """Raises HookError."""
+        """Return the GPUs that the caller or the image selects. Raises HookError."""
         return self.gpus.select(self._words, self._origin)
 
     def _without_driver(self) -> None:
-        """Other systems than servers have other drivers, which a specification describes. Raises HookError."""
+        """Add GPUs by CDI only, as on WSL2 and Jetson, whose drivers differ from a server's. Raises HookError."""
         if self._words and self.mode != "native" and self._by_cdi(self._words, must=False):
             return
-        why, hint = driver.absence(self.host)
+        reason, hint = driver.absence(self.host)
         if self.by_option or self.context.host.get("NVIDIA_VISIBLE_DEVICES", "") not in ("", "all", "none"):
-            why = f" ({why})" if why else ""
+            reason = f" ({reason})" if reason else ""
             if self.by_option:
-                by = self.context.settings.origin(SETTINGS["ENROOT_DEVICES"])
-                hint = hint.replace("unset the variable", f"leave it out of what {by} asks for")
-            raise HookError(f"{self._origin}: {os.uname().nodename} has no NVIDIA driver{why}", hint=hint)
-        # An image made for GPUs runs without them too, as it does elsewhere.
-        say = log.warn if why and self._words else log.debug
-        say(f"98-nvidia: no NVIDIA driver on this node; {why}: {hint}")
+                origin = self.context.settings.origin(SETTINGS["ENROOT_DEVICES"])
+                hint = hint.replace("unset the variable", f"remove it from {origin}")
+            raise HookError(f"{self._origin}: {os.uname().nodename} has no NVIDIA driver{reason}", hint=hint)
+        # The image, not the caller, selects GPUs: start without them, as other runtimes do.
+        report = log.warn if reason and self._words else log.debug
+        report(f"98-nvidia: no NVIDIA driver on this node; {reason}: {hint}")
 
     def _with_driver(self, allocated: str) -> None:
-        """Devices, driver and what goes with them. Raises HookError."""
-        selection = self._of_slurm(allocated) if allocated else None
+        """Add devices, driver and related files. Raises HookError."""
+        selection = self._select_allocated(allocated) if allocated else None
         if self.mode == "nvidia-container-cli":
-            self._by_program(selection or self._selected())
+            self._run_container_cli(selection or self._selected())
             self._add_direct()
             return
         self._check_requirements()
@@ -103,12 +103,12 @@ class Plan:
         self._add_optional()
         self._add_direct()
 
-    def _of_slurm(self, allocated: str) -> Selection:
-        """The GPUs of the step, of them those that the caller asks for; others that he asks for are reported.
+    def _select_allocated(self, allocated: str) -> Selection:
+        """Return the step's GPUs, narrowed by the selection. Warn about selected GPUs that are not the step's.
 
-        PENROOT_GPUS is set in the container where its tasks are told numbers that count others too.
+        PENROOT_GPUS is set in the container if the masks of its tasks number all GPUs of the node.
         """
-        step, counts_all = self._of_step(allocated)
+        step, counts_all = self._step_gpus(allocated)
         selection = self._narrowed(step, allocated)
         if counts_all and not selection.migs:
             minors = [str(gpu.minor) for gpu in self.gpus.all if gpu in selection.gpus]
@@ -116,34 +116,33 @@ class Plan:
         return selection
 
     def _narrowed(self, step: Selection, allocated: str) -> Selection:
-        """Of the step's GPUs those that the caller asks for."""
-        if allocated == allocation.UNTOLD:
+        """Return the step's GPUs that are selected; all of them if others are selected."""
+        if allocated == allocation.UNNUMBERED:
             allocated = ",".join(str(gpu.minor) for gpu in step.gpus)
         if step.every or self.visible in ("", "all"):
             return step
         try:
             chosen = self._selected()
         except HookError as e:
-            # A variable of another node, or of another day.
-            log.warn(f"{e}: the step has {allocated}")
+            # The variable may have been set on another node.
+            log.warn(f"{e}; the step has {allocated}")
             return step
         beyond = ", ".join(sorted(self.gpus.nodes(chosen) - self.gpus.nodes(step)))
         if not beyond:
             return chosen
-        log.warn(f"{self._origin} names GPUs that are not of this step ({beyond}): it has {allocated}")
+        log.warn(f"{self._origin} is ignored: not allocated to the step: {beyond}; the step has {allocated}")
         return step
 
-    def _of_step(self, allocated: str) -> tuple[Selection, bool]:
-        """What Slurm gives the tasks of this step on this node: all GPUs where it cannot be known.
+    def _step_gpus(self, allocated: str) -> tuple[Selection, bool]:
+        """Return the GPUs of the step's tasks on this node; all GPUs if unknown: the device cgroup denies the others.
 
-        What of them is not the step's, the device cgroup keeps from it. And whether the tasks are told
-        numbers that count all GPUs of the node, as they are without ConstrainDevices.
+        The second value tells whether the masks of the tasks number all GPUs of the node.
         """
         caller = self.context.host
         everything = Selection(tuple(self.gpus.all), every=True)
         masks = [word for word in caller.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
         if any(mask.startswith("MIG-") for mask in masks):
-            # Numbers of MIG devices are not those of nodes.
+            # Slurm's numbers of MIG devices are not the minors of GPU nodes.
             try:
                 bound = allocation.is_bound(caller, allocated)
                 return everything if bound else self.gpus.select(masks, "CUDA_VISIBLE_DEVICES"), False
@@ -154,13 +153,13 @@ class Plan:
         if not gpus or len(gpus) != len(numbers):
             return everything, False
         if counts_all and "CUDA_VISIBLE_DEVICES" in self.context.environ:
-            return everything, False  # somebody has said what it is inside, and the tasks are not told another
+            return everything, False  # the user or the image has set the mask, so it is not renumbered
         return Selection(gpus), counts_all
 
     def _by_cdi(self, words: list[str], *, must: bool) -> bool:
-        """Add the devices as a CDI specification describes them; False where none does and another way is open.
+        """Add the devices by a CDI specification; return False if no valid specification describes them.
 
-        Raises HookError where there ``must`` be one.
+        Raises HookError in this case if CDI ``must`` be used.
         """
         if not must and not any(self.host.list(directory) for directory in cdi.DIRECTORIES):
             return False
@@ -168,38 +167,38 @@ class Plan:
         names = specifications.names(KIND)
         if "all" in words:
             words = ["all"] if "all" in names else names
-        words = [self.gpus.also_named(word, names) for word in words]
-        if why := self._unfit(specifications, words):
+        words = [self.gpus.translate_name(word, names) for word in words]
+        if error := self._cdi_error(specifications, words):
             if must:
-                raise why
+                raise error
             return False
         folders = specifications.add(self.edits, KIND, words)
         self.gpus.hide_others(self.edits, set(self.edits.nodes))
         self.driver.link(self.edits, folders)
         return True
 
-    def _unfit(self, specifications: cdi.Specifications, words: list[str]) -> HookError | None:
-        """Why the devices ``words`` cannot be had of the specifications, which a warning says of old ones."""
+    def _cdi_error(self, specifications: cdi.Specifications, words: list[str]) -> HookError | None:
+        """Return why the specifications cannot provide the devices ``words``, or None. Warn about outdated ones."""
         names = specifications.names(KIND)
         missing = [word for word in words if word not in names]
         stale = "" if missing else specifications.stale(KIND, words)
         if names and not missing and not stale:
             return None
-        why = f"there is no device {KIND}={shown(missing[0])}" if missing else f"{stale} does not exist"
+        reason = f"there is no device {KIND}={shown(missing[0])}" if missing else f"{stale} does not exist"
         if not names:
-            why = f"there is no specification of {KIND}"
-        why = "; ".join([why, *specifications.failures()])
+            reason = f"there is no specification of {KIND}"
+        reason = "; ".join([reason, *specifications.failures()])
         if stale and self.driver.version and self.mode != "cdi":
-            log.warn(f"the CDI specification of {KIND} is out of date: {why}; the driver is used as it is found")
-        return HookError(f"CDI: {why}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
+            log.warn(f"the CDI specification of {KIND} is outdated: {reason}; using the driver's files instead")
+        return HookError(f"CDI: {reason}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
 
-    def _by_program(self, selection: Selection) -> None:
-        """NVIDIA's own program, where a site insists on it, as nvidia-container-cli(1) takes its arguments."""
+    def _run_container_cli(self, selection: Selection) -> None:
+        """Let nvidia-container-cli(1) configure the container, in the mode of the same name."""
         self.gpus.hide_others(self.edits, self.gpus.nodes(selection))
         command = ["nvidia-container-cli", "--user"]
         command += ["--debug=/dev/stderr"] if "NVIDIA_DEBUG_LOG" in self.context.host else []
         command += [f"--root={self.driver.tree.prefix}"] if self.driver.tree.prefix else []
-        # Ubuntu's /sbin/ldconfig is a script that looks for this one.
+        # Ubuntu's /sbin/ldconfig is a script that runs ldconfig.real.
         ldconfig = "/sbin/ldconfig.real" if os.path.exists("/sbin/ldconfig.real") else "/sbin/ldconfig"
         command += ["configure", "--no-cgroups", f"--ldconfig=@{ldconfig}"]
         words = selection.names()
@@ -212,7 +211,7 @@ class Plan:
         self.edits.programs.append(command)
 
     def _add_optional(self) -> None:
-        """What a host may have besides: rights over MIG, and sockets of daemons."""
+        """Add access to MIG management if requested, and the sockets of NVIDIA daemons."""
         for name, number in (("NVIDIA_MIG_CONFIG_DEVICES", 1), ("NVIDIA_MIG_MONITOR_DEVICES", 2)):
             if self.context.value(name):
                 self.edits.node(self.host, f"/dev/nvidia-caps/nvidia-cap{number}")
@@ -223,7 +222,7 @@ class Plan:
                     self.edits.file(self.driver.tree, path)
 
     def _add_direct(self) -> None:
-        """GPUDirect, which nvidia-container-cli knows little of, and MPS."""
+        """Add GPUDirect and MPS, also for nvidia-container-cli, which adds little of them."""
         if "compute" in self.capabilities:
             driver.add_direct_nodes(self.edits, self.host)
             self.edits.file(self.host, "/etc/cufile.json")
@@ -232,13 +231,13 @@ class Plan:
                 self.edits.environ.update({"CUDA_MPS_PIPE_DIRECTORY": pipes} if pipes != "/tmp/nvidia-mps" else {})
 
     def _check_requirements(self) -> None:
-        """Raises HookError for one that is not met."""
-        if required := _requirements(self.context):
-            driver.check_requirements(required, self.driver.version, self.gpus.all)
+        """Raises HookError if NVIDIA_REQUIRE_* is not met."""
+        if requirements := _requirements(self.context):
+            driver.check_requirements(requirements, self.driver.version, self.gpus.all)
 
 
 def _requirements(context: Context) -> dict[str, str]:
-    """NVIDIA_REQUIRE_*, unless NVIDIA_DISABLE_REQUIRE says that they do not count."""
+    """Return NVIDIA_REQUIRE_*, or nothing if NVIDIA_DISABLE_REQUIRE is set."""
     if context.value("NVIDIA_DISABLE_REQUIRE") not in ("", "0", "false"):
         return {}
     names = {name for name in (*context.environ, *context.host) if name.startswith("NVIDIA_REQUIRE_")}

@@ -1,4 +1,4 @@
-"""Which GPUs of the host a container gets, whole or in parts, and their nodes in /dev."""
+"""Select a container's GPUs and MIG devices, and add their nodes in /dev."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROC = "/proc/driver/nvidia"
 
 
 class GPU:
-    """One GPU; its index is its place by PCI address among those with a node, as nvidia-smi counts, or -1."""
+    """One GPU. ``index`` is nvidia-smi's: by PCI address among the GPUs with a node; -1 if it has no node."""
 
     __slots__ = ("index", "minor", "bus", "uuid", "model")
 
@@ -31,8 +31,8 @@ class GPU:
     def node(self) -> str:
         return f"/dev/nvidia{self.minor}"
 
-    def is_meant_by(self, word: str) -> bool:
-        """Whether ``word`` is its index, its UUID or the start of that, or its PCI address."""
+    def is_named(self, word: str) -> bool:
+        """Check whether ``word`` is the GPU's index, UUID, start of the UUID, or PCI address."""
         if word.isdecimal():
             return word == str(self.index)
         if word.startswith("GPU-"):
@@ -41,7 +41,7 @@ class GPU:
 
 
 class Mig:
-    """One MIG device: a compute instance of a GPU instance, and the name by which it was asked for."""
+    """One MIG device: a compute instance of a GPU instance. ``name`` is the requested name."""
 
     __slots__ = ("gpu", "gi", "ci", "name")
 
@@ -53,7 +53,7 @@ class Mig:
 
 
 class Selection:
-    """The GPUs that a container gets whole, and the MIG devices of others."""
+    """The whole GPUs and the MIG devices of a container."""
 
     def __init__(self, gpus: tuple[GPU, ...] = (), migs: tuple[Mig, ...] = (), *, every: bool = False) -> None:
         self.gpus = gpus
@@ -61,29 +61,29 @@ class Selection:
         self.every = every
 
     def names(self) -> list[str]:
-        """In the words that any tool of NVIDIA's takes."""
+        """Return the names of the devices, in the form that NVIDIA's tools accept."""
         if self.every:
             return ["all"]
         return [gpu.uuid or str(gpu.index) for gpu in self.gpus] + [mig.name for mig in self.migs]
 
 
 class GPUs:
-    """The GPUs of a host, by PCI address; by number of their nodes where the driver tells no more.
+    """The GPUs of a host, by PCI address; by minor number if /proc does not list them.
 
-    Some have no node where this runs in a container with a part of them.
+    In a container that has only some GPUs, the others are listed without a node.
     """
 
     def __init__(self, host: Host, nvml: Callable[[], str]) -> None:
-        """``nvml`` finds the library that is asked about MIG devices."""
+        """``nvml`` returns the path of the NVML library, or ""."""
         self.host = host
         self.all = _listed(host) or _by_nodes(host)
         self._nvml = nvml
         self._caps = _cap_nodes(host)
 
     def select(self, words: list[str], origin: str) -> Selection:
-        """What ``words`` name: all, an index, a UUID or the start of one, a PCI address, GPU:MIG, a MIG UUID.
+        """Return the devices that ``words`` name: all, indices, (starts of) UUIDs, PCI addresses, GPU:MIG, MIG UUIDs.
 
-        Raises HookError, which names ``origin``, for what this host does not have.
+        Raises HookError, naming ``origin``, for a device that this host lacks.
         """
         whole: dict[int, GPU] = {}
         parts: list[Mig] = []
@@ -95,22 +95,22 @@ class GPUs:
             if word.startswith("MIG-") or (word.count(":") == 1 and word.replace(":", "").isdecimal()):
                 parts.append(self._mig(word, origin))
                 continue
-            matching = [gpu for gpu in self.all if gpu.is_meant_by(word)]
+            matching = [gpu for gpu in self.all if gpu.is_named(word)]
             if len(matching) != 1:
                 which = "more than one GPU" if matching else "no GPU"
-                raise HookError(f"{origin}: {which} {shown(word)!r} on {os.uname().nodename}", hint=self._have())
+                raise HookError(f"{origin}: {which} {shown(word)!r} on {os.uname().nodename}", hint=self._available())
             whole[matching[0].minor] = matching[0]
         return Selection(tuple(whole.values()), tuple(parts))
 
     def _usable(self) -> tuple[GPU, ...]:
-        """All GPUs but those that this machine has without a node: nvidia-smi does not show them either."""
+        """Return the GPUs that have a node, as nvidia-smi does. Warn about the others."""
         for gpu in self.all:
             if gpu.index < 0:
-                log.warn(f"the GPU {gpu.bus} is left out: {os.uname().nodename} has no {gpu.node}")
+                log.warn(f"ignoring GPU {gpu.bus}: {os.uname().nodename} has no {gpu.node}")
         return tuple(gpu for gpu in self.all if gpu.index >= 0)
 
     def _learn_uuids(self) -> None:
-        """Ask NVML for UUIDs that the driver does not tell in /proc."""
+        """Read the UUIDs that /proc lacks from NVML."""
         if library := self._nvml():
             from enroot_py.features.devices import nvml
 
@@ -118,14 +118,14 @@ class GPUs:
             for gpu in self.all:
                 gpu.uuid = gpu.uuid or uuids.get(gpu.minor, "")
 
-    def _have(self) -> str:
+    def _available(self) -> str:
         if not self.all:
-            return "it has none that its driver knows of: nvidia-smi -L"
+            return "the driver lists no GPU: check nvidia-smi -L"
         names = {gpu: str(gpu.index) if gpu.index >= 0 else f"{gpu.bus} without a node" for gpu in self.all}
-        return "it has " + ", ".join(f"{name} ({gpu.uuid})" if gpu.uuid else name for gpu, name in names.items())
+        return "available: " + ", ".join(f"{name} ({gpu.uuid})" if gpu.uuid else name for gpu, name in names.items())
 
     def _mig(self, word: str, origin: str) -> Mig:
-        """Raises HookError."""
+        """Return the MIG device named ``word``. Raises HookError."""
         if word.startswith("MIG-GPU-"):
             mig = self._mig_by_instances(word)
         elif library := self._nvml():
@@ -134,22 +134,22 @@ class GPUs:
             mig = self._mig_by_numbers(word)
         else:
             raise HookError(
-                f"{origin}: cannot find {shown(word)}: libnvidia-ml.so.1 is not on {os.uname().nodename}",
-                hint="without it MIG devices are named GPU:MIG, such as 0:1",
+                f"{origin}: cannot find {shown(word)}: {os.uname().nodename} has no libnvidia-ml.so.1",
+                hint="name the MIG device as GPU:MIG, such as 0:1",
             )
         if not mig:
             message = f"{origin}: no MIG device {shown(word)} on {os.uname().nodename}"
-            raise HookError(message, hint="nvidia-smi -L lists them")
+            raise HookError(message, hint="list them: nvidia-smi -L")
         return mig
 
     def _mig_by_instances(self, word: str) -> Mig | None:
-        """As drivers before R470 name them: MIG-GPU-UUID/GI/CI."""
+        """Find a MIG device by its name in drivers before R470: MIG-GPU-UUID/GI/CI."""
         uuid, _, instances = word.removeprefix("MIG-").partition("/")
         migs = (mig for gpu in self.all if gpu.uuid == uuid for mig in self._instances(gpu, word))
         return next((mig for mig in migs if f"{mig.gi}/{mig.ci}" == instances), None)
 
     def _mig_by_nvml(self, word: str, library: str) -> Mig | None:
-        """By UUID, or GPU:MIG."""
+        """Find a MIG device by UUID or GPU:MIG."""
         from enroot_py.features.devices import nvml
 
         for gpu in self.all:
@@ -159,29 +159,29 @@ class GPUs:
         return None
 
     def _mig_by_numbers(self, word: str) -> Mig | None:
-        """By GPU:MIG, where there is no NVML: counted as that does."""
+        """Find a MIG device by GPU:MIG without NVML, numbered as NVML does."""
         migs = ((f"{gpu.index}:{i}", mig) for gpu in self.all for i, mig in enumerate(self._instances(gpu, word)))
         return next((mig for name, mig in migs if name == word), None)
 
     def _instances(self, gpu: GPU, name: str) -> Iterator[Mig]:
-        """The MIG devices of a GPU by the numbers of their instances."""
+        """Yield the MIG devices of a GPU in the order of their instance numbers."""
         base = f"{_PROC}/capabilities/gpu{gpu.minor}/mig"
         for gi in _numbers(self.host, base, "gi"):
             for ci in _numbers(self.host, f"{base}/gi{gi}", "ci"):
                 yield Mig(gpu, gi, ci, name)
 
-    def also_named(self, word: str, names: list[str]) -> str:
-        """The one of ``names`` that means the GPU ``word``: a UUID, 0, or gpu0; ``word`` where there is none."""
+    def translate_name(self, word: str, names: list[str]) -> str:
+        """Return the name of the GPU ``word`` in ``names``, as a UUID, 0, or gpu0; ``word`` if it has none."""
         if word in names:
             return word
-        matching = [gpu for gpu in self.all if gpu.is_meant_by(word)]
+        matching = [gpu for gpu in self.all if gpu.is_named(word)]
         if len(matching) != 1:
             return word
         gpu = matching[0]
         return next((name for name in (gpu.uuid, str(gpu.index), f"gpu{gpu.index}") if name in names), word)
 
     def nodes(self, selection: Selection) -> set[str]:
-        """The nodes of selected GPUs, and those of their instances."""
+        """Return the nodes of the selected GPUs and of their instances."""
         whole = {gpu.minor for gpu in selection.gpus}
         parts = {(mig.gpu.minor, mig.gi, mig.ci) for mig in selection.migs}
         nodes = {gpu.node for gpu in selection.gpus} | {mig.gpu.node for mig in selection.migs}
@@ -196,34 +196,34 @@ class GPUs:
         return nodes
 
     def add(self, edits: Edits, selection: Selection, capabilities: set[str]) -> None:
-        """Nodes of the selected devices; those of other GPUs are hidden. Raises HookError where a GPU has none."""
+        """Add the nodes of the selected devices and hide the others. Raises HookError if a selected GPU has no node."""
         graphics = bool(capabilities & {"graphics", "display"})
         self._add_common(edits, graphics=graphics, compute="compute" in capabilities)
-        given = self.nodes(selection)
+        selected = self.nodes(selection)
         for gpu in self.all:
-            if gpu.node in given:
+            if gpu.node in selected:
                 self._add_gpu(edits, gpu, graphics=graphics)
-        for path in given:
+        for path in selected:
             edits.node(self.host, path)
         for mig in selection.migs:
             self._check_mig(mig)
         if not selection.every:
-            self.hide_others(edits, given)
+            self.hide_others(edits, selected)
         elif "utility" in capabilities:
             for name in self.host.list("/dev"):
                 if name.startswith("nvidia-nvswitch"):
                     edits.node(self.host, f"/dev/{name}")
 
     def _add_common(self, edits: Edits, *, graphics: bool, compute: bool) -> None:
-        """Nodes that are of no GPU. Raises HookError."""
-        where = os.uname().nodename
+        """Add the nodes that all GPUs share. Raises HookError."""
+        hostname = os.uname().nodename
         if not edits.node(self.host, "/dev/nvidiactl"):
             raise HookError(
-                f"the NVIDIA driver is loaded but {self.host.path('/dev/nvidiactl')} does not exist on {where}",
+                f"the NVIDIA driver is loaded but {self.host.path('/dev/nvidiactl')} does not exist on {hostname}",
                 hint="as root: nvidia-modprobe -c 0 -u",
             )
         if not edits.node(self.host, "/dev/nvidia-uvm") and compute:
-            log.warn(f"{where} has no {self.host.path('/dev/nvidia-uvm')}, without which CUDA finds no GPU")
+            log.warn(f"{hostname} has no {self.host.path('/dev/nvidia-uvm')}: CUDA finds no GPU without it")
         edits.node(self.host, "/dev/nvidia-uvm-tools")
         if graphics:
             edits.node(self.host, "/dev/nvidia-modeset")
@@ -240,7 +240,7 @@ class GPUs:
                 edits.node(self.host, f"/dev/dri/{name}")
 
     def _check_mig(self, mig: Mig) -> None:
-        """Raises HookError for a MIG device that does not have both its nodes."""
+        """Raises HookError if a MIG device lacks one of its two nodes."""
         for name in (f"gi{mig.gi}/access", f"gi{mig.gi}/ci{mig.ci}/access"):
             if f"gpu{mig.gpu.minor}/{name}" not in self._caps.values():
                 raise HookError(
@@ -249,15 +249,15 @@ class GPUs:
                     hint=f"as root: nvidia-modprobe -f {_PROC}/capabilities/gpu{mig.gpu.minor}/mig/{name}",
                 )
 
-    def hide_others(self, edits: Edits, given: set[str]) -> None:
-        """Hide the nodes of GPUs and their instances that are not ``given``, those too of which /proc does not tell."""
+    def hide_others(self, edits: Edits, selected: set[str]) -> None:
+        """Hide the nodes of GPUs and instances that are not ``selected``, including GPUs that /proc does not list."""
         names = [name for name in self.host.list("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
-        others = {f"/dev/{name}" for name in names} | self.nodes(Selection(tuple(self.all)))
-        edits.hidden += sorted(others - given)
+        gpu_nodes = {f"/dev/{name}" for name in names} | self.nodes(Selection(tuple(self.all)))
+        edits.hidden += sorted(gpu_nodes - selected)
 
 
 def _listed(host: Host) -> list[GPU]:
-    """The GPUs that the driver tells of."""
+    """Return the GPUs that the driver lists in /proc."""
     gpus: list[GPU] = []
     for bus in host.list(_PROC + "/gpus"):
         fields = {}
@@ -266,7 +266,7 @@ def _listed(host: Host) -> list[GPU]:
             fields[key.strip()] = value.strip()
         minor = fields.get("Device Minor", "")
         if minor.isdecimal() and fields.get("GPU Excluded") != "Yes":
-            uuid = fields.get("GPU UUID", "")  # of question marks until somebody has used the GPU
+            uuid = fields.get("GPU UUID", "")  # question marks until the GPU is first used
             gpus.append(GPU(len(gpus), int(minor), bus, "" if "?" in uuid else uuid, fields.get("Model", "")))
     usable = [gpu for gpu in gpus if host.exists(gpu.node)]
     if usable:
@@ -285,18 +285,18 @@ def _numbers(host: Host, path: str, prefix: str) -> list[int]:
 
 
 def _address(text: str) -> tuple[str, str]:
-    """A PCI address without the zeros of its domain: nvidia-smi writes eight digits, the kernel four."""
+    """Split a PCI address, without leading zeros in the domain: nvidia-smi writes eight digits, the kernel four."""
     domain, _, rest = text.lower().partition(":")
     return domain.lstrip("0"), rest
 
 
 def _cap_nodes(host: Host) -> dict[int, str]:
-    """The nodes of /dev/nvidia-caps by number, with what each gives access to."""
+    """Return the capabilities of the nodes in /dev/nvidia-caps by node number, such as gpu0/gi1/access."""
     numbers = _numbers(host, "/dev/nvidia-caps", "nvidia-cap")
-    if not set(numbers) - {1, 2}:  # MIG configuration and monitoring, always there
+    if not set(numbers) - {1, 2}:  # MIG configuration and monitoring exist always
         return {}
     names = {}
-    # A line for each instance that could be, a thousand on a machine of eight: "gpu0/gi1/access 21".
+    # One line for each possible instance, about a thousand with 8 GPUs: "gpu0/gi1/access 21".
     table = b"\n" + host.read("/proc/driver/nvidia-caps/mig-minors") + b"\n"
     for number in numbers:
         end = table.find(b" %d\n" % number)

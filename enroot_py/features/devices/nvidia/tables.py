@@ -1,10 +1,10 @@
-"""What a driver of NVIDIA consists of, and where: the lists that grow with its versions."""
+"""Files and directories of the NVIDIA driver: tables that grow with its versions."""
 
 from __future__ import annotations
 
 CAPABILITIES = ("compute", "compat32", "display", "graphics", "ngx", "utility", "video")
 
-# Libraries of the driver by what they are for. A name ends before ".so".
+# The driver's libraries by capability. Names end before ".so".
 LIBRARIES = {
     "utility": "libnvidia-ml libnvidia-cfg libnvidia-nscq libnvidia-sandboxutils",
     "compute": "libcuda libcudadebugger libnvidia-opencl libnvidia-gpucomp libnvidia-ptxjitcompiler "
@@ -19,17 +19,17 @@ LIBRARIES = {
     "ngx": "libnvidia-ngx",
 }
 LIBRARIES["display"] = LIBRARIES["graphics"]
-# Those with a version of their own, not the driver's.
+# Libraries whose version differs from the driver's.
 OWN_VERSION = ("libnvidia-egl-", "libnvidia-api", "libnvidia-nvvm70")
 PREFIXES = (b"libcuda", b"libnvidia-", b"libnvcuvid", b"libnvoptix", b"libvdpau_nvidia", b"libGL", b"libEGL_nvidia")
 MAIN_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
-# Programs look for these too, and packages for developers are not in an image.
+# Programs load these names too, but only development packages contain the links.
 LINKS = {
     "libcuda.so": "libcuda.so.1",
     "libnvidia-opticalflow.so": "libnvidia-opticalflow.so.1",
     "libGLX_indirect.so.0": "libGLX_nvidia.so.0",
 }
-GBM = "gbm/nvidia-drm_gbm.so"  # as Mesa's loader asks for it, libnvidia-allocator under another name
+GBM = "gbm/nvidia-drm_gbm.so"  # the name under which Mesa loads libnvidia-allocator
 PROGRAMS = {
     "utility": (
         "nvidia-smi",
@@ -41,7 +41,7 @@ PROGRAMS = {
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
 }
 PROGRAM_DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/nvidia/bin", "/usr/local/bin", "/opt/bin")
-# Where a driver is that the cache of the loader does not know: driver containers, Kubernetes hosts.
+# Directories of drivers that are not in the loader cache: driver containers, Kubernetes hosts.
 LIBRARY_DIRECTORIES = (
     "/usr/lib/{machine}-linux-gnu",
     "/usr/lib64",
@@ -51,7 +51,7 @@ LIBRARY_DIRECTORIES = (
     "/lib64",
     "/opt/nvidia/lib64",
 )
-# What loaders of other libraries read, and where a driver may have put it; in a container it is in /usr/share.
+# Files for graphics loaders. On a host they are in one of SHARE_DIRECTORIES, in a container in /usr/share.
 GRAPHICS_FILES = (
     "vulkan/icd.d/nvidia_icd.json",
     "vulkan/icd.d/nvidia_icd.{machine}.json",
@@ -67,9 +67,9 @@ GRAPHICS_FILES = (
 )
 SHARE_DIRECTORIES = ("/etc", "/usr/share", "/usr/local/share", "/usr/local/nvidia/share", "/usr/local/nvidia")
 
-CONSUMER = {"geforce", "titan"}  # not for these: CUDA would not start, where the host's own libcuda might do
+CONSUMER = {"geforce", "titan"}  # no forward compatibility: CUDA fails to start with a newer libcuda
 
-# The newest CUDA that a branch of the driver runs: CUDA Toolkit Release Notes, table of drivers.
+# The newest CUDA version that a driver branch supports: CUDA Toolkit Release Notes, driver table.
 CUDA_OF_DRIVER = (
     (615, 13.4), (610, 13.3), (595, 13.2), (590, 13.1), (580, 13.0), (575, 12.9), (570, 12.8), (565, 12.7),
     (560, 12.6), (555, 12.5), (550, 12.4), (545, 12.3), (535, 12.2), (530, 12.1), (525, 12.0), (520, 11.8),

@@ -1,4 +1,4 @@
-"""MIG: who gets whole GPUs in MIG mode may also cut them up."""
+"""Let a container with whole GPUs in MIG mode configure their MIG devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def run(context: Context) -> None:
     visible = context.value("NVIDIA_VISIBLE_DEVICES")
-    # Of MIG devices the caller has parts, and those are made already.
+    # A caller of single MIG devices may not change the partitioning.
     if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):
         return
     from enroot_py.base.errors import HookError
@@ -28,4 +28,4 @@ def run(context: Context) -> None:
         if any(nvml.mig_enabled(library, gpu.bus) for gpu in chosen.gpus):
             context.environ["NVIDIA_MIG_CONFIG_DEVICES"] = "all"
     except HookError:
-        return  # 98-nvidia says what is wrong, or that Slurm has given others
+        return  # 98-nvidia reports the error
