@@ -115,7 +115,7 @@ def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathl
     shutil.rmtree(info / LIB[1:])
     (info / LIB[1:]).symlink_to("/dev/shm")
     done = user.penroot("start", "box", "true", env=REAL, status=1)
-    assert "[ERROR] libfabric of " in done.stderr and "it cannot be put there as" in done.stderr
+    assert "[ERROR] cannot add libfabric of " in done.stderr and "cannot mount it on" in done.stderr
     assert not list(pathlib.Path("/dev/shm").glob("libfabric*"))
 
 
@@ -178,11 +178,12 @@ def test_an_older_release_keeps_its_own(user: User, older: pathlib.Path) -> None
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     done = user.penroot("start", "older", "true", env=REAL, status=1)
     assert re.search(
-        rf"{library} needs GLIBC_2\.\d+ of libc\.so\.6, and the image's has GLIBC_2\.30 at most", done.stderr
+        rf"{library} needs GLIBC_2\.\d+ of libc\.so\.6, but the image provides only up to GLIBC_2\.30", done.stderr
     )
     out = user.penroot("fabric", "older").stdout
     assert (
-        f"libfabric  the image's {LIB}/libfabric.so.1.14.0" in out and "and the image's has GLIBC_2.30 at most" in out
+        f"libfabric  the image's {LIB}/libfabric.so.1.14.0" in out
+        and "but the image provides only up to GLIBC_2.30" in out
     )
 
 
@@ -230,10 +231,10 @@ def test_what_does_not_fit_is_an_error_or_a_warning(user: User, box: pathlib.Pat
     build(user.home / "future", "/libfabric.so.1", versions=FABRIC, needs=[libc])
     shutil.copy(user.home / "future/libfabric.so.1", host.root / CRAY[1:] / "libfabric.so.1.27.0")
     path = {"ENROOT_FABRIC_PATH": CRAY}
-    why = f"{CRAY}/libfabric.so.1.27.0 needs GLIBC_9.99 of libc.so.6, and the image's has GLIBC_2."
+    why = f"{CRAY}/libfabric.so.1.27.0 needs GLIBC_9.99 of libc.so.6, but the image provides only up to GLIBC_2."
     done = user.penroot("start", *annotated(user, CXI), "box", "echo", "ran", env=path, status=1)
-    assert why in done.stderr and "[ERROR] libfabric of " in done.stderr and not done.stdout
-    assert 'without: com.hooks.cxi.enabled = "false"' in done.stderr
+    assert why in done.stderr and "[ERROR] cannot add libfabric of " in done.stderr and not done.stdout
+    assert 'without: set com.hooks.cxi.enabled = "false"' in done.stderr
     path["ENROOT_FABRIC"] = "libfabric"
     assert why in user.penroot("start", "box", "echo", "ran", env=path, status=1).stderr
     done = user.penroot("start", "box", "echo", "ran", env={**path, "ENROOT_FABRIC_UNFIT": "warn"})
@@ -246,13 +247,11 @@ def test_preflight_of_an_image(user: User, info: pathlib.Path) -> None:
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     assert f"libfabric  {library}" in user.penroot("fabric").stdout
     unasked = user.penroot("fabric", "box").stdout
-    assert "libfabric  none: programs that are built for it do not start" in unasked
-    assert " would fit: ENROOT_FABRIC=libfabric, or com.hooks.cxi.enabled" in unasked
+    assert "libfabric  none: programs linked with it do not start" in unasked
+    assert " would fit: set ENROOT_FABRIC=libfabric, or com.hooks.cxi.enabled" in unasked
     asked = user.penroot("fabric", "box", env=REAL).stdout
-    assert (
-        f"the host's {library}" in asked and "which the image lacks: asked for by ENROOT_FABRIC, environment" in asked
-    )
-    assert "with it come " in asked and "libibverbs.so.1" in asked and "libc.so" not in asked
+    assert f"the host's {library}" in asked and "the image has none: requested by ENROOT_FABRIC, environment" in asked
+    assert "with its dependencies " in asked and "libibverbs.so.1" in asked and "libc.so" not in asked
     assert "providers: efa," in asked
 
 
@@ -267,7 +266,7 @@ def test_preflight_names_devices_and_providers(user: User, box: pathlib.Path) ->
     build(box, f"{LIB}/libfabric.so.1.11.0", soname="libfabric.so.1", versions=FABRIC[:3])
     out = user.penroot("fabric", "box", env=path).stdout
     assert f"libfabric  the image's {LIB}/libfabric.so.1.11.0" in out and "providers: tcp\n" in out
-    assert "none for /dev/cxi0, which needs cxi: programs go another way, as by tcp" in out
+    assert "no cxi provider for /dev/cxi0: programs use another provider, such as tcp" in out
 
 
 @pytest.mark.parity("fabric --environment")
@@ -275,17 +274,17 @@ def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
     """By what the image's MPI goes, and which plugin its NCCL would load, by itself or by a variable of the image."""
     require_nodes()
     become(user, efa(user.home / "efa"))
-    assert "mpi        none where the loader looks" in user.penroot("fabric", "box").stdout
+    assert "mpi        none in the loader's directories" in user.penroot("fabric", "box").stdout
     mpi = build(box, f"{LIB}/libmpi.so.40.30.4", soname="libmpi.so.40")
-    assert f"mpi        {mpi} can go by neither libfabric nor UCX" in user.penroot("fabric", "box").stdout
+    assert f"mpi        {mpi} can use neither libfabric nor UCX" in user.penroot("fabric", "box").stdout
     (box / LIB[1:] / "openmpi/lib/openmpi3").mkdir(parents=True)
     (box / LIB[1:] / "openmpi/lib/openmpi3/mca_mtl_ofi.so").touch()
     (box / LIB[1:] / "openmpi/lib/openmpi3/mca_pml_ucx.so").touch()
     plugin = build(box, "/opt/hpcx/lib/libnccl-net.so")
     out = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "libfabric"}).stdout
-    assert f"mpi        {mpi} can go by UCX and libfabric" in out
+    assert f"mpi        {mpi} can use UCX and libfabric" in out
     assert "node       " in out and "/dev/infiniband/uverbs0 (efa)" in out and "providers: efa, tcp" in out
-    assert "nccl       none: NCCL takes its own transports" in out
+    assert "nccl       none: NCCL uses its built-in transports" in out
     (box / "etc/environment").write_text("LD_LIBRARY_PATH=/opt/hpcx/lib\nPATH=/bin\n")
     assert f"nccl       the image's {plugin}" in user.penroot("fabric", "box").stdout
     (box / "etc/environment").write_text("LD_LIBRARY_PATH=/opt/hpcx/lib\nPATH=/bin\nNCCL_NET_PLUGIN=other\n")
@@ -297,9 +296,9 @@ def test_preflight_fails_where_the_start_would(user: User, box: pathlib.Path) ->
     require_nodes()
     become(user, slingshot(user.home / "cray"))
     done = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx"}, status=1)
-    assert "ENROOT_FABRIC, environment asks for the host's: an error: " in done.stdout
-    assert "[ERROR] the start of box asks for what does not fit" in done.stderr
+    assert "but ENROOT_FABRIC, environment requests it (error): " in done.stdout
+    assert "[ERROR] cannot start box: a required part does not fit" in done.stderr
     assert (
-        "a warning: "
+        "requests it (warning): "
         in user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx", "ENROOT_FABRIC_UNFIT": "warn"}).stdout
     )

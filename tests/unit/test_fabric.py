@@ -116,10 +116,10 @@ def test_who_asks_for_what(annotations: tuple[str, ...], setting: str, wanted: l
 @pytest.mark.parametrize(
     ("annotation", "why"),
     [
-        ("com.hooks.cxi.enabled=yes", "com.hooks.cxi.enabled=yes is no truth value"),
-        ("com.hooks.aws_ofi_nccl.variant=../../tmp", "variant=../../tmp is no name of a variant"),
-        ("com.hooks.aws_ofi_nccl.variant=a/b", "variant=a/b is no name"),
-        ("com.hooks.aws_ofi_nccl.variant=..", "variant=.. is no name"),
+        ("com.hooks.cxi.enabled=yes", "com.hooks.cxi.enabled=yes is not true or false"),
+        ("com.hooks.aws_ofi_nccl.variant=../../tmp", "variant=../../tmp is not a variant name"),
+        ("com.hooks.aws_ofi_nccl.variant=a/b", "variant=a/b is not a variant name"),
+        ("com.hooks.aws_ofi_nccl.variant=..", "variant=.. is not a variant name"),
     ],
 )
 def test_annotations_that_make_no_sense(annotation: str, why: str) -> None:
@@ -162,7 +162,7 @@ def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) 
     [fit], edits = fits(cray, tmp_path, caller(CXI))
     path = f"{CRAY}/libfabric.so.1.27.0"
     assert fit.reasons == [
-        f"{path} lacks FABRIC_1.10, which programs may ask for of the image's {LIB}/libfabric.so.1.99"
+        f"{path} lacks FABRIC_1.10, which programs of the image may need from {LIB}/libfabric.so.1.99"
     ]
     assert not edits.files
 
@@ -194,7 +194,9 @@ def test_an_image_with_an_older_c_library(cray: FakeHost, tmp_path: pathlib.Path
     libc = build(host.root, "/stub/libc.so.6", versions=["GLIBC_2.4", "GLIBC_2.38"])
     build(host.root, f"{LIB}/libfabric.so.1", versions=FABRIC, needs=[libc])
     [fit], _ = fits(host, image(tmp_path / "image", "GLIBC_2.4", "GLIBC_2.9"), caller(CXI))
-    assert fit.reasons == [f"{LIB}/libfabric.so.1 needs GLIBC_2.38 of libc.so.6, and the image's has GLIBC_2.9 at most"]
+    assert fit.reasons == [
+        f"{LIB}/libfabric.so.1 needs GLIBC_2.38 of libc.so.6, but the image provides only up to GLIBC_2.9"
+    ]
     [fit], edits = fits(host, image(tmp_path / "newer", "GLIBC_2.4", "GLIBC_2.38", "GLIBC_2.41"), caller(CXI))
     assert not fit.reasons and [path.rpartition("/")[2] for path in edits.files] == ["libfabric.so.1"]
 
@@ -209,7 +211,7 @@ def test_images_without_glibc_and_for_another_machine(cray: FakeHost, tmp_path: 
     data[18] = 243
     libc.write_bytes(data)
     [fit], _ = fits(cray, tmp_path / "other", caller(CXI))
-    assert fit.reasons[0].endswith(f"is for {os.uname().machine}, and the image for riscv64")
+    assert fit.reasons[0].endswith(f"is for {os.uname().machine}, but the image is for riscv64")
 
 
 @pytest.mark.parity("UCX, as a whole with its modules")

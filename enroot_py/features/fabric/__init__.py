@@ -1,1 +1,1 @@
-"""The host's network in containers: libfabric, UCX, NCCL's plugin, InfiniBand and RoCE: docs/fabric.md."""
+"""The host's network in containers: libfabric, UCX, the NCCL plugin, InfiniBand and RoCE: docs/fabric.md."""

@@ -1,7 +1,7 @@
-"""The host's libraries for its network: which are asked for, and which it has, with all that they need.
+"""Find the host's network libraries that a start asks for, with all their dependencies.
 
-All of it happens before a container's namespaces are entered, where it can be seen whose the files are. What of it fits
-an image, fitting.py decides. Sources of names: docs.cscs.ch, "Hooks and native resources"; aws-ofi-nccl, README;
+This runs before the container's namespaces are entered: only outside are the owners of files visible. fitting.py then
+decides what fits the image. Sources of names: docs.cscs.ch, "Hooks and native resources"; aws-ofi-nccl, README;
 fi_provider(7); UCX, ucs_module.
 """
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 PARTS = ("libfabric", "ucx", "nccl")
 LIBFABRIC, VERBS, UCX = "libfabric.so.1", "libibverbs.so.1", ("libucp.so.0", "libuct.so.0", "libucs.so.0")
 PLUGINS = ("libnccl-net-ofi.so", "libnccl-net.so")
-API = {UCX[0]: "ucp_"}  # symbols that have to stay, of libraries without versions
+API = {UCX[0]: "ucp_"}  # prefix of the public symbols, for a library without symbol versions
 _MACHINE = os.uname().machine
 USUAL = (f"/usr/lib/{_MACHINE}-linux-gnu", f"/lib/{_MACHINE}-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/lib")
-# Where vendors put them, beside the loader's directories; on hosts and in images.
+# Directories of vendors outside the loader's directories, on hosts and in images.
 VENDORS = (
     *("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib", "/opt/cray/lib64", "/usr/local/lib", "/usr/local/lib64"),
     *("/opt/hpcx/ucx/lib", "/opt/ucx/lib", "/opt/libfabric/lib"),
@@ -39,76 +39,76 @@ _PLUGIN_DIRECTORIES = (
     *("/opt/aws-ofi-nccl/{variant}/lib", "/opt/aws-ofi-nccl/lib/{variant}", "/opt/aws-ofi-nccl/lib"),
     *(f"/opt/amazon/ofi-nccl/lib/{_MACHINE}-linux-gnu", "/opt/amazon/ofi-nccl/lib64", "/opt/amazon/ofi-nccl/lib"),
 )
-# Libraries that share private symbols with libibverbs, which change with each release: they come with it.
+# These libraries use private symbols of libibverbs, which change with each release, so all come from the host.
 _OF_VERBS = tuple(f"lib{name}.so.1" for name in ("rdmacm", "efa", "mlx4", "mlx5", "mana", "hns", "ibumad"))
 OF_LIBC = (
     *("libc", "libm", "libmvec", "libpthread", "libdl", "librt", "libutil", "libresolv", "libanl", "libnsl"),
     *("libBrokenLocale", "libthread_db", "libnss_files", "libnss_dns", "libc_malloc_debug"),
 )
 _CONFIGURED = "/etc/libibverbs.d"
-_MOST = 512  # libraries that a fabric needs
+_MAX_LIBRARIES = 512
 CXI, OFI_NCCL = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 _VARIANT = "com.hooks.aws_ofi_nccl.variant"
 
 
 def is_cxi(name: str) -> bool:
-    """Whether a name in /dev is that of an adapter of Slingshot."""
+    """Check whether a name in /dev is a Slingshot adapter's."""
     return name.startswith("cxi") and name[3:].isdecimal()
 
 
 def is_of_libc(name: str) -> bool:
-    """Whether a library is of the C library or its loader: an image's, always."""
+    """Check whether a library is part of glibc or its loader. These are always the image's."""
     stem = name.partition(".so")[0]
     return stem in OF_LIBC or stem.startswith(("ld-", "ld64", "ld."))
 
 
 class Want(Frozen):
-    """One of libfabric, ucx and nccl, what asks for it, and how to do without; the plugin may be of a ``variant``."""
+    """A request for libfabric, ucx or nccl. ``origin`` is what requests it, ``without`` how to start without it."""
 
     part: str
     origin: str
     required: bool
     without: str
-    variant: str = ""
+    variant: str = ""  # of the NCCL plugin, such as cuda12
 
 
 def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
-    """What settings and annotations ask for: these go before those. Raises HookError for one that makes no sense."""
+    """Return the requested parts. Annotations take precedence over settings. Raises HookError if one is invalid."""
     lines = host.get("PENROOT_ANNOTATIONS", "").split("\n")
-    said = dict(line.split("=", 1) for line in lines if "=" in line)
-    cxi, plugin = _flag(said, CXI), _flag(said, OFI_NCCL)
+    annotations = dict(line.split("=", 1) for line in lines if "=" in line)
+    cxi, plugin = _flag(annotations, CXI), _flag(annotations, OFI_NCCL)
     by_annotation = {
         "libfabric": (cxi, CXI) if cxi is not None or not plugin else (plugin, OFI_NCCL),
         "ucx": (None, ""),
         "nccl": (plugin, OFI_NCCL),
     }
-    variant = said.get(_VARIANT, "").strip()
+    variant = annotations.get(_VARIANT, "").strip()
     if plugin and (variant.startswith(".") or not (variant + "0").replace("-", "").replace(".", "").isalnum()):
-        raise HookError(f"{_VARIANT}={shown(variant)} is no name of a variant", hint='for example "cuda12"')
+        raise HookError(f"{_VARIANT}={shown(variant)} is not a variant name", hint='write for example "cuda12"')
     fabric, wants = FabricSettings(settings), []
     for part, (asked, origin) in by_annotation.items():
         if asked:
-            wants.append(Want(part, origin, True, f'{origin} = "false"', variant if part == "nccl" else ""))
+            wants.append(Want(part, origin, True, f'set {origin} = "false"', variant if part == "nccl" else ""))
         elif asked is None and part in fabric.fabric:
-            where = f"ENROOT_FABRIC, {settings.origin(SETTINGS['ENROOT_FABRIC'])}"
-            without = "ENROOT_FABRIC without it, or ENROOT_FABRIC_UNFIT=warn"
-            wants.append(Want(part, where, fabric.fabric_unfit == "error", without))
+            origin = f"ENROOT_FABRIC, {settings.origin(SETTINGS['ENROOT_FABRIC'])}"
+            without = f"remove {part} from ENROOT_FABRIC, or set ENROOT_FABRIC_UNFIT=warn"
+            wants.append(Want(part, origin, fabric.fabric_unfit == "error", without))
     return wants
 
 
-def _flag(said: Mapping[str, str], name: str) -> bool | None:
-    """What an annotation says, or None where there is none. Raises HookError."""
+def _flag(annotations: Mapping[str, str], name: str) -> bool | None:
+    """Return the truth value of an annotation, or None if it is not set. Raises HookError."""
     try:
-        return true_or_false(said.get(name, ""))
+        return true_or_false(annotations.get(name, ""))
     except ValueError as e:
-        message = f"the annotation {name}={shown(str(e))} is no truth value"
-        raise HookError(message, hint=f'{name} = "true"') from None
+        message = f"the annotation {name}={shown(str(e))} is not true or false"
+        raise HookError(message, hint=f'write {name} = "true"') from None
 
 
 class HostLibrary(Frozen):
-    """A library of the host: the name that others ask for, where it really is, and what is in it.
+    """A library of the host: the name that programs load, the real path, and the ELF contents.
 
-    One that others load themselves is in a ``folder`` beside them.
+    A module, which its main library loads with dlopen, is in ``folder`` beside the main library.
     """
 
     name: str
@@ -122,9 +122,9 @@ class HostLibrary(Frozen):
 
 
 class FabricPart(Frozen):
-    """What the host has of one of libfabric, ucx and nccl: the libraries themselves, and those that they load.
+    """The host's libfabric, ucx or nccl: the main libraries and the modules that they load.
 
-    These are in a directory of their own. ``lack`` says why there is nothing.
+    If the host lacks the part, ``lack`` is the reason.
     """
 
     want: Want
@@ -134,15 +134,16 @@ class FabricPart(Frozen):
 
 
 class Stock:
-    """What a host has: ``known`` are the libraries that its fabric needs, by name, and those that it has not.
+    """The network libraries of a host.
 
-    With libibverbs go libraries and drivers, ``verbs``, and the files in which these are ``configured``.
+    ``known`` has the dependencies by name, or None for a missing one. ``verbs`` are the drivers of libibverbs and the
+    libraries that use its private symbols, ``configured`` the drivers' configuration files.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.host = Host.of(environ)
         self.known: dict[str, HostLibrary | None] = {}
-        self.refused: dict[str, str] = {}  # by name: why a file of that name is not used
+        self.refused: dict[str, str] = {}  # by name: why the file is not used
         self.verbs: list[HostLibrary] = []
         self.configured: list[str] = []
         self._path = FabricSettings(settings).fabric_path
@@ -152,10 +153,10 @@ class Stock:
                 if flags & 0xFF00:
                     self._cached.setdefault(name, []).append(path)
         except ldcache.DAMAGE:
-            pass  # libraries are where they usually are
+            pass  # only the usual directories are searched then
 
     def part(self, want: Want) -> FabricPart:
-        """What there is of a part, and of all that it needs."""
+        """Find a part and all its dependencies."""
         names = {"libfabric": (LIBFABRIC,), "ucx": UCX}.get(want.part, ())
         main = [self._find(name, self._path) for name in names] or [self._plugin(want.variant)]
         libraries = tuple(library for library in main if library)
@@ -167,8 +168,8 @@ class Stock:
         elif want.part == "ucx":
             modules = self._modules(f"{libraries[-1].directory}/ucx", ".so.0")
         for library in libraries:
-            if passed_over := self.refused.get(library.name):
-                log.warn(f"99-fabric: not used: {passed_over}")
+            if refusal := self.refused.get(library.name):
+                log.warn(f"99-fabric: ignoring {refusal}")
         self._close([*libraries, *modules])
         self._add_verbs()
         return FabricPart(want, libraries, tuple(modules))
@@ -177,15 +178,15 @@ class Stock:
         names = names or PLUGINS
         refused = [self.refused[name] for name in names if name in self.refused]
         if refused:
-            return f"{os.uname().nodename} has none that could be used: {refused[0]}"
+            return f"cannot use the library on {os.uname().nodename}: {refused[0]}"
         missing = [name for name in names if not self.known.get(name)]
-        of = f", variant {want.variant}," if want.variant else ""
-        where = ":".join(self._path) or "its loader's directories"
-        there = f"; it has {', '.join(variants)}" if want.part == "nccl" and (variants := self._variants()) else ""
-        return f"{os.uname().nodename} has no {missing[0]}{of} in {where} or where vendors put it{there}"
+        variant = f", variant {want.variant}," if want.variant else ""
+        searched = ":".join(self._path) or "the loader's directories"
+        available = f"; it has {', '.join(variants)}" if want.part == "nccl" and (variants := self._variants()) else ""
+        return f"{os.uname().nodename} has no {missing[0]}{variant} in {searched} or vendors' directories{available}"
 
     def _variants(self) -> list[str]:
-        """The variants of the plugin that there are."""
+        """Return the variants of the NCCL plugin that the host has."""
         names = set()
         for place in (*self._path, *_PLUGIN_DIRECTORIES):
             above, variant, below = place.partition("{variant}")
@@ -195,7 +196,7 @@ class Stock:
         return sorted(names)
 
     def _add_verbs(self) -> None:
-        """The drivers of libibverbs, which it loads as files tell it, and libraries that share its private symbols."""
+        """Find the drivers of libibverbs, their configuration, and the libraries that use its private symbols."""
         verbs = self.known.get(VERBS)
         if verbs is None or self.verbs:
             return
@@ -207,14 +208,14 @@ class Stock:
             try:
                 os.close(self._opened_file(real))
             except OSError:
-                continue  # as a driver that is not there
+                continue  # the driver is not loaded
             self.configured.append(real)
 
     def _close(self, libraries: list[HostLibrary]) -> None:
-        """Find all that these need, and what those need: what the image then lacks of it comes along."""
+        """Find the dependencies of ``libraries``, recursively. The image gets those that it lacks."""
         pending = list(libraries)
         self.known.update({library.name: library for library in libraries if not library.folder})
-        while pending and len(self.known) < _MOST:
+        while pending and len(self.known) < _MAX_LIBRARIES:
             library = pending.pop()
             names = [*library.elf.needed, *(_OF_VERBS if library.name == VERBS else ())]
             for name in names:
@@ -222,11 +223,11 @@ class Stock:
                     continue
                 origin = [path.replace("${ORIGIN}", "$ORIGIN") for path in library.elf.paths]
                 near = [path.replace("$ORIGIN", library.directory) for path in origin]
-                if found := self._find(name, [*near, *self._path, library.directory]):
-                    pending.append(found)
+                if dependency := self._find(name, [*near, *self._path, library.directory]):
+                    pending.append(dependency)
 
     def _find(self, name: str, first: Iterable[str]) -> HostLibrary | None:
-        """The library that programs of the host would get by a name; None where there is none that is root's."""
+        """Return the library that the host's loader would load by name; None unless an administrator owns it."""
         if self.known.get(name) is None:
             self.known[name] = next(self._opened(name, self._candidates(name, first)), None)
         return self.known[name]
@@ -239,7 +240,7 @@ class Stock:
         yield from (f"{directory}/{name}" for directory in (*USUAL, *VENDORS))
 
     def _opened(self, name: str, candidates: Iterable[str]) -> Iterator[HostLibrary]:
-        """Those of some paths that are libraries for this machine and belong to who installs software there."""
+        """Yield the candidates that are libraries for this machine and that only an administrator can change."""
         for path in dict.fromkeys(candidates):
             real = self.host.real(path)
             if not real:
@@ -248,8 +249,8 @@ class Stock:
                 with Fd(self._opened_file(real)) as fd:
                     library = elf.read(fd, API.get(name, ""))
             except (OSError, NotElf) as e:
-                why = e.strerror if isinstance(e, OSError) else e
-                self.refused.setdefault(name, f"{self.host.path(real)}: {why}")
+                reason = e.strerror if isinstance(e, OSError) else e
+                self.refused.setdefault(name, f"{self.host.path(real)}: {reason}")
                 continue
             if library.machine == _MACHINE:
                 yield HostLibrary(name, real, library)
@@ -258,20 +259,20 @@ class Stock:
         return trusted.installed(self.host.path(real), self.host.prefix or "/")
 
     def _modules(self, directory: str, ending: str) -> list[HostLibrary]:
-        """The libraries in a directory from which one of the host's loads what it needs."""
+        """Return the modules in a directory from which a library of the host loads them."""
         folder = directory.rpartition("/")[2]
         names = [name for name in self.host.list(directory) if name.endswith(ending)]
         listed = [library for name in names for library in self._opened(name, [f"{directory}/{name}"])]
         return [HostLibrary(library.name, library.path, library.elf, folder) for library in listed]
 
     def _plugin(self, variant: str) -> HostLibrary | None:
-        """The plugin of NCCL, of a variant where one is named, which then has to be in a directory's name."""
+        """Return the NCCL plugin. A ``variant`` is found only in directories with {variant} in their name."""
         places = (*self._path, *_PLUGIN_DIRECTORIES)
         fitting = [place for place in places if ("{variant}" in place) == bool(variant)]
         fitting = [place.replace("{variant}", variant) for place in fitting]
         for name in PLUGINS:
             usual = () if variant else self._candidates(name, ())
-            if found := next(self._opened(name, [*(f"{place}/{name}" for place in fitting), *usual]), None):
-                # By this name NCCL finds it in any image, with NCCL_NET_PLUGIN=ofi, beside a plugin of the image's.
-                return HostLibrary(PLUGINS[0], found.path, found.elf)
+            if plugin := next(self._opened(name, [*(f"{place}/{name}" for place in fitting), *usual]), None):
+                # With NCCL_NET_PLUGIN=ofi, NCCL loads this name even if the image has a plugin too.
+                return HostLibrary(PLUGINS[0], plugin.path, plugin.elf)
         return None

@@ -1,8 +1,8 @@
-"""Whether libraries of the host's network fit an image, and what a container gets where they do.
+"""Check whether the host's network libraries fit an image, and add them to the container.
 
-A library of the host is loaded beside the image's, by the image's C library. So that has to have each version of a
-symbol that it asks for; and where it takes the place of one of the image's, it has to give all versions that that
-gives, since programs of the image may ask for them. What it needs and the image has is the image's.
+The image's C library loads the host's library, so it must provide every symbol version that the library needs. A host
+library that replaces one of the image must also provide all symbol versions of the replaced library, since programs of
+the image may need them. Dependencies that the image has are the image's.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 _LIBC = "libc.so.6"
-# Those that speak to a driver of the kernel in its own words: the host's, whatever the image has.
+# Libraries that use the private interface of a kernel driver: always the host's.
 _OF_DRIVER = ("libcxi.so.1",)
-_OF_UCX = (*UCX, "libucm.so.0", "libucs_signal.so.0")  # which use what is private in each other
-_RCCL = "librccl-net-ofi.so"  # as AMD's NCCL calls the plugin
-_MOST_DIRECTORIES, _MOST_COPIES = 32, 16  # that an image may name, or have of one library
+_OF_UCX = (*UCX, "libucm.so.0", "libucs_signal.so.0")  # these use private symbols of each other
+_RCCL = "librccl-net-ofi.so"  # the plugin's name for RCCL, AMD's NCCL
+_MAX_DIRECTORIES, _MAX_COPIES = 32, 16  # of LD_LIBRARY_PATH, and of one library
 
 
 class ImageLibrary(Frozen):
-    """A library of the image, where it really is; ``seen`` by the loader, or only where vendors put it."""
+    """A library of the image at its real path. ``seen`` if the loader finds it, else in a vendor's directory."""
 
     path: str
     elf: Elf
@@ -54,40 +54,40 @@ class ImageLibrary(Frozen):
 
 
 class ImageLibraries:
-    """The libraries of an image, as its loader finds them: LD_LIBRARY_PATH, its cache, its directories."""
+    """The libraries of an image in its loader's order: LD_LIBRARY_PATH, the cache, the usual directories."""
 
     def __init__(self, context: Context, names: Iterable[str]) -> None:
         self._context = context
         self._root = os.readlink(f"/proc/self/fd/{context.root}").rstrip("/")
-        said = context.environ.get("LD_LIBRARY_PATH", "").split(":")
-        self._first = [path for path in said if path.startswith("/")][:_MOST_DIRECTORIES]
+        directories = context.environ.get("LD_LIBRARY_PATH", "").split(":")
+        self._first = [path for path in directories if path.startswith("/")][:_MAX_DIRECTORIES]
         self._cached: dict[str, list[str]] = {}
         self._copies: dict[str, list[ImageLibrary]] = {}
         wanted = {name.encode("utf-8", "surrogateescape") for name in names}
         try:
             for flags, name, path in ldcache.find(context.read("/etc/ld.so.cache"), tuple(wanted)):
                 listed = self._cached.setdefault(name, [])
-                if flags & 0xFF00 and len(listed) < _MOST_COPIES:
+                if flags & 0xFF00 and len(listed) < _MAX_COPIES:
                     listed.append(path)
         except ldcache.DAMAGE:
-            pass  # the loader looks in its directories then
+            pass  # the loader then searches only directories
 
     def copies(self, name: str) -> list[ImageLibrary]:
-        """All that there are of a library, the one that programs get first."""
+        """Return all copies of a library in the image, starting with the copy that programs load."""
         if name not in self._copies:
             seen = [f"{directory}/{name}" for directory in self._first] + self._cached.get(name, [])
             seen += [f"{directory}/{name}" for directory in USUAL]
             known: dict[str, ImageLibrary] = {}
-            there = (path for path in dict.fromkeys([*seen, *(f"{directory}/{name}" for directory in VENDORS)])
+            existing = (path for path in dict.fromkeys([*seen, *(f"{directory}/{name}" for directory in VENDORS)])
                      if self._context.exists(path))  # fmt: skip
-            for path in islice(there, _MOST_COPIES):
+            for path in islice(existing, _MAX_COPIES):
                 if library := self._read(path, name, path in seen):
                     known.setdefault(library.path, library)
             self._copies[name] = list(known.values())
         return self._copies[name]
 
     def first(self, name: str) -> Elf | None:
-        """The library that programs get by a name."""
+        """Return the library that programs load by a name, or None."""
         return next((library.elf for library in self.copies(name) if library.seen), None)
 
     def _read(self, path: str, name: str, seen: bool) -> ImageLibrary | None:
@@ -97,21 +97,21 @@ class ImageLibraries:
                 if real.startswith(f"{self._root}/"):
                     return ImageLibrary(real[len(self._root) :], elf.read(fd, API.get(name, "")), seen)
         except (OSError, NotElf):
-            pass  # what the loader cannot load, nobody has
+            pass  # the loader cannot load it either
         return None
 
 
 class Fit(Frozen):
-    """What becomes of a part: ``brought`` are the libraries of the host, by name; or why it does not fit."""
+    """The result for one part: the host's libraries to add (``brought``), or the ``reasons`` why it does not fit."""
 
     part: FabricPart
     brought: dict[str, HostLibrary]
     reasons: list[str]
-    left_out: list[str]  # modules that do not fit, with why
+    left_out: list[str]  # modules that do not fit, each with the reason
 
 
 class Fitting:
-    """Parts of a host's network on their way into one image."""
+    """Fit parts of the host's network into one image. ``given`` are the libraries added so far."""
 
     def __init__(self, context: Context, stock: Stock) -> None:
         self.context = context
@@ -121,7 +121,7 @@ class Fitting:
         self.given: dict[str, HostLibrary] = {}
 
     def fit(self, part: FabricPart) -> Fit:
-        """Whether a part fits beside those that are given already."""
+        """Check whether a part fits beside the libraries added so far."""
         if part.lack:
             return Fit(part, {}, [part.lack], [])
         brought, reasons = self._close(part.main, {})
@@ -133,7 +133,7 @@ class Fitting:
         return Fit(part, brought, [], left_out)
 
     def _extend(self, brought: dict[str, HostLibrary], modules: Iterable[HostLibrary]) -> list[str]:
-        """Add those modules that fit, with what they need; the others, with what speaks against them."""
+        """Add the modules that fit, with their dependencies. Return the other modules, each with the reason."""
         left_out = []
         for module in modules:
             more, reasons = self._close([module], brought)
@@ -146,7 +146,7 @@ class Fitting:
     def _close(
         self, libraries: Iterable[HostLibrary], before: dict[str, HostLibrary]
     ) -> tuple[dict[str, HostLibrary], list[str]]:
-        """The libraries that come into the image with these, and what speaks against them."""
+        """Return the host's libraries that ``libraries`` need in the image, and the reasons why they do not fit."""
         brought, reasons = dict(before), []
         pending = list(libraries)
         while pending:
@@ -154,54 +154,55 @@ class Fitting:
             if library.name in brought or library.name in self.given:
                 continue
             brought[library.name] = library
-            reasons += [f"{library.path} {why}" for why in self._against(library)]
+            reasons += [f"{library.path} {reason}" for reason in self._mismatches(library)]
             for name in library.elf.needed:
                 if is_of_libc(name) or name in brought or name in self.given or self._has(library, name):
                     continue
-                if other := self.stock.known.get(name):
-                    pending.append(other)
+                if dependency := self.stock.known.get(name):
+                    pending.append(dependency)
                 else:
-                    node, why = os.uname().nodename, self.stock.refused.get(name, "")
-                    lack = f"{node}'s cannot be used: {why}" if why else f"{node} has none"
+                    node, refusal = os.uname().nodename, self.stock.refused.get(name, "")
+                    lack = f"{node}'s cannot be used: {refusal}" if refusal else f"{node} has none"
                     reasons.append(f"{library.path} needs {name}, which the image lacks, and {lack}")
         return brought, list(dict.fromkeys(reasons))
 
     def _comes_with_verbs(self, library: HostLibrary) -> bool:
-        """A driver, or a library of which the image has one that goes with its own libibverbs."""
+        """Select drivers, and libraries whose copy in the image belongs to the image's libibverbs."""
         return bool(library.folder or self.image.copies(library.name))
 
     def _has(self, library: HostLibrary, name: str) -> bool:
-        """Whether the image has what a library needs, in the versions that it asks for."""
-        ours = self.image.first(name)
-        if ours is None or name in (*_OF_DRIVER, *_OF_UCX):
+        """Check whether the image has the dependency ``name`` of a library, with the symbol versions it needs."""
+        image_library = self.image.first(name)
+        if image_library is None or name in (*_OF_DRIVER, *_OF_UCX):
             return False
-        return not ours.versions or ours.versions.issuperset(library.elf.needs.get(name, ()))
+        return not image_library.versions or image_library.versions.issuperset(library.elf.needs.get(name, ()))
 
-    def _against(self, library: HostLibrary) -> Iterator[str]:
-        """Why a library could not be loaded in the image, or not in the place of the image's."""
+    def _mismatches(self, library: HostLibrary) -> Iterator[str]:
+        """Yield why the image cannot load a library, or why it cannot replace the image's copies."""
         libc = self.image.first(_LIBC)
         if libc is None:
             yield f"needs {_LIBC}, and the image has no glibc"
             return
         if libc.machine != library.elf.machine:
-            yield f"is for {library.elf.machine}, and the image for {libc.machine}"
+            yield f"is for {library.elf.machine}, but the image is for {libc.machine}"
             return
         for name, versions in library.elf.needs.items():
             if not is_of_libc(name):
                 continue
-            ours = self.image.first(name)
-            if ours is None:
+            image_library = self.image.first(name)
+            if image_library is None:
                 yield f"needs {name}, which the image's C library lacks"
-            elif missing := set(versions) - ours.versions:
-                there = f"{newest(ours.versions, 'GLIBC_')} at most" if ours.versions else "no versions"
-                yield f"needs {newest(missing)} of {name}, and the image's has {there}"
+            elif missing := set(versions) - image_library.versions:
+                available = newest(image_library.versions, "GLIBC_")
+                limit = f"only up to {available}" if image_library.versions else "no versions"
+                yield f"needs {newest(missing)} of {name}, but the image provides {limit}"
         for copy in self.image.copies(library.name):
-            theirs = {each for each in copy.elf.versions - library.elf.versions if "_PRIVATE" not in each}
-            if gone := theirs or copy.elf.symbols - library.elf.symbols:
-                yield f"lacks {newest(gone)}, which programs may ask for of the image's {copy.path}"
+            public = {each for each in copy.elf.versions - library.elf.versions if "_PRIVATE" not in each}
+            if missing := public or copy.elf.symbols - library.elf.symbols:
+                yield f"lacks {newest(missing)}, which programs of the image may need from {copy.path}"
 
     def add(self, edits: Edits, fit: Fit) -> dict[str, HostLibrary]:
-        """Let a container have what fits; its main libraries, by where they then are."""
+        """Add the libraries that fit. Return the main libraries by their paths in the container."""
         placed: dict[str, HostLibrary] = {}
         target = library_directory(self.context, 64)
         for name, library in fit.brought.items():
@@ -219,42 +220,42 @@ class Fitting:
             if library in fit.part.main:
                 placed[covered[0]] = library
         folders = {library.folder for library in fit.brought.values()}
-        said = {}
+        environ = {}
         if fit.part.want.part == "nccl":
-            said["NCCL_NET_PLUGIN"] = "ofi"
+            environ["NCCL_NET_PLUGIN"] = "ofi"
             edits.links[f"{target}/{_RCCL}"] = next(iter(placed))
         if "libfabric" in folders:
-            said["FI_PROVIDER_PATH"] = f"{target}/libfabric"
+            environ["FI_PROVIDER_PATH"] = f"{target}/libfabric"
         elif fit.part.want.part == "libfabric" and "FI_PROVIDER_PATH" in self.context.environ:
-            said["FI_PROVIDER_PATH"] = ""  # the image's providers are for the image's
+            environ["FI_PROVIDER_PATH"] = ""  # the image's providers belong to the image's libfabric
         for path in self.stock.configured if "libibverbs" in folders else ():
             edits.file(self.stock.host, path)
-        if "ucx" in folders:  # the image's own there would be of another release
+        if "ucx" in folders:  # hide the image's modules, which are of another release
             edits.tmpfs += {f"{path.rpartition('/')[0]}/ucx" for path in placed}
-            said["UCX_MODULE_DIR"] = f"{next(iter(placed)).rpartition('/')[0]}/ucx"
-        # Over what the image says; what the user says goes before, and comes later.
-        edits.environ.update({name: value for name, value in said.items() if name not in self.context.host})
+            environ["UCX_MODULE_DIR"] = f"{next(iter(placed)).rpartition('/')[0]}/ucx"
+        # These override the image's variables, but not the user's.
+        edits.environ.update({name: value for name, value in environ.items() if name not in self.context.host})
         self.given.update(fit.brought)
         return placed
 
     def _beside(self, module: HostLibrary, placed: dict[str, HostLibrary]) -> set[str]:
-        """Above which directories a library looks for what it loads."""
+        """Return the directories beside which a main library looks for the module's folder."""
         if module.folder == "ucx":
             return {path.rpartition("/")[0] for path in placed}
         verbs = self.stock.known.get(VERBS)
         if module.folder == "libibverbs" and verbs:
-            return {verbs.directory}  # it was built with its path
+            return {verbs.directory}  # libibverbs has its path compiled in
         return {library_directory(self.context, 64)}
 
 
 def newest(versions: Iterable[str], prefix: str = "") -> str:
-    """The version with the highest number."""
+    """Return the version with the highest number, or ""."""
     named = [each for each in versions if each.startswith(prefix) and each[len(prefix) :][:1].isdigit() or not prefix]
     return max(named or [""], key=lambda each: ([int(n) for n in re.findall(r"\d{1,9}", each)], each))
 
 
 def bring(context: Context, stock: Stock, parts: list[FabricPart]) -> None:
-    """Give the container those of ``parts`` that fit. Raises HookError for one that does not and is required."""
+    """Add the ``parts`` that fit. Raises HookError if a required part does not fit."""
     fitting = Fitting(context, stock)
     edits = Edits("99-fabric")
     placed = {}
@@ -263,25 +264,26 @@ def bring(context: Context, stock: Stock, parts: list[FabricPart]) -> None:
         if fit.reasons:
             refuse(part.want, fit.reasons[0])
             continue
-        say = log.explain or log.debug
-        say(f"fabric   {part.want.part} of {os.uname().nodename}: {part.main[0].path}  ({part.want.origin})")
-        for why in fit.left_out:
-            say(f"without  {why}")
+        report = log.explain or log.debug
+        report(f"fabric   {part.want.part} of {os.uname().nodename}: {part.main[0].path}  ({part.want.origin})")
+        for reason in fit.left_out:
+            report(f"without  {reason}")
         placed.update({path: (part.want, library) for path, library in fitting.add(edits, fit).items()})
     if placed:
         add_nodes(context, stock, edits)
     edits.execute(context)
     for path, (want, library) in placed.items():
         if not _is_there(context, path, stock.host.path(library.path)):
-            refuse(want, f"it cannot be put there as {path}")
+            refuse(want, f"cannot mount it on {path}")
 
 
-def refuse(want: Want, why: str) -> None:
-    """Say why a part does not come. Raises HookError where it is required."""
-    message = f"{want.part} of {os.uname().nodename} does not come into the image: {why}"
+def refuse(want: Want, reason: str) -> None:
+    """Warn that a part does not fit. Raises HookError instead if it is required."""
+    message = f"cannot add {want.part} of {os.uname().nodename} to the image: {reason}"
     if want.required:
-        raise HookError(f"{message} ({want.origin})", hint=f"penroot fabric IMAGE says more; without: {want.without}")
-    log.warn(f"{message}; the image's own is used, if it has one")
+        hint = f"for details: penroot fabric IMAGE; to start without: {want.without}"
+        raise HookError(f"{message} ({want.origin})", hint=hint)
+    log.warn(f"{message}; using the image's own, if it has one")
 
 
 def _is_there(context: Context, path: str, source: str) -> bool:
@@ -293,10 +295,10 @@ def _is_there(context: Context, path: str, source: str) -> bool:
 
 
 def add_nodes(context: Context, stock: Stock, edits: Edits) -> None:
-    """The devices of the network: Slingshot's that Slurm names, and those of verbs where 99-mellanox has no choice."""
-    said = context.host.get("SLINGSHOT_DEVICES", "").replace(",", " ").split()
+    """Add Slingshot's devices that Slurm allocated, and verbs devices unless 99-mellanox selects these."""
+    allocated = context.host.get("SLINGSHOT_DEVICES", "").replace(",", " ").split()
     for name in stock.host.list("/dev"):
-        if is_cxi(name) and (not said or name in said):
+        if is_cxi(name) and (not allocated or name in allocated):
             edits.node(stock.host, f"/dev/{name}")
     if not context.value("MELLANOX_VISIBLE_DEVICES"):
         for name in stock.host.list("/dev/infiniband"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EXAMPLES = {
     "fabric": (
-        ("penroot fabric ubuntu+latest.sqsh", "Which libfabric, UCX and plugin of NCCL its programs get, and why."),
-        ("penroot fabric --environment pytorch", "The same with what ~/.edf/pytorch.toml asks for."),
+        ("penroot fabric ubuntu+latest.sqsh", "Show which libfabric, UCX and NCCL plugin the image uses, and why."),
+        ("penroot fabric --environment pytorch", "The same with the image and annotations of ~/.edf/pytorch.toml."),
     ),
 }

@@ -1,4 +1,4 @@
-"""HCAs of InfiniBand and RoCE, chosen by MELLANOX_VISIBLE_DEVICES, for the hook 99-mellanox.
+"""Select InfiniBand and RoCE adapters by MELLANOX_VISIBLE_DEVICES, for the hook 99-mellanox.
 
 Source of the layout: the kernel's Documentation/infiniband/user_verbs and user_mad.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 CLASSES = ("infiniband", "infiniband_verbs", "infiniband_cm", "infiniband_mad")
-# What a program needs to use the host's drivers instead of the image's; the provider itself is found by name.
+# Libraries that the host's verbs providers need. A provider itself is found by name.
 LIBRARIES = (
     b"libibverbs.so",
     b"librdmacm.so",
@@ -30,7 +30,7 @@ LIBRARIES = (
 
 
 class HCA:
-    """One verbs device: its node, its names, and where it is in sysfs."""
+    """One verbs device: node name, device name, sysfs path and driver."""
 
     __slots__ = ("verbs", "name", "path", "driver")
 
@@ -42,7 +42,7 @@ class HCA:
 
     @property
     def order(self) -> tuple[bool, str, str, int, str]:
-        """enroot's order: those of Mellanox by driver and address; then all others."""
+        """Sort key, as in enroot: Mellanox adapters by driver and address, then all others."""
         number = self.verbs.removeprefix("uverbs")
         return (
             not self.driver.startswith("mlx"),
@@ -54,6 +54,7 @@ class HCA:
 
 
 def hcas(host: Host) -> list[HCA]:
+    """Return the host's adapters in enroot's order."""
     known = []
     for verbs in host.list("/sys/class/infiniband_verbs"):
         real = host.real(f"/sys/class/infiniband_verbs/{verbs}")
@@ -67,7 +68,7 @@ def hcas(host: Host) -> list[HCA]:
 
 
 def select(visible: str, known: list[HCA]) -> list[HCA]:
-    """Raises HookError for a number or name that this node does not have."""
+    """Return the adapters that ``visible`` names. Raises HookError for a number or name that this node lacks."""
     if visible == "all":
         return known
     chosen = []
@@ -77,18 +78,16 @@ def select(visible: str, known: list[HCA]) -> list[HCA]:
                 chosen.append(hca)
                 break
         else:
-            have = ", ".join(f"{number} ({hca.name})" for number, hca in enumerate(known))
+            available = ", ".join(f"{number} ({hca.name})" for number, hca in enumerate(known))
             raise HookError(
                 f"MELLANOX_VISIBLE_DEVICES={shown(visible)}: no device {shown(word)!r} on {os.uname().nodename}",
-                hint=f"it has {have}"
-                if known
-                else "its kernel knows of none: is the driver loaded? ls /sys/class/infiniband",
+                hint=f"available: {available}" if known else "load the driver: /sys/class/infiniband is empty",
             )
     return chosen
 
 
 def plan(context: Context, visible: str, sharing: tuple[str, ...]) -> Edits:
-    """What the container needs for these devices, and the nodes ``sharing`` that need no choice. Raises HookError."""
+    """Return the edits for the ``visible`` adapters and the ``sharing`` nodes. Raises HookError."""
     host = Host.of(context.host)
     edits = Edits("99-mellanox")
     own_dev = not shared_dev(context)
@@ -100,9 +99,9 @@ def plan(context: Context, visible: str, sharing: tuple[str, ...]) -> Edits:
     chosen = select(visible, known)
     for hca in chosen if visible != "all" else ():
         if not host.exists(f"/dev/infiniband/{hca.verbs}"):
-            where = f"{host.path('/dev/infiniband')}/{hca.verbs} on {os.uname().nodename}"
+            node = f"{host.path('/dev/infiniband')}/{hca.verbs} on {os.uname().nodename}"
             raise HookError(
-                f"MELLANOX_VISIBLE_DEVICES={shown(visible)}: {hca.name} has no node {where}",
+                f"MELLANOX_VISIBLE_DEVICES={shown(visible)}: {hca.name} has no node {node}",
                 hint="as root: modprobe ib_uverbs, then udevadm trigger",
             )
     hidden = [hca for hca in known if hca not in chosen]
@@ -124,7 +123,7 @@ def plan(context: Context, visible: str, sharing: tuple[str, ...]) -> Edits:
 
 
 def is_superuser(context: Context) -> bool:
-    """Whether root of the host runs a container with root's rights, ENROOT_ALLOW_SUPERUSER."""
+    """Check whether the host's root runs a container with root's rights: ENROOT_ALLOW_SUPERUSER."""
     if context.host.get("ENROOT_ALLOW_SUPERUSER", "").lower() not in YES:
         return False
     with open("/proc/self/uid_map") as f:
@@ -132,12 +131,12 @@ def is_superuser(context: Context) -> bool:
 
 
 def mad_devices(host: Host, hca: HCA) -> list[str]:
-    """Management devices, umad and issm, of one HCA."""
+    """Return the management devices, umad and issm, of an adapter."""
     return host.list(hca.path + "/infiniband_mad")
 
 
 def filter_sysfs(host: Host, edits: Edits, chosen: list[HCA], mads: dict[str, list[str]]) -> None:
-    """Classes of sysfs with the chosen devices alone: verbs libraries look there, not in /dev."""
+    """Show only the chosen devices in sysfs classes, where verbs libraries look for devices."""
     for name in CLASSES:
         directory = f"/sys/class/{name}"
         if host.exists(directory):
@@ -151,7 +150,7 @@ def filter_sysfs(host: Host, edits: Edits, chosen: list[HCA], mads: dict[str, li
 
 
 def add_provider(context: Context, host: Host, edits: Edits, chosen: list[HCA]) -> None:
-    """The host's libibverbs and the providers of the chosen devices, where MELLANOX_MOUNT_DRIVER asks for them."""
+    """Add the host's libibverbs and the providers of the chosen devices, for MELLANOX_MOUNT_DRIVER."""
     try:
         libraries = ldcache.find(host.read("/etc/ld.so.cache"), LIBRARIES)
     except ldcache.DAMAGE:

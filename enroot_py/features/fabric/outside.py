@@ -1,4 +1,4 @@
-"""The owners of the host's libraries can only be seen outside of a user namespace."""
+"""Tell whether a start needs 99-fabric outside the user namespace, which hides the owners of the host's libraries."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def looks_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Whether a setting asks for libraries of the host, or an annotation of an environment file does."""
+    """Check whether a setting, or an annotation of an environment file, requests the host's libraries."""
     return bool(FabricSettings(settings).fabric) or "com.hooks." in host.get("PENROOT_ANNOTATIONS", "")

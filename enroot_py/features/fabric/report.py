@@ -1,4 +1,4 @@
-"""``penroot fabric``: which network libraries programs of an image get, the image's or the host's, and why."""
+"""``penroot fabric``: show which network libraries an image uses, its own or the host's, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
 from enroot_py.runtime.supervise import fork, wait
 
-# What a libfabric that needs a library has built in: fi_provider(7); and what modules of Open MPI are for.
+# Providers built into libfabric, by the library that they need: fi_provider(7). Then modules of Open MPI.
 _PROVIDERS = {
     "libcxi.so.1": "cxi",
     "libefa.so.1": "efa",
@@ -36,29 +36,29 @@ _MAIN = {"libfabric": LIBFABRIC, "ucx": UCX[0]}
 _ASKING = {"libfabric": fabric.CXI, "nccl": fabric.OFI_NCCL}
 _EFA = b"0x1d0f"  # Amazon's vendor, in sysfs
 _WITHOUT = {
-    "libfabric": "programs that are built for it do not start",
-    "ucx": "programs that are built for it do not start",
-    "nccl": "NCCL takes its own transports: verbs of InfiniBand, or sockets",
+    "libfabric": "programs linked with it do not start",
+    "ucx": "programs linked with it do not start",
+    "nccl": "NCCL uses its built-in transports: InfiniBand verbs, or sockets",
 }
-_UNFIT = 3  # the status of a child that found so
+_UNFIT_STATUS = 3  # exit status of the child if a required part does not fit
 
 
 def report(options: start.Options) -> None:
-    """Print what the container of a command line gets, or without one what there is to get.
+    """Print what a start with these options would use, or without an image what this node has.
 
-    Raises ContainerError where it would not start, and PenrootError.
+    Raises ContainerError if the start would fail, and PenrootError.
     """
     start.read_description(options, "start")
     settings = start.read_settings(options, batch=False)
     host = {**settings.passed_on, **os.environ, **(options.file.host if options.file else {})}
-    asked = {want.part: want for want in fabric.wanted(settings, host)}
+    requested = {want.part: want for want in fabric.wanted(settings, host)}
     stock = Stock(settings, host)
-    parts = [stock.part(asked.get(part) or Want(part, "", False, "")) for part in PARTS]
-    there = [f"{path} ({provider})" for provider, path in _devices(stock.host)]
-    _say("node", [f"{os.uname().nodename}: {', '.join(there) or 'no device of Slingshot, EFA or InfiniBand'}"])
+    parts = [stock.part(requested.get(part) or Want(part, "", False, "")) for part in PARTS]
+    devices = [f"{path} ({provider})" for provider, path in _devices(stock.host)]
+    _print("node", [f"{os.uname().nodename}: {', '.join(devices) or 'no Slingshot, EFA or InfiniBand device'}"])
     if not options.target:
         for part in parts:
-            _say(part.want.part, [part.lack or part.main[0].path])
+            _print(part.want.part, [part.lack or part.main[0].path])
         return
     source = start.find(options.target, settings)
     caller = hooks.caller(host, os.geteuid(), os.getegid())
@@ -66,15 +66,15 @@ def report(options: start.Options) -> None:
     child = fork()
     if child:
         if status := wait(child):
-            why = "asks for what does not fit" if status == _UNFIT else "fails as shown above"
-            raise ContainerError(f"the start of {options.target} {why}", hint="penroot start --explain shows all of it")
+            reason = "a required part does not fit" if status == _UNFIT_STATUS else "see the error above"
+            raise ContainerError(f"cannot start {options.target}: {reason}", hint="run penroot start --explain")
         return
     status = 1
     try:
         container = _entered(source, settings, options)
         with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
             context = hooks.Context(root, "/", settings, container.environ, caller)
-            status = 0 if _look(context, stock, parts) else _UNFIT
+            status = 0 if _look(context, stock, parts) else _UNFIT_STATUS
         sys.stdout.flush()
     except PenrootError as e:
         log.error(str(e))
@@ -84,7 +84,7 @@ def report(options: start.Options) -> None:
 
 
 def _entered(source: Source, settings: Settings, options: start.Options) -> Container:
-    """The container as it is without anything of the host's network."""
+    """Enter the container without any library of the host's network."""
     os.environ.pop("PENROOT_ANNOTATIONS", None)
     if options.file:
         options.file.host = {}
@@ -92,52 +92,52 @@ def _entered(source: Source, settings: Settings, options: start.Options) -> Cont
 
 
 def _look(context: hooks.Context, stock: Stock, parts: Iterable[FabricPart]) -> bool:
-    """Print what the image has of each part, and what becomes of the host's."""
+    """Print for each part whether the image's or the host's is used. Return False if a required part does not fit."""
     fitting, good = Fitting(context, stock), True
     for part in parts:
         fit = fitting.fit(part)
         if part.want.origin and not fit.reasons:
             fitting.given.update(fit.brought)
         good = good and not (fit.reasons and part.want.required)
-        _say(part.want.part, [*_verdict(fitting, fit), *_ways(fitting, fit, stock.host)])
-    _say("mpi", list(_mpi(context)))
+        _print(part.want.part, [*_verdict(fitting, fit), *_providers(fitting, fit, stock.host)])
+    _print("mpi", list(_mpi(context)))
     return good
 
 
 def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
-    """Whose library programs get, and why."""
+    """Yield which library is used, the host's or the image's, and why."""
     part, want = fit.part, fit.part.want
     names = _plugins(fitting.context) if want.part == "nccl" else [_MAIN[want.part]]
     image = next((copy for name in names for copy in fitting.image.copies(name) if copy.seen), None)
     if want.origin and not fit.reasons:
-        place = f"in place of the image's {image.path}" if image else "which the image lacks"
+        place = f"replaces the image's {image.path}" if image else "the image has none"
         if image and want.part == "nccl":
-            place = f"beside the image's {image.path}"
-        yield f"the host's {part.main[0].path}, {place}: asked for by {want.origin}"
+            place = f"added beside the image's {image.path}"
+        yield f"the host's {part.main[0].path}, {place}: requested by {want.origin}"
         main = {library.name for library in part.main}
         if others := [each.name for each in fit.brought.values() if not each.folder and each.name not in main]:
-            yield f"with it come {', '.join(sorted(others))}"
+            yield f"with its dependencies {', '.join(sorted(others))}"
         yield from (f"left out: {why}" for why in fit.left_out)
         return
     yield f"the image's {image.path}" if image else f"none: {_WITHOUT[want.part]}"
     if not fit.reasons:
         asking = f', or {_ASKING[want.part]} = "true"' if want.part in _ASKING else ""
-        yield f"the host's {part.main[0].path} would fit: ENROOT_FABRIC={want.part}{asking}"
+        yield f"the host's {part.main[0].path} would fit: set ENROOT_FABRIC={want.part}{asking}"
         return
-    which = "the host's would not come"
+    conclusion = "the host's does not fit"
     if want.origin:
-        which = f"{want.origin} asks for the host's: {'an error' if want.required else 'a warning'}"
-    yield from (f"{which}: {why}" for why in fit.reasons)
+        conclusion += f", but {want.origin} requests it ({'error' if want.required else 'warning'})"
+    yield from (f"{conclusion}: {reason}" for reason in fit.reasons)
 
 
 def _plugins(context: hooks.Context) -> list[str]:
-    """The names under which NCCL looks for its plugin."""
-    said = context.environ.get("NCCL_NET_PLUGIN", "")
-    return [said, f"libnccl-net-{said}.so"] if said else [PLUGINS[1]]
+    """Return the file names under which NCCL looks for its plugin."""
+    name = context.environ.get("NCCL_NET_PLUGIN", "")
+    return [name, f"libnccl-net-{name}.so"] if name else [PLUGINS[1]]
 
 
-def _ways(fitting: Fitting, fit: Fit, host: Host) -> Iterator[str]:
-    """Which provider there is for each device, in the libfabric that programs get."""
+def _providers(fitting: Fitting, fit: Fit, host: Host) -> Iterator[str]:
+    """Yield the providers of the libfabric in use, and the devices without a provider."""
     if fit.part.want.part != "libfabric":
         return
     copies = [copy for copy in fitting.image.copies(LIBFABRIC) if copy.seen]
@@ -152,14 +152,14 @@ def _ways(fitting: Fitting, fit: Fit, host: Host) -> Iterator[str]:
     have |= {name[3:-6] for name in modules if name.startswith("lib") and name.endswith("-fi.so")}
     yield f"providers: {', '.join(sorted({*have, 'tcp'}))}"
     if chosen := fitting.context.environ.get("FI_PROVIDER"):
-        yield f"FI_PROVIDER={shown(chosen)} is set, and it takes no other"
+        yield f"FI_PROVIDER={shown(chosen)} is set: libfabric uses no other provider"
     for provider, path in _devices(host):
         if provider not in have:
-            yield f"none for {path}, which needs {provider}: programs go another way, as by tcp"
+            yield f"no {provider} provider for {path}: programs use another provider, such as tcp"
 
 
 def _devices(host: Host) -> Iterator[tuple[str, str]]:
-    """The network devices of the node, with the provider of libfabric that each is for."""
+    """Yield the network devices of the node, each after its libfabric provider."""
     for name in host.list("/dev"):
         if fabric.is_cxi(name):
             yield "cxi", f"/dev/{name}"
@@ -170,21 +170,21 @@ def _devices(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def _mpi(context: hooks.Context) -> Iterator[str]:
-    """What the MPI of the image can go by, as what it needs and its modules tell."""
+    """Yield which transports the image's MPI supports, by its dependencies and modules."""
     image = ImageLibraries(context, (*_MPI, *_OF_MPI))
     for name in _MPI:
         for copy in image.copies(name)[:1]:
             inner = [library.needed for each in _OF_MPI if (library := image.first(each))]
             needed = {each for names in (copy.elf.needed, *inner) for each in names}
-            ways = {way for each, way in ((LIBFABRIC, "libfabric"), (UCX[0], "UCX")) if each in needed}
+            transports = {name for each, name in ((LIBFABRIC, "libfabric"), (UCX[0], "UCX")) if each in needed}
             above = copy.path.rpartition("/")[0]
             for folder in ("openmpi", "openmpi/lib/openmpi3", "openmpi/lib/openmpi", "../openmpi3"):
-                ways |= {_COMPONENTS[each] for each in context.list(f"{above}/{folder}") if each in _COMPONENTS}
-            yield f"{copy.path} can go by {' and '.join(sorted(ways)) or 'neither libfabric nor UCX'}"
+                transports |= {_COMPONENTS[each] for each in context.list(f"{above}/{folder}") if each in _COMPONENTS}
+            yield f"{copy.path} can use {' and '.join(sorted(transports)) or 'neither libfabric nor UCX'}"
             return
-    yield "none where the loader looks"
+    yield "none in the loader's directories"
 
 
-def _say(what: str, lines: list[str]) -> None:
+def _print(title: str, lines: list[str]) -> None:
     for number, line in enumerate(lines):
-        print(f"{what if not number else '':<10} {log.printable(line)}", flush=True)
+        print(f"{title if not number else '':<10} {log.printable(line)}", flush=True)

@@ -14,12 +14,12 @@ def add(penroot: click.Group) -> None:
 
 @synopsis
 @click.command("fabric", context_settings=CONTEXT)
-@click.option("--environment", callback=there, metavar="NAME|FILE", help="An environment file, as start takes it.")
+@click.option("--environment", callback=there, metavar="NAME|FILE", help="Environment file (EDF), as for start.")
 @click.argument("name", required=False, metavar="[NAME|IMAGE]", shell_complete=container_names)
 def fabric(environment: str | None, name: str | None) -> None:
-    """Show which libfabric, UCX and plugin of NCCL programs of an image get, its own or the host's, and why.
+    """Show which libfabric, UCX and NCCL plugin an image will use (its own or the host's) and why.
 
-    Without an image, show what this machine has. Exit status 1 where the start would fail for want of one that fits.
+    Without an image, show what this machine has. Exit with status 1 if a required library does not fit the image.
     """
     from enroot_py.cli import start
     from enroot_py.features.fabric import report

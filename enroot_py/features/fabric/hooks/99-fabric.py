@@ -1,4 +1,4 @@
-"""The host's libfabric, UCX and network plugin of NCCL, by ENROOT_FABRIC or annotations, where they fit the image."""
+"""Add the host's libfabric, UCX and NCCL plugin, as ENROOT_FABRIC or annotations request, if they fit the image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def outside(settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
-    """What gives it to a container, with what the host has: whose its files are can be seen outside only."""
+    """Find the host's libraries outside the user namespace, which hides owners. Return the function that adds them."""
     if not look_outside(settings, host):
         return None
     from enroot_py.features.fabric import fabric

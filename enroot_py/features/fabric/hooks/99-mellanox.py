@@ -1,8 +1,8 @@
-"""InfiniBand and RoCE, by MELLANOX_VISIBLE_DEVICES; shared memory between processes, where the host has it.
+"""Add InfiniBand and RoCE devices, by MELLANOX_VISIBLE_DEVICES, and the host's nodes of knem and xpmem.
 
-With the host's /dev and /sys in the container there is nothing to do for "all". A selection hides the other devices
-and their entries in sysfs: devices/mellanox.py. Root's containers have a private /dev by default, and get all devices
-unless the caller or the image selects some: every user may open them.
+If the container shares the host's /dev and /sys, "all" needs no change. A selection hides the other devices and their
+entries in sysfs: fabric/mellanox.py. Root's containers have a private /dev by default. They get all devices unless the
+caller or the image selects some, since every user may open them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
-SHARING = ("/dev/knem", "/dev/xpmem")  # need no choice: they give what cross-memory attach gives
+SHARING = ("/dev/knem", "/dev/xpmem")  # need no selection: they allow no more than cross-memory attach
 
 
 def run(context: Context) -> None:

@@ -1,4 +1,4 @@
-"""SHARP: collectives in the switches, for jobs that ask Slurm for it with --network=sharp.
+"""Enable SHARP, collectives in the switches, for jobs with --network=sharp.
 
 Sources: SHARP Collective Library, "Setting up"; NCCL, NCCL_COLLNET_ENABLE.
 """
