@@ -195,7 +195,7 @@ def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
 def test_a_bundle_without_a_checksum_knows_whether_it_is_whole(user: User, image: pathlib.Path) -> None:
     user.penroot("bundle", "-o", "plain.run", str(image))
     plain = user.home / "plain.run"
-    assert "Tables of the image" in user.run(str(plain), "--verify").stdout
+    assert "Image tables" in user.run(str(plain), "--verify").stdout
     os.truncate(plain, plain.stat().st_size - 100_000)
     assert "is damaged, copy it again" in user.run(str(plain), "--verify", status=1).stderr
 
@@ -212,12 +212,13 @@ def test_where_it_cannot_be_kept_says_the_way_out(user: User, bundle: pathlib.Pa
     there = user.home / "closed"
     there.mkdir(0o555)
     user.own(there)
-    assert "[HINT] go to a directory of yours" in user.run(str(bundle), "--extract", cwd=there, status=1).stderr
+    err = user.run(str(bundle), "--extract", cwd=there, status=1).stderr
+    assert "[HINT] change to a directory that you can write to" in err
 
 
 def test_data_in_a_squashfs_file_is_beyond_it(user: User, bundle: pathlib.Path) -> None:
     said = user.run(str(bundle), "--mount", "data.sqsh:/data:sqsh", "true", status=1).stderr
-    assert "cannot mount data.sqsh: a squashfs file needs penroot start or srun" in said
+    assert "cannot mount data.sqsh: only penroot start and srun mount squashfs files" in said
 
 
 def test_who_interrupts_it_early_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
@@ -446,7 +447,7 @@ def in_own_mounts(user: User, mounts: str, command: list[str], **env: str) -> su
     [
         ("noexec,mode=1777", "is mounted noexec"),
         ("ro,mode=1777", "cannot be written"),
-        ("size=1m,mode=1777", "has not enough space"),
+        ("size=1m,mode=1777", "does not have enough space"),
         ("mode=777", "can be written by others, and is not sticky"),
     ],
 )
@@ -469,7 +470,7 @@ def test_bundle_names_all_directories_it_tried(user: User, bundle: pathlib.Path)
     assert done.returncode == 1
     for place in ("/tmp", "/var/tmp", "/dev/shm"):
         assert f"{place} is mounted noexec" in done.stderr
-    assert "[HINT] set ENROOT_TEMP_PATH to a directory of yours" in done.stderr
+    assert "[HINT] set ENROOT_TEMP_PATH to a directory that you own" in done.stderr
 
 
 def test_bundle_of_another_architecture_says_so(user: User, bundle: pathlib.Path) -> None:
@@ -479,7 +480,7 @@ def test_bundle_of_another_architecture_says_so(user: User, bundle: pathlib.Path
     other.chmod(0o755)
     for path in ("/usr/bin:/bin", few_tools(user)):  # with uname, and without
         said = user.run("env", f"PATH={path}", str(other), "true", status=1).stderr
-        assert said.startswith(f"[ERROR] this bundle is for s390x, and this host is {machine}\n")
+        assert said.startswith(f"[ERROR] this bundle is for s390x, but this host is {machine}\n")
 
 
 def test_bundle_is_little_larger_than_its_image(bundle: pathlib.Path, image: pathlib.Path) -> None:

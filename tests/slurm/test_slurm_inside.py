@@ -206,7 +206,7 @@ def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writa
 def test_root_in_it_is_told_that_srun_fails(lab: Lab) -> None:
     done = lab.run(["srun", *ON_N1, IMAGE, "--container-slurm", "--container-remap-root", *sh("squeue -h -o %u")])
     assert done.stdout == "alice\n"
-    assert "srun and sbatch do not work for root in it" in done.stderr
+    assert "srun and sbatch do not work for root in the container" in done.stderr
 
 
 def privately(lab: Lab, change: str, command: str) -> subprocess.CompletedProcess[str]:
@@ -222,31 +222,34 @@ LEFT = (
     "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/run/munge/munge.socket.2')\""
 )
 BAD = {
-    "socket": ("mount -t tmpfs none /run/munge", "n1 has no socket /run/munge/munge.socket.2, by which auth/munge "),
+    "socket": ("mount -t tmpfs none /run/munge", "n1 has no socket /run/munge/munge.socket.2 for auth/munge"),
     "left socket": (
         f"{LEFT} && chmod 777 /run/munge/munge.socket.2",
-        "n1: the socket /run/munge/munge.socket.2, by which auth/munge tells Slurm who somebody is: Connection refused",
+        "n1: cannot connect to the socket /run/munge/munge.socket.2 of auth/munge: Connection refused",
     ),
     "closed socket": (
         f"{LEFT} && chmod 700 /run/munge/munge.socket.2",
-        "n1: the socket /run/munge/munge.socket.2, by which auth/munge tells Slurm who somebody is: Permission denied",
+        "n1: cannot connect to the socket /run/munge/munge.socket.2 of auth/munge: Permission denied",
     ),
     "pipe": (
         "rm /etc/slurm/slurm.conf && mkfifo -m 644 /etc/slurm/slurm.conf",
         "/etc/slurm/slurm.conf is not a regular file",
     ),
-    "endless": ("echo 'include slurm.conf' >> /etc/slurm/slurm.conf", "/etc/slurm/slurm.conf: more than 10 files"),
-    "directory of plugins": ("echo PluginDir=/none >> /etc/slurm/slurm.conf", "n1 has no directory /none, in which"),
+    "endless": (
+        "echo 'include slurm.conf' >> /etc/slurm/slurm.conf",
+        "/etc/slurm/slurm.conf: more than 10 nested includes",
+    ),
+    "directory of plugins": ("echo PluginDir=/none >> /etc/slurm/slurm.conf", "n1 has no Slurm plugin directory /none"),
     "conf": ("mount -t tmpfs none /etc/slurm", "n1 has no slurm.conf in /etc/slurm, /run/slurm/conf, "),
     "closed": ("chmod 600 /etc/slurm/slurm.conf", "cannot read /etc/slurm/slurm.conf: Permission denied"),
     "included": (
         "echo 'include more.conf' >> /etc/slurm/slurm.conf",
-        "cannot read /etc/slurm/more.conf, which /etc/slurm/slurm.conf names: No such file",
+        "cannot read /etc/slurm/more.conf (named in /etc/slurm/slurm.conf): No such file",
     ),
-    "plugins": (f"mount -t tmpfs none {PLUGINS}", "n1: no plugins of Slurm beneath "),
+    "plugins": (f"mount -t tmpfs none {PLUGINS}", "n1: no Slurm plugins beneath "),
     "programs": (
         f"for p in {' '.join(PROGRAMS)}; do test ! -e /usr/bin/$p || mount --bind /dev/null /usr/bin/$p; done",
-        "n1 has no client programs of Slurm, as srun and squeue, in ",
+        "n1 has no Slurm commands, such as srun and squeue, in ",
     ),
 }
 
@@ -260,7 +263,7 @@ def test_what_a_node_lacks_is_one_line(lab: Lab, debian: str, what: str) -> None
     assert done.returncode == 1 and done.stdout == "", done.stdout
     error, hint = done.stderr.splitlines()
     assert error.startswith(f"[ERROR] Slurm in the container: {says}"), done.stderr
-    assert re.match(r"\[HINT\] .*; without it: --no-container-slurm, or ENROOT_SLURM=no$", hint), hint
+    assert re.match(r"\[HINT\] .*; to start without it: --no-container-slurm, or ENROOT_SLURM=no$", hint), hint
 
 
 SACK = """\

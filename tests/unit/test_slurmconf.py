@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
@@ -69,14 +70,14 @@ def test_plugins(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("Include slurm.conf\n", "files include each other"),
-        ("Include none.conf\n", "none.conf, which DIRECTORY/slurm.conf names: No such file"),
-        ("Include /dev/zero\n", "/dev/zero, which DIRECTORY/slurm.conf names, is not a regular file"),
-        ("PlugStackConfig=/no\0ne\n", "DIRECTORY/slurm.conf names a file that no file system has"),
-        ("PlugStackConfig=/none/stack\n", "cannot read /none/stack, which DIRECTORY/slurm.conf names"),
+        ("Include slurm.conf\n", "more than 10 nested includes"),
+        ("Include none.conf\n", "none.conf (named in DIRECTORY/slurm.conf): No such file"),
+        ("Include /dev/zero\n", "/dev/zero (named in DIRECTORY/slurm.conf) is not a regular file"),
+        ("PlugStackConfig=/no\0ne\n", "DIRECTORY/slurm.conf: invalid file name"),
+        ("PlugStackConfig=/none/stack\n", "cannot read /none/stack (named in DIRECTORY/slurm.conf)"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: pathlib.Path, text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("DIRECTORY", str(tmp_path))) as caught:
+    with pytest.raises(ConfigError, match=re.escape(says.replace("DIRECTORY", str(tmp_path)))) as caught:
         conf(tmp_path, text)
     assert caught.value.hint

@@ -1,1 +1,1 @@
-"""Bundles: an image and all that it takes to run it, in one executable file: docs/images.md."""
+"""Bundles: an image and everything needed to run it, in one executable file: docs/howto/bundle.md."""

@@ -1,9 +1,8 @@
-"""``penroot bundle``: an image and all that it takes to run it, in one executable file.
+"""``penroot bundle``: pack an image and everything needed to run it into one executable file.
 
-The file is a shell script, a tar.gz of the Python that runs it (carry.py), and the squashfs image as it is. The
-script, header.sh, unpacks the Python; bundled.py is what runs then. Of the host it needs sh, mkdir, tar
-and gzip, and sha256sum if it has a checksum. The image is mounted out of the file if the host has /dev/fuse, else
-unpacked.
+The file consists of a shell script, a tar.gz with Python and its modules (carry.py), and the unchanged squashfs image.
+The script, header.sh, unpacks the tar.gz and runs bundled.py. The host needs sh, mkdir, tar and gzip, and sha256sum for
+a checksum. The image is mounted from the file if the host has /dev/fuse, else it is unpacked.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ from enroot_py.runtime import squashfuse
 from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
 COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}  # squashfs_fs.h
-_KEPT = ("gzip", "lz4", "zstd")  # what each build of squashfuse and unsquashfs knows
+_PORTABLE = ("gzip", "lz4", "zstd")  # every build of squashfuse and unsquashfs supports these
 _CONVERTED = "zstd"
-_ALIGNMENT = 4096  # of the image in the file, so that it could be a loop device too
-_BLOCK = 1 << 20
+_ALIGNMENT_BYTES = 4096  # of the image in the file, so that a loop device can serve it too
+_BLOCK_BYTES = 1 << 20
 _DIRECTORIES = ("environ.d", "mounts.d", "hooks.d")
 _LISTED = re.compile(r"-\S+ \d+/\d+ +(\d+) ")  # a regular file of unsquashfs -lln: mode, owner, size
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A squashfs image and what is to come with it. With SOURCE_DATE_EPOCH set the same gives the same bytes."""
+    """A bundle to write. With SOURCE_DATE_EPOCH set, equal input gives equal bytes."""
 
     image: str
     settings: Settings
-    output: str | None = None  # by default the image's name with .run
-    everything: bool = False  # the user's configuration and ENROOT_* variables, not only the system's
+    output: str | None = None  # default: the image's name with .run
+    everything: bool = False  # include the user's configuration and ENROOT_* variables
     checksum: bool = False
     description: str = ""
-    target: str | None = None  # where it unpacks itself with --keep, which replaces ${VAR} then; by default its name
+    target: str | None = None  # directory for --keep, which expands ${VAR}; default: the bundle's name
 
     @property
     def path(self) -> str:
@@ -57,28 +56,28 @@ class Bundle:
         )
 
     def write(self) -> None:
-        """Make the file, whole or not at all. Raises ImageError, PenrootError."""
+        """Write the complete file, or none. Raises ImageError, PenrootError."""
         squashfs.check(self.image)
         containers.admit_file(self.image, self.settings)
         if self.output == mksquashfs.STDOUT:
-            raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
+            raise ImageError("cannot write a bundle to stdout", hint="name a file: --output FILE")
         mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
         if not squashfuse.installed("squashfuse_ll", "squashfuse"):
-            log.warn("squashfuse is not installed here: the bundle will unpack its image for each run")
+            log.warn("squashfuse is not installed on this host: the bundle will unpack its image at every run")
         with _readable(self.image, self.settings) as source:
             runtime = self._runtime(source)
             try:
                 self._publish(source, runtime)
             except FileExistsError:
-                raise ImageError(f"file already exists: {self.path}", hint="--force overwrites it") from None
+                raise ImageError(f"file already exists: {self.path}", hint="overwrite it: --force") from None
             except OSError as e:
                 raise mksquashfs.cannot_write(self.path, e) from e
 
     def _publish(self, source: str, runtime: bytes) -> None:
-        """Header, runtime and image beside the bundle, then under its name. Raises OSError."""
+        """Write header, runtime and image to a temporary file, then rename it to the bundle. Raises OSError."""
         start = len(self._header())
-        offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
+        offset = -(-(start + len(runtime)) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         digest = hashlib.sha256()
         with making.File(self.path) as file:
             with open(file.fd, "wb", closefd=False) as out:
@@ -94,8 +93,8 @@ class Bundle:
             file.publish(replace=self.settings.force_override)
 
     def _about(self, source: str) -> bytes:
-        """Return what the bundle knows of itself, as bundled.py reads it."""
-        changed = [(variable, setting) for variable, setting in sorted(all_settings().items()) if self._takes(setting)]
+        """Return the metadata that bundled.py reads."""
+        included = [pair for pair in sorted(all_settings().items()) if self._includes(pair[1])]
         return marshal.dumps({
             "description": self.description,
             "version": __version__,
@@ -103,11 +102,11 @@ class Bundle:
             "target": os.path.basename(self.path).removesuffix(".run") if self.target is None else self.target,
             "size": _unpacked_size(source, self.image),
             "start": len(self._header()),
-            "settings": {variable: self.settings.text(setting) for variable, setting in changed},
+            "settings": {variable: self.settings.text(setting) for variable, setting in included},
         })  # fmt: skip
 
-    def _takes(self, setting: Setting) -> bool:
-        """Whether a setting goes along: one that the user or the site has made, if it is no place on this node."""
+    def _includes(self, setting: Setting) -> bool:
+        """Check whether to include a setting: only settings of the user or the site that are not paths on this node."""
         return self.everything and self.settings.origin(setting) != "default" and setting.kind != "path"
 
     def _runtime(self, source: str) -> bytes:
@@ -122,10 +121,10 @@ class Bundle:
             for name, path in configuration:
                 data = files.content(path) or b""
                 _add(tar, (name, data, 0o755 if os.access(path, os.X_OK) else 0o644))
-        return gzip.compress(out.getvalue(), 1, mtime=0)  # 6 takes half a second more and saves half a megabyte
+        return gzip.compress(out.getvalue(), 1, mtime=0)  # level 6 takes 0.5 s more and saves 0.5 MB
 
     def _configuration(self) -> Iterator[tuple[str, str]]:
-        """Yield name and path of each file of environ.d, mounts.d and hooks.d that goes along."""
+        """Yield the name in the bundle and the path of each file of environ.d, mounts.d and hooks.d."""
         places = {"system": sysconf_path(), **({"user": self.settings.config_path} if self.everything else {})}
         for place, directory in places.items():
             for kind in _DIRECTORIES:
@@ -134,7 +133,7 @@ class Bundle:
                         yield f"etc/{place}/{kind}/{name}", f"{directory}/{kind}/{name}"
 
     def _header(self, checksum: str = "", offset: int = 0) -> bytes:
-        """Return the script at the beginning. Its length does not depend on the arguments."""
+        """Return the shell script. Its length does not depend on the arguments."""
         with open(f"{LIBRARY}/enroot_py/features/bundle/header.sh") as f:
             text = f.read()
         text = text.replace("@SHA256@", checksum or "0" * 64 * self.checksum).replace("@OFFSET@", f"{offset:014}")
@@ -144,18 +143,18 @@ class Bundle:
 def _blocks(first: bytes, image: str) -> Iterator[bytes]:
     yield first
     with open(image, "rb") as f:
-        while block := f.read(_BLOCK):
+        while block := f.read(_BLOCK_BYTES):
             yield block
 
 
 @contextlib.contextmanager
 def _readable(image: str, settings: Settings) -> Iterator[str]:
-    """Give an image that each squashfuse can serve: the same file, or a copy in another compression."""
+    """Yield an image that every squashfuse can serve: the same file, or a copy with another compression."""
     compression = _compression(image)
-    if compression in _KEPT:
+    if compression in _PORTABLE:
         yield image
         return
-    log.info(f"converting {image} from {compression} to {_CONVERTED}, for every host")
+    log.info(f"converting {image} from {compression} to {_CONVERTED}, which every host supports")
     making.sweep(settings.temp_path)
     with contextlib.ExitStack() as stack:
         try:

@@ -1,8 +1,8 @@
-"""A bundle that runs: its options, then a start of the image in it, as ``penroot start`` does it.
+"""Run a bundle: parse its options and start its image as ``penroot start`` does.
 
-header.sh has unpacked this Python, which calls run(). Everything that a start needs of the directory is
-in memory or mounted when the program begins, so the directory is removed before. If the image has to be unpacked, a
-process outside of the container waits for its end and removes it then.
+header.sh unpacks this Python into a directory and calls run(). When the container's program begins, everything needed
+from the directory is in memory or mounted, so the directory is removed first. If the image has to be unpacked there, a
+process outside the container waits for the container's end and then removes the directory.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from enroot_py.runtime import mounting, mounts, namespaces, rootfs, squashfuse, 
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import squashfs
 
-ABOUT = "about"  # what `penroot bundle` wrote down
+ABOUT = "about"  # metadata from `penroot bundle`
 PREFIX = "penroot-bundle."
-_LIVE = "live"  # a file that is open for writing while the directory is in use
+_LIVE = "live"  # this file is open for writing while the directory is in use
 _SCRATCH = "runtime"
 _STARTING_S, _ABANDONED_S = 60, 3600
 _SHOW_PROGRESS_BYTES = 64 << 20
@@ -53,7 +53,7 @@ USAGE = """\
 """
 _LETTERS = {"help": "h", "info": "i", "verify": "v", "keep": "k", "extract": "x", "quiet": "q"}
 _ACTIONS = {word: action for action, letter in _LETTERS.items() for word in (f"-{letter}", f"--{action}")}
-_ENDING = ("help", "info", "verify")  # options behind one of these are not read
+_FINAL_ACTIONS = ("help", "info", "verify")  # later options are not read
 _START_FLAGS = ("-r", "--root", "-w", "--rw", "--pid", "--net", "--ipc", "--uts")
 _START_VALUES = ("-c", "--conf", "-e", "--env", "-m", "--mount", "--rc")
 
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
 
 
 def run(words: list[str]) -> int:
-    """Run the bundle that has unpacked this, with the words that header.sh gives.
+    """Run the bundle with the arguments from header.sh.
 
-    Returns the exit status of what is no start. Raises PenrootError.
+    Returns the exit status unless a container starts. Raises PenrootError.
     """
     carried.directory, path, offset, live, checksum, *words = words
     sys.argv[0] = path
-    for name in ("LD_PRELOAD", "LD_AUDIT"):  # the header took them from this Python, for which they are not made
+    for name in ("LD_PRELOAD", "LD_AUDIT"):  # header.sh renamed them: they are not for the bundle's Python
         if (value := os.environ.pop(f"PENROOT_{name}", None)) is not None:
             os.environ[name] = value
     place = WorkDirectory(carried.directory, int(live or -1))
@@ -80,13 +80,13 @@ def run(words: list[str]) -> int:
 
 
 class WorkDirectory:
-    """The directory that the bundle is unpacked in. It goes with this process, and at the latest with a later run."""
+    """The directory that header.sh unpacked into. This process removes it; if killed, a later run does."""
 
     def __init__(self, path: str, live: int) -> None:
-        above, self._name = os.path.split(path)
+        parent, self._name = os.path.split(path)
         self.path = path
         self._live = live
-        self._above = os.open(above or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._parent = os.open(parent or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._outlives = False
         if live >= 0:
             os.set_inheritable(live, False)
@@ -100,31 +100,31 @@ class WorkDirectory:
         os.kill(os.getpid(), number)
 
     def remove(self) -> None:
-        """Remove it, unless another process will. This works from inside of the container too."""
+        """Remove the directory, unless another process will. This works inside the container too."""
         if self._outlives:
             return
         try:
-            _remove(self._above, self._name)
+            _remove(self._parent, self._name)
         except OSError as e:
             if e.errno != errno.EBUSY:
                 log.warn(f"cannot delete {self.path}: {e.strerror}")
                 return
-            linux.umount2(f"{self.path}/{_SCRATCH}", linux.MNT_DETACH)  # a start has failed half-way
-            _remove(self._above, self._name)
+            linux.umount2(f"{self.path}/{_SCRATCH}", linux.MNT_DETACH)  # a start has failed after this mount
+            _remove(self._parent, self._name)
 
     def sweep(self) -> None:
-        """Remove the directories that killed bundles of this user have left beside this one."""
-        for name in os.listdir(self._above):
-            if name.startswith(PREFIX) and name != self._name and _is_abandoned(self._above, name):
+        """Remove directories that killed bundles of this user have left in the same place."""
+        for name in os.listdir(self._parent):
+            if name.startswith(PREFIX) and name != self._name and _is_abandoned(self._parent, name):
                 try:
-                    _remove(self._above, name)
+                    _remove(self._parent, name)
                 except OSError as e:
-                    log.warn(f"cannot delete what a killed bundle left, {name}: {e.strerror}")
+                    log.warn(f"cannot delete {name}, left by a killed bundle: {e.strerror}")
 
     def outlive(self) -> None:
-        """Go on in a child. This process waits for it, removes the directory, and ends as it ends.
+        """Fork, and continue in the child. The parent waits for it, removes the directory and exits with its status.
 
-        If this process is killed, another one kills the child and removes the directory.
+        If the parent is killed, a watcher process kills the child and removes the directory.
         """
         child = supervise.fork()
         if not child:
@@ -137,7 +137,7 @@ class WorkDirectory:
         supervise.end(status)
 
     def _watch(self, waiting: int, child: int, container: int) -> None:
-        """Start a process that nobody waits for and no signal of the caller reaches, and that keeps no pipe open."""
+        """Start the watcher process: detached, in its own session, and without the caller's descriptors."""
         if middle := os.fork():
             os.waitpid(middle, 0)
             return
@@ -147,7 +147,7 @@ class WorkDirectory:
             os.setsid()
             for number in signals.CATCHABLE - {SIGCHLD}:
                 signal(number, SIG_IGN)
-            kept = sorted((waiting, container, self._above, self._live))
+            kept = sorted((waiting, container, self._parent, self._live))
             for first, last in zip([-1, *kept], [*kept, 0x7FFFFFFF], strict=True):
                 if last > first + 1:
                     linux.close_range(first + 1, last - 1, 0)
@@ -156,7 +156,7 @@ class WorkDirectory:
             if os.path.exists(self.path):
                 os.kill(child, SIGKILL)
                 _await(container)
-                _remove(self._above, self._name)
+                _remove(self._parent, self._name)
         finally:
             os._exit(0)
 
@@ -169,26 +169,26 @@ def _await(process: int) -> None:
     waiting.poll()
 
 
-def _remove(above: int, name: str) -> None:
+def _remove(parent: int, name: str) -> None:
     try:
-        trees.remove_in(above, name)
+        trees.remove_in(parent, name)
     except FileNotFoundError:
-        return  # another process was quicker
+        return  # another process removed it first
 
 
-def _is_abandoned(above: int, name: str) -> bool:
-    """Return whether no process uses the directory ``name`` of this user: none has its file open for writing.
+def _is_abandoned(parent: int, name: str) -> bool:
+    """Check whether no process uses this user's directory ``name``: none has its live file open for writing.
 
-    A lease tells, fcntl(2), in any PID namespace. If a file system has no leases, or no such file yet, the age does.
+    A read lease, fcntl(2), finds this out across PID namespaces. Without lease support or live file, the age decides.
     """
     from fcntl import F_RDLCK, F_SETLEASE, fcntl
     from time import time
 
     try:
-        state = os.stat(name, dir_fd=above, follow_symlinks=False)
+        state = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if state.st_uid != os.geteuid():
             return False
-        with Fd(os.open(f"{name}/{_LIVE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)) as fd:
+        with Fd(os.open(f"{name}/{_LIVE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as fd:
             fcntl(fd, F_SETLEASE, F_RDLCK)
             return True
     except FileNotFoundError:
@@ -218,7 +218,7 @@ def parse(words: list[str]) -> BundleOptions:
             break
         if word in _ACTIONS:
             options.actions.add(_ACTIONS[word])
-            if _ACTIONS[word] in _ENDING:
+            if _ACTIONS[word] in _FINAL_ACTIONS:
                 break
         elif word in _START_FLAGS:
             options.changes[start.FLAGS[word]] = True
@@ -234,7 +234,7 @@ def parse(words: list[str]) -> BundleOptions:
 
 
 class Bundled:
-    """The bundle at ``path``, whose image begins at ``offset``; ``checksum`` is of all behind the header, or ""."""
+    """The bundle at ``path``, with the image at ``offset``. ``checksum``, if not "", covers all but the header."""
 
     def __init__(self, path: str, offset: int, checksum: str, place: WorkDirectory) -> None:
         self.path = path
@@ -245,11 +245,11 @@ class Bundled:
             self.about = loads(f.read())
 
     def run(self, words: list[str]) -> int:
-        """Do what a command line asks for. Returns the exit status of what is no start. Raises PenrootError."""
+        """Carry out a command line. Returns the exit status unless a container starts. Raises PenrootError."""
         self.place.sweep()
         try:
             options = parse(words)
-        except UsageError as e:  # enroot's bundles answer so, and with success
+        except UsageError as e:  # usage on stdout and exit status 0, as in enroot's bundles
             sys.stdout.write(self._usage())
             sys.stdout.flush()
             log.error(str(e))
@@ -278,18 +278,18 @@ class Bundled:
         return 0
 
     def _check_sum(self) -> None:
-        """Raises ImageError for a bundle that is not as it was made."""
+        """Raises ImageError if the bundle does not match its checksum."""
         if self.checksum:
             from enroot_py.base import run
 
             with Fd(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)) as file:
                 os.lseek(file, self.about["start"], os.SEEK_SET)
-                said = run.Program(["sha256sum"], stdin=file).run()
-            if said.split()[:1] != [self.checksum]:
+                output = run.Program(["sha256sum"], stdin=file).run()
+            if output.split()[:1] != [self.checksum]:
                 raise ImageError(f"Checksum validation failed: {self.path} is damaged, copy it again")
 
     def _verify(self) -> bool:
-        """Say what is well, and what of the host is missing. Returns whether that must be there. Raises ImageError."""
+        """Check the bundle and the host. Return True if the host lacks a requirement. Raises ImageError."""
         from enroot_py.base import run
 
         self._check_sum()
@@ -301,15 +301,15 @@ class Bundled:
             run.Program(listing, environ={"PATH": "/usr/bin:/bin"}).run()
         except PenrootError as e:
             raise ImageError(f"{self.path} is damaged, copy it again") from e
-        _report("Tables of the image", "", True)
-        able = _report("User and mount namespaces", "required: see user_namespaces(7)", _succeeds(_enter))
-        known = os.access("/proc/sys/kernel/seccomp/actions_avail", os.R_OK)
-        able = _report("System call filter", "required: CONFIG_SECCOMP_FILTER", known) and able
+        _report("Image tables", "", True)
+        is_able = _report("User and mount namespaces", "required: see user_namespaces(7)", _succeeds(_enter))
+        has_seccomp = os.access("/proc/sys/kernel/seccomp/actions_avail", os.R_OK)
+        is_able = _report("System call filter", "required: CONFIG_SECCOMP_FILTER", has_seccomp) and is_able
         _report("Overlay file system in a user namespace", "optional", _succeeds(self._mount_overlay))
-        instead = "optional: starts without extracting"
-        _report("/dev/fuse", instead, _succeeds(_mount_fuse))
-        _report("squashfuse", instead, bool(squashfuse.installed("squashfuse_ll", "squashfuse")))
-        return not able
+        benefit = "optional: starts without extracting"
+        _report("/dev/fuse", benefit, _succeeds(_mount_fuse))
+        _report("squashfuse", benefit, bool(squashfuse.installed("squashfuse_ll", "squashfuse")))
+        return not is_able
 
     def _mount_overlay(self) -> None:
         _enter()
@@ -326,8 +326,8 @@ class Bundled:
                 raise ConfigError(f"cannot read {path}")
         for name in options.env:
             if "=" not in name and not (name.isascii() and name.isidentifier()):
-                hint = f"write {name}=VALUE"
-                raise UsageError(f"--env {name}: a shell has not passed on this variable", hint=hint)
+                hint = f"set the value: --env {name}=VALUE"
+                raise UsageError(f"--env {name}: the shell does not export a variable of this name", hint=hint)
         for name, value in self.about["settings"].items():
             os.environ.setdefault(name, value)
         os.environ["ENROOT_SYSCONF_PATH"] = self.place.path + "/etc/system"
@@ -337,7 +337,7 @@ class Bundled:
         superuser = namespaces.privileged(settings)
         for text in options.mounts:
             if (mount := mounts.parse_option(text, os.environ, f"--mount {text}")).fstype == mounting.SQUASHFS:
-                raise UsageError(f"cannot mount {mount.source}: a squashfs file needs penroot start or srun")
+                raise UsageError(f"cannot mount {mount.source}: only penroot start and srun mount squashfs files")
         source = self._source(settings, options)
         with Recording("start", settings):
             container = start.entered(source, settings, options)
@@ -345,7 +345,7 @@ class Bundled:
         start.execute(container, settings, options.command, superuser=superuser)
 
     def _source(self, settings: Settings, options: BundleOptions) -> Source:
-        """Return the root file system: where it is kept, in the bundle, or unpacked. Raises PenrootError."""
+        """Return the root file system: kept by --keep, mounted from the bundle, or unpacked. Raises PenrootError."""
         quiet = "quiet" in options.actions
         if options.actions & {"keep", "extract"}:
             target = self._keep(settings, quiet=quiet)
@@ -363,7 +363,7 @@ class Bundled:
         return Source("rootfs", directory=directory)
 
     def _keep(self, settings: Settings, *, quiet: bool) -> str:
-        """Unpack the image into the target directory, and return that. Raises PenrootError."""
+        """Unpack the image into the target directory and return its path. Raises PenrootError."""
         from enroot_py.base import making
         from enroot_py.config.words import expand
 
@@ -380,12 +380,12 @@ class Bundled:
                 self._unpack(directory.path, settings, quiet=quiet)
                 directory.publish()
         except OSError as e:
-            hint = "go to a directory of yours, or leave out --keep and --extract"
+            hint = "change to a directory that you can write to, or run without --keep and --extract"
             raise ImageError(f"cannot keep this bundle in {target}: {e.strerror}", hint=hint) from e
         return target
 
     def _unpack(self, directory: str, settings: Settings, *, quiet: bool) -> None:
-        """Unpack the image into a directory that is empty, or not there. Raises PenrootError, OSError."""
+        """Unpack the image into an empty or new directory. Raises PenrootError, OSError."""
         from enroot_py.store import unsquashfs
 
         os.makedirs(directory, 0o755, exist_ok=True)
@@ -396,19 +396,19 @@ class Bundled:
             hint = "set ENROOT_TEMP_PATH to another directory"
             raise ImageError(f"not enough space in {directory}: {sizes}", hint=hint)
         shows = not quiet and log.on_terminal() and needed > _SHOW_PROGRESS_BYTES
-        shower = _show_progress(directory, free, needed) if shows else 0
+        progress_pid = _show_progress(directory, free, needed) if shows else 0
         try:
             unsquashfs.unpack(self.path, directory, settings, offset=self.offset)
         finally:
-            if shower:
-                os.kill(shower, SIGKILL)
-                os.waitpid(shower, 0)
+            if progress_pid:
+                os.kill(progress_pid, SIGKILL)
+                os.waitpid(progress_pid, 0)
         if shows:
             log.info("Extracting 100%")
 
 
 def _show_progress(directory: str, free: int, needed: int) -> int:
-    """Start a process that shows how much of a directory is there by what its file system has left; return its PID."""
+    """Start a process that shows the progress, estimated by the file system's free space. Return its PID."""
     if child := os.fork():
         return child
     from time import sleep
@@ -424,13 +424,13 @@ def _show_progress(directory: str, free: int, needed: int) -> int:
         os._exit(1)
 
 
-def _report(what: str, otherwise: str, good: bool) -> bool:
-    sys.stdout.write(f"{what:45}: {'OK' if good else f'KO ({otherwise})'}\n")
-    return good
+def _report(check: str, importance: str, passed: bool) -> bool:
+    sys.stdout.write(f"{check:45}: {'OK' if passed else f'KO ({importance})'}\n")
+    return passed
 
 
 def _succeeds(trial: Callable[[], None]) -> bool:
-    """Return whether ``trial`` raises nothing, in a process of its own."""
+    """Run ``trial`` in a child process. Return True if it raises nothing."""
     sys.stdout.flush()
     if not (child := os.fork()):
         status = 1
@@ -450,7 +450,7 @@ def _enter() -> None:
 
 
 def _mount_fuse() -> None:
-    """Mount a FUSE file system that nobody serves, in namespaces of its own. Raises PenrootError, OSError."""
+    """Mount a FUSE file system without a server, in new namespaces. Raises PenrootError, OSError."""
     _enter()
     with squashfuse.open_device("") as fuse:
         if os.fstat(fuse).st_rdev != _FUSE:

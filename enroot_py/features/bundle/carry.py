@@ -1,13 +1,13 @@
-"""The Python that a bundle carries, and the programs: files of this node, by their paths in the bundle.
+"""Collect the Python and the programs of a bundle: files of this node, by their paths in the bundle.
 
     programs/   python3, unsquashfs, squashfuse
-    loaders/    a link to their loader for each program, by which it is started: base/carried.py
+    loaders/    for each program a link to the loader, which starts it: base/carried.py
     libraries/  the loader and the shared libraries
-    lib/        the standard library, of it what each start imports; Python finds it beside programs/
-    penroot/    our modules, hooks and helper programs
-    rest.zip    what else a start can import, compressed: unpacking takes most of a bundle's time
+    lib/        modules of the standard library that every start imports; Python finds it beside programs/
+    penroot/    penroot's modules, hooks and helper programs
+    rest.zip    other modules that a start can import, compressed: unpacking takes most of a bundle's time
 
-A module is included if a start can import it. Modules come as bytecode without source, so nothing is compiled in a run.
+A module is included if a start can import it. Modules are bytecode without source, so a run compiles nothing.
 """
 
 from __future__ import annotations
@@ -40,16 +40,12 @@ HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
-_SOCKETS = {
-    "settings",
-    "outside",
-    "start",
-    "recorder",
-}  # of features: a start imports what is plugged in there by its name
-_ROOMS = ("base", "config", "runtime", "features")  # a start imports modules of these in functions too
-_BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # no source of ours names them
-_SPARED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # what Python does without, and has large libraries
-_SITE = ("pwd", "grp", "fcntl", "json", "re", "subprocess")  # what hooks of a site may expect
+# A start imports a feature's modules of these names.
+_SOCKETS = {"settings", "outside", "start", "recorder"}
+_ROOMS = ("base", "config", "runtime", "features")  # their functions import modules too
+_BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # imported by Python itself
+_OMITTED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # optional for Python, with large libraries
+_FOR_SITE_HOOKS = ("pwd", "grp", "fcntl", "json", "re", "subprocess")
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 _LIST = """\
 import sys, importlib
@@ -78,7 +74,7 @@ File = tuple[str, bytes, int]  # a path in the bundle, content and mode; mode 0 
 
 
 def files(site_hooks: Iterable[str]) -> Iterator[File]:
-    """Yield what a bundle needs for a start with ``site_hooks``, which are Python. Raises PenrootError."""
+    """Yield the files for a start with ``site_hooks``, paths of Python hooks. Raises PenrootError."""
     programs = _programs()
     modules = _modules(site_hooks)
     for name, path in programs.items():
@@ -87,7 +83,7 @@ def files(site_hooks: Iterable[str]) -> Iterator[File]:
     yield from _libraries(programs, sorted(extensions))
     stdlib = os.path.dirname(os.path.realpath(os.__file__))
     top = os.path.relpath(stdlib, os.path.realpath(sys.base_prefix))
-    yield f"{top}/lib-dynload/", b"", 0o755  # by which Python knows the directory of its extension modules
+    yield f"{top}/lib-dynload/", b"", 0o755  # Python looks for this directory to find its library
     always = {name.partition(".")[0] for name in (*_loaded({*ENTRANCE}), *_BY_NAME)} | {"os"}
     rest = {}
     for name, path in modules.items():
@@ -119,14 +115,14 @@ def _zip(contents: dict[str, bytes]) -> bytes:
 def _programs() -> dict[str, str]:
     """Return this interpreter, unsquashfs and each squashfuse that this node has. Raises PenrootError."""
     executable = getattr(sys, "_base_executable", "") or sys.executable
-    found = {"python3": executable, "unsquashfs": run.find("unsquashfs", package="squashfs-tools")}
-    found |= {name: path for name in ("squashfuse", "squashfuse_ll") if (path := squashfuse.installed(name))}
-    return {name: os.path.realpath(path) for name, path in found.items()}
+    programs = {"python3": executable, "unsquashfs": run.find("unsquashfs", package="squashfs-tools")}
+    programs |= {name: path for name in ("squashfuse", "squashfuse_ll") if (path := squashfuse.installed(name))}
+    return {name: os.path.realpath(path) for name, path in programs.items()}
 
 
 def _modules(site_hooks: Iterable[str]) -> dict[str, str]:
     """Return the modules that a start can import, and their files."""
-    names = {*_BY_NAME, *_SITE}
+    names = {*_BY_NAME, *_FOR_SITE_HOOKS}
     pending = [*ENTRANCE, *HELPERS]
     for package, sockets in FEATURES.items():
         if package.startswith("enroot_py."):
@@ -140,25 +136,25 @@ def _modules(site_hooks: Iterable[str]) -> dict[str, str]:
             everything = name.split(".")[1] in _ROOMS or name in (ENTRANCE[1], *HELPERS)
         else:
             source, everything = _content(sources.pop()), True
-        for found in _imported(source, everything=everything):
-            names.add(found)
-            if found.startswith("enroot_py.") and found not in seen:
-                seen.add(found)
-                pending.append(found)
+        for module in _imported(source, everything=everything):
+            names.add(module)
+            if module.startswith("enroot_py.") and module not in seen:
+                seen.add(module)
+                pending.append(module)
     return _loaded(names | seen)
 
 
 def _loaded(names: set[str]) -> dict[str, str]:
-    """Return the modules that an import of these loads, and their files."""
+    """Return the modules that importing ``names`` loads, and their files."""
     search = ":".join([LIBRARY, *(path for path in sys.path if path)])
-    command = [sys.executable, "-ISB", "-c", _LIST, search, ",".join(sorted(names)), ",".join(_SPARED)]
+    command = [sys.executable, "-ISB", "-c", _LIST, search, ",".join(sorted(names)), ",".join(_OMITTED)]
     lines = (line.partition(" ") for line in run.Program(command).run().splitlines())
     return {name: path for name, _, path in sorted(lines)}
 
 
 @functools.cache
 def _archive() -> dict[str, bytes]:
-    """Return the sources of our modules that an installation keeps in an archive, by their paths."""
+    """Return the sources of penroot's modules in an installation's archive, by path."""
     if not os.path.exists(pack.MODULES):
         return {}
     with zipfile.ZipFile(pack.MODULES) as file:
@@ -166,7 +162,7 @@ def _archive() -> dict[str, bytes]:
 
 
 def _source(module: str) -> bytes:
-    """Return the source of a module of ours; nothing if there is no such module, or it is in C."""
+    """Return the source of a module of penroot; b"" if it does not exist or is in C."""
     path = module.replace(".", "/")
     for name in (f"{path}.py", f"{path}/__init__.py"):
         if name in _archive():
@@ -177,11 +173,11 @@ def _source(module: str) -> bytes:
 
 
 def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
-    """Yield the modules that a source imports as it is loaded, or with ``everything`` in its functions too."""
+    """Yield the modules that a source imports at load time, with ``everything`` also those in its functions."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return  # a site's hook, which will say so itself
+        return  # a site's hook: running it will report the error
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -199,7 +195,7 @@ def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
 
 
 def _code(module: str) -> CodeType:
-    """Return the code of a module, as import finds it: an installation has it compiled."""
+    """Return the code of a module as import finds it, compiled if this is an installation."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     code = spec.loader_state if isinstance(spec.loader_state, CodeType) else spec.loader.get_code(module)  # type: ignore[union-attr]
@@ -208,7 +204,7 @@ def _code(module: str) -> CodeType:
 
 
 def _bytecode(code: CodeType | None) -> bytes:
-    """Return code as a .pyc file that nobody compares with a source: PEP 552. Equal code gives equal bytes."""
+    """Return code as an unchecked hash-based .pyc file, PEP 552. Equal code gives equal bytes."""
     data = marshal.dumps(marshal.loads(marshal.dumps(code)))
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + data
 
@@ -217,18 +213,18 @@ def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File
     """Yield the loader and the libraries of programs and extension modules. Raises PenrootError."""
     loader = interpreter(programs["python3"])
     if not loader:
-        raise PenrootError(f"{programs['python3']} has no loader: a bundle cannot carry it")
+        raise PenrootError(f"cannot bundle {programs['python3']}: it has no ELF interpreter")
     name = os.path.basename(loader)
-    found = {name: loader}
+    libraries = {name: loader}
     environ = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_AUDIT")}
     for path in (*programs.values(), *extensions):
         if path in programs.values() and interpreter(path) != loader:
-            raise PenrootError(f"{path} has another loader than {programs['python3']}, which is {loader}")
+            raise PenrootError(f"cannot bundle {path}: its loader is not that of {programs['python3']}, {loader}")
         for line in run.Program([loader, "--list", path], environ=environ).run().splitlines():
             soname, arrow, place = line.strip().partition(" => ")
             if arrow and place.startswith("/"):
-                found.setdefault(os.path.basename(soname), place.rpartition(" (")[0])
-    for soname, path in sorted(found.items()):
+                libraries.setdefault(os.path.basename(soname), place.rpartition(" (")[0])
+    for soname, path in sorted(libraries.items()):
         yield f"libraries/{soname}", _content(path), 0o755
     yield from ((f"loaders/{program}", f"../libraries/{name}".encode(), 0) for program in programs)
 
@@ -238,7 +234,7 @@ def _own_hooks() -> list[str]:
 
 
 def _hooks() -> Iterator[File]:
-    """Yield our hooks: import takes no names such as 10-home, and finds bytecode beside the source alone."""
+    """Yield penroot's hooks with source: names such as 10-home need it, as Python finds bytecode only beside source."""
     standard = "enroot_py/standard_hooks"
     for name in ("common.sh", "driver.sh", "originals.b2sum"):
         yield f"penroot/{standard}/{name}", _content(f"{hooks.STANDARD}/{name}"), 0o644
@@ -251,13 +247,13 @@ def _hooks() -> Iterator[File]:
 
 
 def _helpers() -> Iterator[File]:
-    """Yield the programs that hooks call, by both names, and the static ones that a start calls."""
+    """Yield the programs that hooks call, with penroot and enroot names, and static programs that a start calls."""
     for module, names in HELPERS.items():
         for name in names:
             for prefix in ("penroot", "enroot"):
                 yield f"penroot/libexec/{prefix}-{name}", _HELPER.format(module=module).encode(), 0o755
     for name in _STATIC:
-        for directory in ("libexec", "c_shims/helpers/build"):  # of an installation, or of a source tree
+        for directory in ("libexec", "c_shims/helpers/build"):  # an installation's, a source tree's
             if os.path.isfile(path := f"{LIBRARY}/{directory}/{name}"):
                 yield f"penroot/libexec/{name}", _content(path), 0o755
 

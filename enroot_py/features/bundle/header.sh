@@ -1,8 +1,8 @@
 #!/bin/sh
 # A container in one file, made by penroot: run it, or see --help. It needs a
-# kernel with user namespaces, /bin/sh, tar, gzip and mkdir, and sha256sum for
-# its checksum if it has one. Behind this script are a tar.gz of a Python with
-# its loader and libraries, which starts the container, and a squashfs image.
+# kernel with user namespaces, /bin/sh, tar, gzip and mkdir, and sha256sum if
+# it has a checksum. After this script come a tar.gz with Python, its loader
+# and libraries, which start the container, and a squashfs image.
 set -eu
 fail() {
     printf '[ERROR] %s\n' "$1" >&2
@@ -15,7 +15,7 @@ for program in tar gzip mkdir ${checksum:+sha256sum}; do
         fail "$program is not installed: this bundle needs /bin/sh, tar, gzip, mkdir${checksum:+ and sha256sum}"
 done
 here=$(uname -m 2>/dev/null) || IFS= read -r here 2>/dev/null </proc/sys/kernel/arch || here=$machine
-[ "$here" = "$machine" ] || fail "this bundle is for $machine, and this host is $here" "make one there: penroot bundle IMAGE"
+[ "$here" = "$machine" ] || fail "this bundle is for $machine, but this host is $here" "create it there: penroot bundle IMAGE"
 case $0 in
 /*) self=$0 ;;
 *) self=$PWD/$0 ;;
@@ -23,9 +23,9 @@ esac
 [ -r "$self" ] || fail "cannot read $self: run this file by its path"
 IFS= read -r id </proc/sys/kernel/random/uuid || fail "/proc is not mounted"
 [ ! -d /proc/self/fd/0 ] || exec </dev/null # Python refuses a directory
-way_out='set ENROOT_TEMP_PATH to a directory of yours'
+hint='set ENROOT_TEMP_PATH to a directory that you own'
 
-# What is made is removed: here, or else by a later run. Its file "live" is open for writing while it is in use.
+# The directory is removed here, or by a later run. Its file "live" is open for writing while it is in use.
 work='' live=''
 clean() {
     [ -z "$work" ] || ! command -v rm >/dev/null || rm -rf "$work" 2>/dev/null || :
@@ -34,12 +34,12 @@ trap 'clean; exit 129' HUP
 trap 'clean; exit 130' INT
 trap 'clean; exit 143' TERM
 
-# Unpack into a new directory of $1, which is $work then. If that cannot be, $why says why.
+# Unpack into $work, a new directory in $1. On failure, $why is the reason.
 unpack() {
     why='' work=
-    [ -d "$1/." ] || why='is no directory'
+    [ -d "$1/." ] || why='is not a directory'
     [ -n "$why" ] || [ -w "$1/." ] || why='cannot be written'
-    # Whoever else can write there could put their programs in the place of ours; with the sticky bit nobody can.
+    # Another user who can write there could replace our programs, unless the sticky bit is set.
     # shellcheck disable=SC3065,SC3067 # dash and busybox have both
     [ -n "$why" ] || [ -k "$1/." ] || [ -O "$1/." ] || why='can be written by others, and is not sticky'
     [ -z "$why" ] || return 1
@@ -56,12 +56,12 @@ unpack() {
         while IFS= read -r line && [ "$line" != "# The programs and the image:" ]; do :; done
         exec gzip -dc
     } <"$self" 2>/dev/null | tar -xmf - -C "$work" 2>/dev/null || ! [ -e "$work/about" ]; then
-        why="has not enough space"
+        why="does not have enough space"
         ! (printf '%65536s' '' >"$work/space") 2>/dev/null || fail "$self is damaged, copy it again"
         return 1
     fi
     run --list "$work/programs/python3" >/dev/null 2>&1 || {
-        [ $? = 126 ] && why='is mounted noexec' || why='runs no program of the bundle'
+        [ $? = 126 ] && why='is mounted noexec' || why='cannot run the programs of the bundle'
         return 1
     }
 }
@@ -70,7 +70,7 @@ run() {
     "$work/loaders/python3" --library-path "$work/libraries" "$@"
 }
 
-# They would be for programs of the host; the container still gets them with --env.
+# These are for programs of the host. The container still gets them with --env.
 for name in LD_PRELOAD LD_AUDIT; do
     eval "[ -z \"\${$name-}\" ] || { export PENROOT_$name=\"\$$name\"; unset $name; }"
 done
@@ -82,11 +82,11 @@ for temp in "${ENROOT_TEMP_PATH:-${TMPDIR:-/tmp}}" /tmp /var/tmp "${XDG_RUNTIME_
     clean
     tried="$tried|$temp $why"
     [ "$temp" != "${ENROOT_TEMP_PATH:-${TMPDIR-}}" ] || case ${ENROOT_TEMP_PATH:+named}$why in
-    named* | *space | *sticky) fail "cannot unpack into $temp, which $why" "$way_out" ;;
+    named* | *space | *sticky) fail "cannot unpack into $temp, which $why" "$hint" ;;
     esac
     work=
 done
-[ -n "$work" ] || fail "cannot unpack into any directory: ${tried#|}" "$way_out"
+[ -n "$work" ] || fail "cannot unpack into any directory: ${tried#|}" "$hint"
 [ -z "$tried" ] || printf '[WARN] %s\n' "using $temp: ${tried#|}" >&2
 exec "$work/loaders/python3" --library-path "$work/libraries" "$work/programs/python3" -ISB -X utf8 -c \
     'import sys, gc; gc.disable(); sys.path[:0] = sys.argv[1] + "/penroot",; sys.path += sys.argv[1] + "/rest.zip",

@@ -15,30 +15,30 @@ def add(penroot: click.Group) -> None:
 
 @synopsis
 @click.command("bundle", context_settings=CONTEXT)
-@click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
-@click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
-@click.option("-d", "--desc", callback=there, help="What the bundle is.")
-@click.option("-o", "--output", callback=there, help="Name of the bundle, if not IMAGE.run.")
-@click.option("-t", "--target", callback=there, help="Where --keep unpacks it, if not ./BUNDLE.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include the user's configuration.")
+@click.option("-c", "--checksum", is_flag=True, help="Embed a checksum and verify it at every run.")
+@click.option("-d", "--desc", callback=there, help="Description of the bundle.")
+@click.option("-o", "--output", callback=there, help="Output file (default: IMAGE.run).")
+@click.option("-t", "--target", callback=there, help="Directory for --keep and --extract (default: ./BUNDLE).")
 @force_option
 @click.argument("image")
 def bundle(
     everything: bool, checksum: bool, desc: str | None, output: str | None, target: str | None, force: bool, image: str
 ) -> None:
-    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed.
+    """Turn a squashfs image into a self-extracting executable.
 
-    Its host needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
+    The host that runs it needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
     """
     from enroot_py.features.bundle.bundle import Bundle
 
     settings = loaded(force=force)
-    own = BundleSettings(settings)
+    defaults = BundleSettings(settings)
     Bundle(
         image,
         settings,
         output,
-        everything=everything or own.bundle_all,
-        checksum=checksum or own.bundle_checksum,
+        everything=everything or defaults.bundle_all,
+        checksum=checksum or defaults.bundle_checksum,
         description=desc or "",
         target=target,
     ).write()

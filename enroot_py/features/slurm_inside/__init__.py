@@ -1,1 +1,1 @@
-"""Slurm's client programs of the node in containers: docs/slurm-inside.md."""
+"""The node's Slurm commands in containers: docs/howto/slurm-inside.md."""

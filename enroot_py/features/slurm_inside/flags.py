@@ -6,8 +6,8 @@ from enroot_py.cli.start import FeatureFlag
 from enroot_py.config.settings import Settings
 
 
-def _bring(settings: Settings, value: str) -> Settings:
+def _enable(settings: Settings, value: str) -> Settings:
     return settings.replace("command line", slurm=True)
 
 
-FLAGS = (FeatureFlag("--slurm", "", "bring srun, sbatch, squeue and their like from this node", _bring),)
+FLAGS = (FeatureFlag("--slurm", "", "Make the node's Slurm commands available in the container.", _enable),)

@@ -1,4 +1,4 @@
-"""What the manual says of Slurm's programs in containers."""
+"""The manual's section on Slurm commands in containers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ SECTIONS = (
         "penroot-srun.7",
         "SLURM INSIDE",
         """\
-With --container-slurm srun, sbatch, squeue and their like of the node are in the container, in /run/penroot/slurm/bin,
-whatever its distribution; a program in it can then do with Slurm what its user can.
+With --container-slurm, the node's Slurm commands (srun, sbatch, squeue and others) are available in the container, in
+/run/penroot/slurm/bin, whatever its distribution. Programs in the container can use Slurm with all rights of the user.
 """,
         (),
     ),

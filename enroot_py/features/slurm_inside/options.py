@@ -1,4 +1,4 @@
-"""The options of srun, sbatch and salloc that bring Slurm's programs into the container, or not."""
+"""The options of srun, sbatch and salloc for Slurm commands in the container."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pyxis_py.request.options import Option
 SLURM = Option(
     "container-slurm",
     "slurm",
-    "bring srun, sbatch, squeue and their like of the node",
+    "make the node's Slurm commands available in the container",
     value=True,
     annotated=True,
 )
-OPTIONS = (SLURM, Option("no-container-slurm", "slurm", "do not bring Slurm's programs of the node", value=False))
+OPTIONS = (
+    SLURM,
+    Option("no-container-slurm", "slurm", "do not add the node's Slurm commands to the container", value=False),
+)

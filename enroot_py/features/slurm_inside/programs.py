@@ -1,4 +1,4 @@
-"""Slurm's programs for a container that another step has started."""
+"""Add Slurm's programs to a container that another step has started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Programs:
-    """Slurm's programs for a running container: the settings and variables of the step, and who asks for them."""
+    """Slurm's programs for a running container, with the settings and variables of the joining step."""
 
     target = HERE
     what = "Slurm's programs"
@@ -32,9 +32,9 @@ class Programs:
         self._uid = os.geteuid()
 
     def tree(self) -> tuple[Mount, int, Callable[[int], None]]:
-        """In a child's own mount namespace: make the directory, and detach it.
+        """Fill the directory in the mount namespace of this child process, and return it as a detached mount.
 
-        The function is for later, with the root of the container.
+        The returned function adds Slurm's users, given the root of the container.
         """
         rootfs.mount_scratch(self._scratch)
         root = os.open(f"{self._scratch}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -42,7 +42,7 @@ class Programs:
         with paths.open_in(root, HERE) as here:
             clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
             tree = linux.open_tree(here, "", clone | linux.AT_EMPTY_PATH | linux.AT_RECURSIVE)
-        users = slurm.users(node)  # before the container's database of users is in the place of the node's
+        users = slurm.users(node)  # before the container's user database replaces the node's
         caller = hooks.caller(self._host, self._uid, os.getegid())
 
         def add_users(root: int) -> None:

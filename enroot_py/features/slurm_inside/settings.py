@@ -1,4 +1,4 @@
-"""The setting that brings Slurm's programs into containers."""
+"""The setting for Slurm commands in containers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enroot_py.config.table import Bool, FeatureTable, rows
 class InsideSettings(FeatureTable):
     slurm = Bool(
         "no",
-        "give containers the node's srun, sbatch, squeue and their like, in whatever distribution",
+        "make the node's Slurm commands available in containers of any distribution",
         annotated=True,
     )
 

@@ -1,8 +1,8 @@
-"""Slurm's client programs of the node, in a container of whatever distribution: HERE has all that they need.
+"""Make the node's Slurm commands available in a container of any distribution, in the directory HERE.
 
-``bin`` has a name for each program: ``launch``, a static program, starts the one of that name in ``node/bin`` by the
-node's loader, with the node's libraries alone. Nothing of the image is replaced and nothing in it is changed but that
-its /etc/passwd has the user that Slurm runs as. Imported where it is asked for.
+``bin`` has a link to ``launch`` for each program. ``launch``, a static program, starts the program of the same name in
+``node/bin`` with the node's loader and only the node's libraries. No file of the image is replaced. The only change is
+in /etc/passwd, which gets the users that Slurm runs as. This module is imported only if Slurm is requested.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _LAUNCHER = "/libexec/penroot-slurm"
 _FOR = "Slurm in the container"
-_WITHOUT = "without it: --no-container-slurm, or ENROOT_SLURM=no"
+_WITHOUT = "to start without it: --no-container-slurm, or ENROOT_SLURM=no"
 _READ_ONLY = ("x-create=auto", "bind", "ro", "nosuid", "nodev", "private")
 
 
 def bring(context: Context, origin: str) -> None:
-    """Let what runs in the container have Slurm. Raises ConfigError, MountError, HookError."""
+    """Add Slurm's programs, users and PATH entry to a container. Raises ConfigError, MountError, HookError."""
     if context.settings.remap_root:
         warn_root()
     node = fill(context.root, context.host, origin)
@@ -42,11 +42,11 @@ def bring(context: Context, origin: str) -> None:
 
 
 def warn_root() -> None:
-    log.warn(f"{_FOR}: srun and sbatch do not work for root in it: they take this user for root of the node")
+    log.warn(f"{_FOR}: srun and sbatch do not work for root in the container: they assume the node's root")
 
 
 def fill(root: int, host: Mapping[str, str], origin: str) -> SlurmNode:
-    """Make HERE beneath ``root``, with the Slurm that is returned. Raises ConfigError, MountError."""
+    """Create and fill HERE beneath ``root``. Return the node's Slurm. Raises ConfigError, MountError."""
     try:
         node = SlurmNode(host)
     except ConfigError as e:
@@ -56,13 +56,13 @@ def fill(root: int, host: Mapping[str, str], origin: str) -> SlurmNode:
 
 
 class _Place:
-    """HERE in the container: a tmpfs of its own, which is read-only when all is there."""
+    """HERE in the container: a tmpfs, read-only after it is filled."""
 
     def __init__(self, root: int, host: Mapping[str, str], origin: str) -> None:
         self._root = root
         self._host = host
         self._origin = origin
-        self._plugins: dict[str, str] = {}  # of plugstack.conf, by path on the node
+        self._plugins: dict[str, str] = {}  # plugins of plugstack.conf: path on the node -> path in HERE
 
     def fill(self, node: SlurmNode) -> None:
         with self._mount_tmpfs() as here:
@@ -79,7 +79,7 @@ class _Place:
             linux.mount_setattr(here, "", linux.AT_EMPTY_PATH, linux.MOUNT_ATTR_RDONLY, 0, 0)
 
     def _mount_tmpfs(self) -> Fd:
-        """Where an image has a link on the way nothing is mounted: it could lead to what others need."""
+        """Mount the tmpfs. Refuse symbolic links in the image's path to HERE: they could hide another directory."""
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
         options = ["mode=755", "size=64M"]
         if log.explain:
@@ -89,8 +89,8 @@ class _Place:
                 mounting.attach(mount, target)
                 return mount.keep()
         except OSError as e:
-            why = "the image has a symbolic link on the way" if e.errno == errno.ELOOP else e.strerror
-            raise MountError(f"{_FOR}: cannot mount {HERE}: {why}", hint=_WITHOUT) from e
+            reason = "the path has a symbolic link in the image" if e.errno == errno.ELOOP else e.strerror
+            raise MountError(f"{_FOR}: cannot mount {HERE}: {reason}", hint=_WITHOUT) from e
 
     def _target(self) -> Fd:
         try:
@@ -114,10 +114,10 @@ class _Place:
         paths.write(self._root, f"{HERE}/{target}", text.encode("utf-8", "surrogateescape"), mode)
 
     def _binds(self, node: SlurmNode) -> Iterator[tuple[str, str]]:
-        """What of the node is where."""
+        """Yield the files and directories of the node, each with the path in HERE."""
         launcher = LIBRARY + _LAUNCHER
         if not os.path.exists(launcher):
-            raise ConfigError(f"{_FOR}: there is no {launcher}", hint="install penroot again: make install")
+            raise ConfigError(f"{_FOR}: {launcher} does not exist", hint="reinstall penroot: make install")
         yield os.path.realpath(launcher), "launch"
         yield os.path.realpath(node.loader), "loader"
         for name, path in node.programs.items():
@@ -125,7 +125,7 @@ class _Place:
         yield from ((place, f"lib/{number}") for number, place in enumerate(node.libraries))
         yield from ((place, f"plugins/{number}") for number, place in enumerate(node.plugins))
         if node.socket and node.socket.endswith("/munge/munge.socket.2"):
-            yield os.path.dirname(node.socket), "auth"  # a munged that is started again makes another socket
+            yield os.path.dirname(node.socket), "auth"  # a restarted munged creates a new socket
         elif node.socket:
             yield node.socket, f"auth/{os.path.basename(node.socket)}"
         if node.library:
@@ -141,30 +141,30 @@ class _Place:
             if plugin.path.startswith("/") and os.path.exists(plugin.path):
                 self._plugins[plugin.path] = f"spank/{number}/{os.path.basename(plugin.path)}"
         yield from ((own(path), place) for path, place in self._plugins.items())
-        for name in ("cli_filter.lua", "ca_cert.pem"):  # of which programs have no other
+        for name in ("cli_filter.lua", "ca_cert.pem"):  # only read from the directory of slurm.conf
             if os.path.exists(f"{node.conf.directory}/{name}"):
                 yield f"{node.conf.directory}/{name}", f"etc/{name}"
 
     def _arguments(self, node: SlurmNode) -> Iterator[str]:
-        """What the launcher executes before the program's path. The first one is for DT_RPATH of the program itself."""
+        """Yield the launcher's command before the program's path. ":" in --inhibit-rpath means the program itself."""
         yield from (f"{HERE}/loader", "--inhibit-rpath", ":", "--inhibit-cache", "--library-path")
         plugins = [f"{HERE}/plugins/{number}" for number in range(len(node.plugins))]
         yield ":".join((*(f"{HERE}/lib/{number}" for number in range(len(node.libraries))), *plugins))
 
     def _conf(self, node: SlurmNode) -> dict[str, str]:
-        """What slurm.conf says otherwise in the container."""
+        """Return the keys of slurm.conf that differ in the container."""
         conf = node.conf
-        said = {
+        values = {
             "PluginDir": ":".join(f"{HERE}/plugins/{number}" for number in range(len(node.plugins))),
             "PlugStackConfig": f"{HERE}/etc/plugstack.conf",
         }
         for key in ("SlurmUser", "SlurmdUser"):
             if user := slurm_user(conf.value(key)):
-                said[key] = str(user.pw_uid)  # an image may have another user of that name
+                values[key] = str(user.pw_uid)  # in the image the name may be another user's
         if node.uses_munge:
             info = [word for word in conf.value("AuthInfo").split(",") if word and not word.startswith("socket=")]
-            said["AuthInfo"] = ",".join((f"socket={HERE}/auth/{os.path.basename(node.socket)}", *info))
-        return said
+            values["AuthInfo"] = ",".join((f"socket={HERE}/auth/{os.path.basename(node.socket)}", *info))
+        return values
 
     def _stack(self, node: SlurmNode) -> dict[Plugin, str]:
         return {
@@ -174,7 +174,7 @@ class _Place:
 
 
 def slurm_user(name: str) -> pwd.struct_passwd | None:
-    """Who that is on the node."""
+    """Look up a user name or UID on the node; return None if it is unknown."""
     try:
         return (pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)) if name else None
     except KeyError:
@@ -182,21 +182,21 @@ def slurm_user(name: str) -> pwd.struct_passwd | None:
 
 
 def users(node: SlurmNode) -> tuple[pwd.struct_passwd | None, ...]:
-    """The users of the node that Slurm runs as."""
+    """Return the node's users that Slurm runs as."""
     return slurm_user(node.conf.value("SlurmUser")), slurm_user(node.conf.value("SlurmdUser"))
 
 
 def add_users(context: Context, wanted: Iterable[pwd.struct_passwd | None]) -> None:
-    """Let the ``wanted`` users have a name in the container: Slurm's programs look them up, and fail without."""
+    """Add the ``wanted`` users to the container's /etc/passwd: Slurm's programs fail if a lookup fails."""
     entries = context.read("/etc/passwd").rstrip(b"\n").split(b"\n")
     fields = [entry.split(b":") for entry in entries]
     numbers, names = {entry[2] for entry in fields if len(entry) > 2}, {entry[0] for entry in fields}
-    more = []
+    added = []
     for user in wanted:
         if user and b"%d" % user.pw_uid not in numbers:
             name = os.fsencode(user.pw_name)
             name = b"%s-%d" % (name, user.pw_uid) if name in names else name
-            more.append(b"%s:x:%d:%d::/:/usr/sbin/nologin" % (name, user.pw_uid, user.pw_gid))
+            added.append(b"%s:x:%d:%d::/:/usr/sbin/nologin" % (name, user.pw_uid, user.pw_gid))
             numbers.add(b"%d" % user.pw_uid)
-    if more:
-        context.write("/etc/passwd", b"\n".join([*filter(None, entries), *more, b""]))
+    if added:
+        context.write("/etc/passwd", b"\n".join([*filter(None, entries), *added, b""]))

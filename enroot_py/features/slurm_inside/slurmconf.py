@@ -1,8 +1,7 @@
-"""slurm.conf and plugstack.conf of a node, and what they are to say to Slurm's client programs in a container.
+"""Read a node's slurm.conf and plugstack.conf, and write them for Slurm's client programs in a container.
 
-slurm.conf(5): a key may be written in any case, with spaces around "=", and several on a line; a backslash goes on
-with the next line, "Include" with another file, in whose name %c is the cluster's. spank(8): plugstack.conf includes
-patterns of files. Off the start path.
+slurm.conf(5): keys are case-insensitive, may have spaces around "=", and may share a line. A backslash continues the
+line. "Include" reads another file; %c in its name is the cluster name. spank(8): plugstack.conf includes file patterns.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError
 from enroot_py.base.frozen import Frozen
 
-_DEEPEST = 10  # files that include each other
-_LARGEST = 16 << 20  # bytes, with all that is included: nodes of a large cluster take some
-_WHICH = "is it the configuration of Slurm? SLURM_CONF names another one"
+_MAX_INCLUDE_DEPTH = 10
+_MAX_BYTES = 16 << 20  # including all files: a large cluster has many node lines
+_HINT = "check that this is Slurm's configuration, or set SLURM_CONF to it"
 _CONTINUED = re.compile(r"\\\r?\n")
 _PAIR = r"(?:(?<=\s)|^)({})\s*=\s*(\"[^\"]*\"|[^\s#]*)"
 _INCLUDE = re.compile(r"\s*include\s+(\S.*?)\s*", re.IGNORECASE)
@@ -33,7 +32,7 @@ class Plugin(Frozen):
 
 
 class SlurmConf:
-    """A slurm.conf with all that it includes. ``is_open`` says whether everybody may read all of it."""
+    """A slurm.conf with all included files. ``is_open`` if all of them are world-readable."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError."""
@@ -45,40 +44,40 @@ class SlurmConf:
         self.plugstack = list(self._stack(named or f"{self.directory}/plugstack.conf", path, named != "", 0))
 
     def value(self, key: str) -> str:
-        """What is said of a key, of several the last; "" where nothing is."""
+        """Return the last value of a key, or ""."""
         pair = _pairs(key)
-        said = [match[2].strip('"') for line in self._lines for match in pair.finditer(_bare(line))]
-        return said[-1] if said else ""
+        values = [match[2].strip('"') for line in self._lines for match in pair.finditer(_bare(line))]
+        return values[-1] if values else ""
 
     def changed(self, values: Mapping[str, str]) -> str:
-        """The text of the file, with other values of some keys."""
+        """Return the text of the file with the ``values`` of some keys changed."""
         pair = _pairs("|".join(values))
         kept = (pair.sub("", _bare(line)).rstrip() for line in self._lines)
         return "".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in values.items())) if line)
 
     def _text(self, path: str, origin: str) -> str:
         if "\0" in path:
-            raise ConfigError(f"{origin} names a file that no file system has: {path}", hint=_WHICH)
+            raise ConfigError(f"{origin}: invalid file name: {path!r}", hint=_HINT)
         try:
             fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
             with open(fd, encoding="utf-8", errors="surrogateescape") as f:
                 self.is_open = self.is_open and bool(os.fstat(f.fileno()).st_mode & 0o004)
-                text = f.read(_LARGEST + 1)
+                text = f.read(_MAX_BYTES + 1)
         except OSError as e:
-            by = f", which {origin} names" if origin != path else ""
+            source = f" (named in {origin})" if origin != path else ""
             if e.strerror == trusted.IRREGULAR:
-                raise ConfigError(f"{path}{by}{',' * bool(by)} {e.strerror}", hint=_WHICH) from e
-            hint = "Slurm's own programs could not read it either: see who may, on this node"
-            raise ConfigError(f"cannot read {path}{by}: {e.strerror}", hint=hint) from e
+                raise ConfigError(f"{path}{source} {e.strerror}", hint=_HINT) from e
+            hint = "check its permissions on this node: Slurm's commands must be able to read it too"
+            raise ConfigError(f"cannot read {path}{source}: {e.strerror}", hint=hint) from e
         self._size += len(text)
-        if self._size > _LARGEST:
-            raise ConfigError(f"{path}: the configuration of Slurm has more than {_LARGEST >> 20} MiB", hint=_WHICH)
+        if self._size > _MAX_BYTES:
+            raise ConfigError(f"{path}: Slurm's configuration is larger than {_MAX_BYTES >> 20} MiB", hint=_HINT)
         return text
 
     def _read(self, path: str, origin: str, depth: int) -> Iterator[str]:
-        """The lines of a file, and where it includes another, those of that."""
-        if depth > _DEEPEST:
-            raise ConfigError(f"{origin}: more than {_DEEPEST} files include each other", hint=_WHICH)
+        """Yield the lines of a file and of the files that it includes."""
+        if depth > _MAX_INCLUDE_DEPTH:
+            raise ConfigError(f"{origin}: more than {_MAX_INCLUDE_DEPTH} nested includes", hint=_HINT)
         cluster = ""
         for line in _CONTINUED.sub("", self._text(path, origin)).splitlines():
             for match in _pairs("ClusterName").finditer(_bare(line)):
@@ -90,8 +89,8 @@ class SlurmConf:
                 yield line
 
     def _stack(self, path: str, origin: str, named: bool, depth: int) -> Iterator[Plugin]:
-        if depth > _DEEPEST:
-            raise ConfigError(f"{origin}: more than {_DEEPEST} files include each other", hint=_WHICH)
+        if depth > _MAX_INCLUDE_DEPTH:
+            raise ConfigError(f"{origin}: more than {_MAX_INCLUDE_DEPTH} nested includes", hint=_HINT)
         if not named and not os.path.exists(path):
             return
         for line in self._text(path, origin).splitlines():
@@ -108,10 +107,10 @@ def _pairs(keys: str) -> re.Pattern[str]:
 
 
 def _bare(line: str) -> str:
-    """A line without its comment."""
+    """Remove the comment of a line."""
     return re.split(r"(?<!\\)#", line, maxsplit=1)[0]
 
 
 def stack_text(plugins: Mapping[Plugin, str]) -> str:
-    """A plugstack.conf that loads plugins from other places."""
+    """Return a plugstack.conf that loads the plugins from other paths."""
     return "".join(f"{' '.join((p.need, path, *p.words))}\n" for p, path in plugins.items())

@@ -1,8 +1,8 @@
-"""What a node has of Slurm: client programs, loader and libraries, plugins, configuration, the socket that vouches.
+"""Find a node's Slurm: client programs, loader, libraries, plugins, configuration and authentication socket.
 
-Libraries come as whole directories: plugins are loaded by name, and load others. Programs of another C library than the
-image's run by the loader that they name themselves, ld.so(8), which takes --library-path.
-Source: slurm.conf(5), sack_api.c and read_config.c of Slurm. Off the start path.
+Whole library directories are bound, because plugins are loaded by name and load other libraries. Programs run with the
+node's loader, ld.so(8), and its --library-path, since the image may have another C library.
+Source: slurm.conf(5), sack_api.c and read_config.c of Slurm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PREFIXES = ("/usr", "/usr/local", "/opt/slurm", "/usr/local/slurm")
 _CONF = ("/etc/slurm", "/run/slurm/conf", "/etc/slurm-llnl")
 _MUNGE = "/run/munge/munge.socket.2"
 _SACK = ("/run/slurm-{}/sack.socket", "/run/slurm/sack.socket", "/run/slurmctld/sack.socket")
-_AUTHORITIES = (  # of Debian, Red Hat and SUSE
+_AUTHORITIES = (  # on Debian, Red Hat and SUSE
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
@@ -38,7 +38,7 @@ _PLUGIN = "spank_pyxis.so"
 
 
 class SlurmNode:
-    """Slurm's clients on this node, where ``host`` is the environment of the caller. Raises ConfigError."""
+    """Slurm's clients on this node. ``host`` is the caller's environment. Raises ConfigError."""
 
     def __init__(self, host: Mapping[str, str]) -> None:
         self._host = host
@@ -49,7 +49,7 @@ class SlurmNode:
         self.libraries = self._find_libraries()
         self.plugins = self._find_plugins()
         self.socket = self._find_socket()
-        #: Where the Python of our plugin is, if plugstack.conf loads that.
+        #: Directory of our SPANK plugin's Python packages, if plugstack.conf loads the plugin, else "".
         self.library = next(map(_library, filter(_is_ours, self.conf.plugstack)), "")
 
     @property
@@ -62,7 +62,7 @@ class SlurmNode:
 
     @property
     def python(self) -> tuple[str, list[str]]:
-        """This interpreter, and the directories of its library, as paths beneath sys.base_prefix."""
+        """This interpreter, and its library directories relative to sys.base_prefix."""
         prefix = sys.base_prefix
         paths = sorted({os.path.dirname(os.__file__), *(p for p in sys.path if p.startswith(f"{prefix}/lib"))})
         tops = [p for p in paths if os.path.isdir(p) and not any(p.startswith(f"{other}/") for other in paths)]
@@ -71,85 +71,87 @@ class SlurmNode:
 
     @property
     def authorities(self) -> str:
-        """The certificates that this node trusts, for registries; "" where they are elsewhere."""
+        """The node's file of trusted certificates, for registries, or ""."""
         return next(filter(os.path.exists, _AUTHORITIES), "")
 
     def _find_programs(self) -> dict[str, str]:
-        """A script around one of them, as some sites have it, is passed by."""
+        """Find the client programs. Skip scripts: some sites have wrappers."""
         search = [*self._host.get("PATH", "").split(":"), *(f"{prefix}/bin" for prefix in _PREFIXES)]
         search = [directory for directory in dict.fromkeys(search) if directory.startswith("/")]
-        found = {}
+        programs = {}
         for name in PROGRAMS:
             for directory in search:
                 if os.access(f"{directory}/{name}", os.X_OK) and interpreter(f"{directory}/{name}"):
-                    found[name] = f"{directory}/{name}"
+                    programs[name] = f"{directory}/{name}"
                     break
-        if not found:
+        if not programs:
             raise ConfigError(
-                f"{_node()} has no client programs of Slurm, as srun and squeue, in {', '.join(search)}",
-                hint="install them there (Debian: slurm-client), or put their directory into PATH",
+                f"{_node()} has no Slurm commands, such as srun and squeue, in {', '.join(search)}",
+                hint="install them there (Debian: slurm-client), or add their directory to PATH",
             )
-        return found
+        return programs
 
     def _find_conf(self) -> str:
-        """The file that SLURM_CONF names, which slurmd sets for each step, or one where Slurm looks."""
-        if given := self._host.get("SLURM_CONF"):
-            return given
+        """Return SLURM_CONF, which slurmd sets for each step, or slurm.conf in one of Slurm's default directories."""
+        if path := self._host.get("SLURM_CONF"):
+            return path
         places = [*_CONF, f"{self._prefix}/etc", f"{self._prefix}/etc/slurm"]
         for place in places:
             if os.path.exists(f"{place}/slurm.conf"):
                 return f"{place}/slurm.conf"
         raise ConfigError(
             f"{_node()} has no slurm.conf in {', '.join(dict.fromkeys(places))}",
-            hint="SLURM_CONF=FILE says where it is; where configless programs ask slurmctld, let sackd(8) keep it",
+            hint="set SLURM_CONF=FILE; on a configless node, run sackd(8), which stores the file",
         )
 
     def _find_libraries(self) -> list[str]:
-        """Where the loader looks, in its order: ld.so.conf, and its own directories."""
-        named = _directories("/etc/ld.so.conf", 0)
+        """Return the loader's directories in search order: ld.so.conf, then the built-in directories."""
+        configured = _directories("/etc/ld.so.conf", 0)
         beside = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
-        places = dict.fromkeys(map(os.path.realpath, (*named, "/lib64", "/usr/lib64", "/lib", "/usr/lib", *beside)))
+        usual = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+        places = dict.fromkeys(map(os.path.realpath, (*configured, *usual, *beside)))
         return [place for place in places if os.path.isdir(place)]
 
     def _find_plugins(self) -> list[str]:
-        if said := self.conf.value("PluginDir"):
-            if there := [place for place in said.split(":") if os.path.isdir(place)]:
-                return there
+        if plugin_dir := self.conf.value("PluginDir"):
+            if directories := [place for place in plugin_dir.split(":") if os.path.isdir(place)]:
+                return directories
             raise ConfigError(
-                f"{_node()} has no directory {said}, in which Slurm has its plugins",
-                hint=f"PluginDir= in {self.conf.directory}/slurm.conf names it",
+                f"{_node()} has no Slurm plugin directory {plugin_dir}",
+                hint=f"correct PluginDir= in {self.conf.directory}/slurm.conf",
             )
         for place in self.libraries:
             for name in ("slurm", "slurm-wlm"):
                 if glob.glob(f"{place}/{name}/auth_*.so"):
                     return [f"{place}/{name}"]
         raise ConfigError(
-            f"{_node()}: no plugins of Slurm beneath {', '.join(self.libraries)}",
-            hint=f"let PluginDir= in {self.conf.directory}/slurm.conf name their directory",
+            f"{_node()}: no Slurm plugins beneath {', '.join(self.libraries)}",
+            hint=f"set PluginDir= in {self.conf.directory}/slurm.conf to their directory",
         )
 
     def _find_socket(self) -> str:
-        """By which programs prove who their user is."""
+        """Return the socket of the authentication daemon; "" for an unknown AuthType."""
         if self.uses_munge:
-            said = [word for word in self.conf.value("AuthInfo").split(",") if word.startswith("socket=")]
-            places = [said[-1].removeprefix("socket=") if said else _MUNGE]
+            sockets = [word for word in self.conf.value("AuthInfo").split(",") if word.startswith("socket=")]
+            places = [sockets[-1].removeprefix("socket=") if sockets else _MUNGE]
         elif self._auth == "auth/slurm":
-            given = self._host.get("SLURM_SACK_SOCKET")
-            places = [given] if given else [place.format(self.conf.value("ClusterName")) for place in _SACK]
+            socket = self._host.get("SLURM_SACK_SOCKET")
+            places = [socket] if socket else [place.format(self.conf.value("ClusterName")) for place in _SACK]
         else:
             return ""
         daemon = "munged" if self.uses_munge else "slurmd or sackd"
-        by = f"by which {self._auth} tells Slurm who somebody is"
+        hint = f"check that {daemon} runs there"
         for place in places:
             if _is_socket(place):
-                if why := _silence(place):
-                    raise ConfigError(f"{_node()}: the socket {place}, {by}: {why}", hint=f"does {daemon} run there?")
+                if reason := _connect_error(place):
+                    message = f"{_node()}: cannot connect to the socket {place} of {self._auth}: {reason}"
+                    raise ConfigError(message, hint=hint)
                 return place
-        raise ConfigError(f"{_node()} has no socket {' or '.join(places)}, {by}", hint=f"does {daemon} run there?")
+        raise ConfigError(f"{_node()} has no socket {' or '.join(places)} for {self._auth}", hint=hint)
 
 
 def _directories(path: str, depth: int) -> Iterator[str]:
-    """The directories that an ld.so.conf(5) lists."""
+    """Yield the directories in an ld.so.conf and its included files."""
     try:
         with open(path, errors="surrogateescape") as f:
             lines = f.read().splitlines()
@@ -170,15 +172,15 @@ def _is_ours(plugin: Plugin) -> bool:
 
 
 def own(path: str) -> str:
-    """A file of the installation that this is, as our version has it: its link may lead to another one by now."""
-    beside, name = os.path.split(path)
-    return f"{LIBRARY}/{name}" if beside == versions.link() and os.path.exists(f"{LIBRARY}/{name}") else path
+    """Map a file of our installation to this version: the link may already lead to another version."""
+    directory, name = os.path.split(path)
+    return f"{LIBRARY}/{name}" if directory == versions.link() and os.path.exists(f"{LIBRARY}/{name}") else path
 
 
 def _library(plugin: Plugin) -> str:
-    """Where the packages are that belong to our plugin: beside it, or those that run now."""
-    beside = os.path.dirname(own(plugin.path))
-    return beside if os.path.exists(f"{beside}/pyxis_py/__init__.py") else LIBRARY
+    """Return the directory of the plugin's Python packages: beside the plugin, else this installation's."""
+    directory = os.path.dirname(own(plugin.path))
+    return directory if os.path.exists(f"{directory}/pyxis_py/__init__.py") else LIBRARY
 
 
 def _is_socket(path: str) -> bool:
@@ -188,9 +190,10 @@ def _is_socket(path: str) -> bool:
         return False
 
 
-def _silence(path: str) -> str:
-    """Why nobody can be asked by a socket, as where a daemon has left it behind: programs of Slurm try for minutes."""
-    # By a datagram, which is not for these daemons: they notice nothing, and the kernel says whether somebody is there.
+def _connect_error(path: str) -> str:
+    """Return why a socket has no listener, or "". Slurm's programs would retry for minutes."""
+    # Connect a datagram socket, so that the daemon does not notice: if a process holds the stream socket, connect fails
+    # with EPROTOTYPE.
     client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
     try:
         client.connect(path)

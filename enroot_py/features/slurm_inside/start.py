@@ -1,4 +1,4 @@
-"""Slurm's programs in a container that starts."""
+"""Add Slurm's programs to a starting container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def finish(context: Context) -> str:
-    """Bring the programs if they are asked for, last, so that no mount of the caller covers them; return by what."""
+    """Add the programs if requested, last, so that no mount of the caller covers them. Return the setting's origin."""
     if not InsideSettings(context.settings).slurm:
         return ""
     from enroot_py.features.slurm_inside import slurm

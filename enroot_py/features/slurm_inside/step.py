@@ -1,4 +1,4 @@
-"""Slurm's programs in the container of a step, also in one that another step has started."""
+"""Slurm's programs in the container of a step, including a container that another step has started."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def settings(step: Step) -> dict[str, object]:
-    """The settings of a step that this feature decides."""
+    """Return the step settings that this feature sets."""
     return {"slurm": step.request.value(SLURM)}
 
 
 def attach(step: Step, held: Held) -> Programs | None:
-    """What a running container gets when a step joins it; another step may have brought it already."""
+    """Return the programs to add to a running container that a step joins; None if not requested or already there."""
     from enroot_py.config.settings import BIN
     from enroot_py.features.slurm_inside.settings import InsideSettings
 
