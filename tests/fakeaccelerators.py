@@ -1,4 +1,4 @@
-"""Hosts with GPUs of AMD and Intel and with Gaudis, as trees: what the kernel's drivers show of them."""
+"""Fake hosts with AMD GPUs, Intel GPUs or Gaudis: trees of nodes and sysfs files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def unique_id(number: int) -> int:
 
 
 def uuid(number: int) -> str:
-    """As rocminfo shows it."""
+    """Format a UUID as rocminfo does."""
     return f"GPU-{unique_id(number):016x}"
 
 
 def _drm(host: FakeHost, render: int, card: int, bus: str, vendor: str) -> None:
-    """A GPU: its nodes, their directories in sysfs, and udev's links."""
+    """Add a GPU: nodes, sysfs directories and udev's links."""
     device = f"sys/devices/pci0000:00/0000:{bus}:00.0"
     host.file(f"/{device}/vendor", f"{vendor}\n")
     for name, minor in ((f"card{card}", card), (f"renderD{render}", render)):
@@ -41,7 +41,7 @@ def _drm(host: FakeHost, render: int, card: int, bus: str, vendor: str) -> None:
 
 
 def _display(host: FakeHost) -> None:
-    """The card of the machine's BMC, which has a display only."""
+    """Add the display-only card of a BMC."""
     device = "sys/devices/pci0000:00/0000:c2:00.0"
     host.file(f"/{device}/vendor", "0x1a03\n")
     host.node("/dev/dri/card0", 226, 0)
@@ -58,7 +58,7 @@ def _libraries(host: FakeHost, directory: str, names: dict[str, str]) -> None:
 
 
 def mi300x(root: pathlib.Path, *, readable: tuple[int, ...] = tuple(range(MI300X))) -> FakeHost:
-    """Eight MI300X, two processors and a BMC. Of GPUs that are not ``readable`` the device cgroup hides KFD's nodes."""
+    """Eight MI300X, two CPUs and a BMC. The device cgroup hides KFD's nodes of all GPUs but the ``readable``."""
     host = FakeHost(root)
     host.standard_nodes()
     host.node("/dev/kfd", 240, 0)
@@ -93,7 +93,7 @@ def ponte_vecchio(root: pathlib.Path) -> FakeHost:
 
 
 def gaudi(root: pathlib.Path) -> FakeHost:
-    """Eight Gaudi 2, and a neural processor of Intel's, which has a node of the same kind."""
+    """Eight Gaudi 2, and an Intel NPU, whose node is of the same kind."""
     host = FakeHost(root)
     host.standard_nodes()
     for number in range(9):

@@ -1,4 +1,4 @@
-"""Hosts with Slingshot and EFA, as trees, and images for them: real libraries with versions of symbols, and no more."""
+"""Fake hosts with Slingshot and EFA, and images: trees of minimal libraries with symbol versions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def build(
 ) -> str:
     """Compile the library ``path`` beneath ``root``, with a link of the name ``soname`` beside it.
 
-    For each of its versions it has a function. It calls all functions of the libraries that it ``needs``, and where it
-    was built with them their ``private`` ones.
+    The library has one function per version. It calls all functions of the libraries that it ``needs``, including those
+    of private versions if ``private``.
     """
     made = root / path.lstrip("/")
     made.parent.mkdir(parents=True, exist_ok=True)
@@ -63,14 +63,14 @@ def _function(name: str, version: str) -> str:
 
 
 def _functions(path: pathlib.Path) -> list[str]:
-    """The functions of a library of ours."""
+    """Return the functions of a library from build()."""
     done = subprocess.run(["nm", "-D", "--defined-only", str(path)], capture_output=True, text=True, check=True)
     words = [line.split() for line in done.stdout.splitlines()]
     return [fields[2].partition("@")[0] for fields in words if fields[1] == "T"]
 
 
 def slingshot(root: pathlib.Path) -> FakeHost:
-    """Two adapters of Slingshot, Cray's libfabric with its provider as a file, and a plugin of NCCL in two variants."""
+    """Two Slingshot adapters, Cray's libfabric with a provider module, and two variants of the NCCL plugin."""
     host = FakeHost(root)
     host.standard_nodes()
     for number in range(2):
@@ -88,7 +88,7 @@ def slingshot(root: pathlib.Path) -> FakeHost:
 
 
 def efa(root: pathlib.Path) -> FakeHost:
-    """An EFA, which is a verbs device: Amazon's libfabric and rdma-core's libraries with their private symbols."""
+    """An EFA verbs device, Amazon's libfabric, and rdma-core's libraries with private symbols."""
     host = FakeHost(root)
     host.standard_nodes()
     host.hca(0, "00:1e", driver="efa", mad=False)
@@ -106,7 +106,7 @@ def efa(root: pathlib.Path) -> FakeHost:
 
 
 def ucx(root: pathlib.Path) -> FakeHost:
-    """UCX, four libraries without versions that load modules, and what these need."""
+    """UCX: four unversioned libraries, their modules, and the dependencies of the modules."""
     host = FakeHost(root)
     host.standard_nodes()
     numa = build(root, f"{LIB}/libnuma.so.1", versions=["libnuma_1.1"])
@@ -119,6 +119,6 @@ def ucx(root: pathlib.Path) -> FakeHost:
 
 
 def image(root: pathlib.Path, *glibc: str) -> pathlib.Path:
-    """A tree with a C library that has these versions, and the directory of Debian's libraries."""
+    """A tree with a C library of these versions, and Debian's library directory."""
     build(root, f"{LIB}/libc.so.6", versions=glibc or ["GLIBC_2.2.5", "GLIBC_2.34"])
     return root

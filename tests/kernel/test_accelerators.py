@@ -1,4 +1,4 @@
-"""Containers on hosts with GPUs of AMD or Intel, or with Gaudis: what the hook planned is there, and no more."""
+"""Containers on hosts with AMD GPUs, Intel GPUs or Gaudis have exactly the planned devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2,3"}
 
 
 def nodes(user: User, *places: str, **environ: str) -> list[str]:
-    """Device nodes in a container, and what cannot be opened for another reason than that no driver is loaded."""
+    """Return the device nodes in a container, and those that fail to open, except for a missing driver."""
     script = 'find "$@" -type c | sort | while read n; do said=$( (exec 3< $n) 2>&1); case "$said" in '
     script += '""|*"No such device"*|*"Input/output"*) echo $n;; *) echo "$said";; esac; done'
     return user.start("box", "sh", "-c", script, "sh", *places, env=environ).split("\n")[:-1]
@@ -25,7 +25,7 @@ def nodes(user: User, *places: str, **environ: str) -> list[str]:
 @pytest.mark.parity("a step has those that Slurm allocated", "98-accelerators")
 @pytest.mark.parametrize("restricted", ["no", "yes"])
 def test_gpus_of_a_step_on_mi300x(user: User, box: pathlib.Path, restricted: str) -> None:
-    """The others have no node at all, whether the container has the host's /dev or one of its own."""
+    """The other GPUs have no node, neither with the host's /dev nor with a private one."""
     require_nodes()
     become(user, mi300x(user.home / "amd"))
     given = ["/dev/dri/card0", *(f"/dev/dri/{name}" for name in ("card3", "card4", "renderD130", "renderD131"))]
@@ -36,7 +36,7 @@ def test_gpus_of_a_step_on_mi300x(user: User, box: pathlib.Path, restricted: str
 
 
 def test_the_host_keeps_its_own(user: User, box: pathlib.Path) -> None:
-    """What is covered is covered in the container."""
+    """Nodes are hidden only in the container."""
     require_nodes()
     host = become(user, mi300x(user.home / "amd"))
     before = sorted(path.name for path in (host.root / "dev/dri").iterdir())

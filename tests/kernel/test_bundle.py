@@ -1,4 +1,4 @@
-"""Bundles: made here, run as an ordinary user on hosts that have nearly nothing."""
+"""Create bundles and run them as an ordinary user on minimal hosts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ fi
 
 NEEDED = ("sh", "tar", "gzip", "mkdir", "sha256sum")
 WITHOUT_FUSE = ("unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /dev/fuse; exec "$@"', "sh")
-LARGEST_BYTES = 12 << 20  # of a bundle without its image
+LARGEST_BYTES = 12 << 20  # without the image
 
 
 @pytest.fixture(scope="module")
 def made(packed: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A bundle of the busybox image, made once."""
+    """Create a bundle of the busybox image once per session."""
     with ordinary_user(UID) as maker:
         shutil.copy(packed, maker.home)
         maker.penroot("bundle", "--checksum", "--desc", 'It\'s a "test"', "box.sqsh")
@@ -53,7 +53,7 @@ def made(packed: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @pytest.fixture
 def bundle(user: User, image: pathlib.Path, made: pathlib.Path) -> pathlib.Path:
-    """A copy of that bundle, its image, and a temporary directory of its user's own."""
+    """Copy the bundle and its image for a user with a private temporary directory."""
     (user.home / "tmp").mkdir()
     user.environ["TMPDIR"] = str(user.home / "tmp")
     shutil.copy(made, user.home)
@@ -62,7 +62,7 @@ def bundle(user: User, image: pathlib.Path, made: pathlib.Path) -> pathlib.Path:
 
 
 def few_tools(user: User) -> str:
-    """A PATH with nothing but what a bundle with a checksum needs."""
+    """Return a PATH with only the programs that a bundle with a checksum needs."""
     tools = user.home / "tools"
     tools.mkdir()
     for name in NEEDED:
@@ -74,7 +74,7 @@ def few_tools(user: User) -> str:
 
 @pytest.fixture(params=["squashfuse", "extracted"])
 def path(request: pytest.FixtureRequest, user: User) -> str:
-    """PATH of a host with everything, and of one with what a bundle needs alone, and without /dev/fuse."""
+    """PATH of a full host, and of a host with only the needed programs and no /dev/fuse."""
     return "/usr/bin:/bin" if request.param == "squashfuse" else few_tools(user)
 
 
@@ -95,7 +95,7 @@ def run(
 
 
 def leftovers(user: User) -> list[str]:
-    """What lies in the temporary directory, once what watches over it has had its time."""
+    """List the temporary directory after giving the watcher time to clean up."""
     end = time.monotonic() + 60
     while (found := sorted(os.listdir(user.home / "tmp"))) and time.monotonic() < end:
         time.sleep(0.05)
@@ -269,7 +269,7 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
     path = few_tools(user)
     with running(user, bundle, path) as process:
         (work,) = os.listdir(user.home / "tmp")
-        # Nobody is there to watch. So does the end of a job's cgroup.
+        # Kill the watcher too, as the end of a job's cgroup does.
         inside = (process.pid, *children(process.pid))
         everyone = [pid for pid in every_pid() if work in cmdline(pid) or pid in inside]
         for pid in everyone:
@@ -278,18 +278,18 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait(timeout=300)
-        until(lambda: not [pid for pid in everyone if alive(pid)], "all have ended")  # until then the lock is held
+        until(lambda: not [pid for pid in everyone if alive(pid)], "all have ended")  # the lock is held until then
     assert os.listdir(user.home / "tmp") == [work]
     with running(user, bundle, path):
         assert work not in os.listdir(user.home / "tmp")
-        run(user, bundle, "true", path=path)  # and leaves the running one alone
+        run(user, bundle, "true", path=path)  # does not touch the directory of the running bundle
         assert len(os.listdir(user.home / "tmp")) == 1
     assert leftovers(user) == []
 
 
 @contextlib.contextmanager
 def running(user: User, bundle: pathlib.Path, path: str) -> Iterator[subprocess.Popen[str]]:
-    """A bundle whose command runs until it is killed."""
+    """Start a bundle whose command runs until it is killed."""
     command = ("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600")
     with user.running(*command, prefix=host(path), stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline() == "up\n"
@@ -313,7 +313,7 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Processes beneath one, at any depth."""
+    """Return all descendants of a process."""
     found = []
     with contextlib.suppress(OSError):
         for child in map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
@@ -343,7 +343,7 @@ def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     user.environ["ENROOT_CONFIG_PATH"] = str(user.home / "config")
     user.penroot("bundle", "-o", "system.run", str(image))
     user.penroot("bundle", "-a", "-o", "all.run", str(image), env={"ENROOT_REMAP_ROOT": "y"})
-    # The host that runs them has no configuration.
+    # The host that runs the bundles has no configuration.
     user.environ = {k: v for k, v in user.environ.items() if not k.startswith("ENROOT_")}
     script = "id -u; env; ls /"
     system = user.run("./system.run", "sh", "-c", script).stdout.splitlines()
@@ -429,11 +429,11 @@ def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> No
     command = ["env", f"PATH={few_tools(user)}", f"TMPDIR={user.home}/tmp", str(bundle), "true"]
     done = in_own_mounts(user, mount, command)
     assert done.returncode == 1
-    assert "not enough space" in done.stderr and "ENROOT_TEMP_PATH" in done.stderr
+    assert "does not have enough space" in done.stderr and "ENROOT_TEMP_PATH" in done.stderr
 
 
 def in_own_mounts(user: User, mounts: str, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as the user in a mount namespace of its own, after what ``mounts`` does in it as root."""
+    """Run the commands ``mounts`` as root in a new mount namespace, then a command there as the user."""
     require(os.geteuid() == 0, "mounting file systems needs root")
     for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
         user.environ.pop(name, None)
@@ -488,7 +488,7 @@ def test_bundle_is_little_larger_than_its_image(bundle: pathlib.Path, image: pat
 
 
 def test_bundle_ignores_libraries_of_the_host(user: User, bundle: pathlib.Path) -> None:
-    """Its Python has its own loader. The container still gets what the caller asks for."""
+    """The bundle's Python has its own loader. The container still gets the caller's variables."""
     own = {"LD_PRELOAD": "/nowhere/lib.so", "LD_LIBRARY_PATH": "/nowhere", "PYTHONHOME": "/nowhere"}
     script = 'echo "$LD_PRELOAD $PYTHONHOME"'
     done = user.run(str(bundle), "-e", "LD_PRELOAD", "-e", "PYTHONHOME", "sh", "-c", script, env=own)
@@ -498,7 +498,7 @@ def test_bundle_ignores_libraries_of_the_host(user: User, bundle: pathlib.Path) 
 def test_bundle_keeps_descriptors_of_the_caller(user: User, bundle: pathlib.Path) -> None:
     script = f"exec {bundle} sh -c 'cat <&9; ls /proc/self/fd | wc -l' 9<<X\nkept\nX\n"
     kept, count = user.run("sh", "-c", script).stdout.split()
-    assert (kept, int(count)) == ("kept", 5)  # and the one that lists them
+    assert (kept, int(count)) == ("kept", 5)  # the fifth is the descriptor of ls
 
 
 def test_killed_at_any_moment_a_later_run_cleans(user: User, bundle: pathlib.Path, rng: random.Random) -> None:
@@ -514,7 +514,7 @@ def test_killed_at_any_moment_a_later_run_cleans(user: User, bundle: pathlib.Pat
 
 
 def test_failed_start_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
-    """Before, and after the mounts of the container."""
+    """The start fails before or after the container's mounts."""
     options = (("--mount", "/nowhere:/mnt"), ("--conf", "/nowhere"), ("--rc", "/nowhere"))
     for words, status in (*(((*each, "true"), 1) for each in options), (("/nowhere",), 127)):
         run(user, bundle, *words, status=status)
@@ -546,7 +546,7 @@ def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
 
 @pytest.mark.parity("NAME.run --verify", "no Python, no squashfs tools, no C library needed")
 def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> None:
-    """A root with no libc, no Python, no squashfuse; what a bundle needs is busybox."""
+    """The root has no libc, Python or squashfuse: busybox is enough for a bundle."""
     require(os.geteuid() == 0, "making such a host needs root")
     host = user.home / "host"
     for directory in ("bin", "proc", "dev", "sys", "tmp", "etc", "run", "home"):
@@ -582,7 +582,7 @@ def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> Non
 
 @pytest.mark.parity("NAME.run --quiet")
 def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
-    """On a terminal the progress of what takes its time is shown, unless asked not to."""
+    """A slow extraction shows its progress on a terminal, except with --quiet."""
     with (user.data / "box/big").open("wb") as f:
         f.truncate(100 << 20)
     user.penroot("export", "-f", "-o", "big.sqsh", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp gzip"})
@@ -654,7 +654,7 @@ def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> Non
 
 @pytest.mark.parity("cgroups of the step; GPUs and HCAs")
 def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
-    """As penroot start shows it."""
+    """The container sees its cgroup as with penroot start."""
     user.penroot("create", "-n", "same", str(user.home / "box.sqsh"))
     require(os.geteuid() == 0, "making a control group needs root")
     lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
@@ -680,7 +680,7 @@ def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
 
 @pytest.mark.parity("cgroups of the step; GPUs and HCAs")
 def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
-    """The hooks for GPUs and HCAs are those of a start, and the site's mounts.d goes along."""
+    """A bundle runs the hooks for GPUs and HCAs, and includes the site's mounts.d."""
     host = become(user, fakehost.dgx_a100(user.home / "dgx"))
     user.own(user.home)
     user.penroot("bundle", str(image))
@@ -716,7 +716,7 @@ def test_stdin_that_is_a_directory_does_not_reach_the_image(user: User, bundle: 
 
 
 def test_root_of_the_container_configures_its_own_namespaces(user: User, bundle: pathlib.Path) -> None:
-    """Though root cannot change the mounts, whose namespace has another owner."""
+    """Root can configure its namespaces, but not the mounts: their namespace has another owner."""
     script = """
         for f in hostname ip; do ln -s busybox /bin/$f; done
         hostname other && hostname

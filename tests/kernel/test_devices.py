@@ -1,4 +1,4 @@
-"""Containers on a fake DGX: what the hooks planned is there, works, and nothing else is."""
+"""Containers on a fake DGX have the planned devices and files, these work, and there are no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ int main(int argc, char **argv)
 
 
 def become(user: User, host: FakeHost) -> FakeHost:
-    """Make ``host`` that of the user's containers: its /dev and /sys are theirs."""
+    """Let the user's containers run on ``host``, with its /dev and /sys."""
     user.environ.update(fakehost.as_host(host, user.home / "etc"))
     return host
 
@@ -42,14 +42,14 @@ def require_nodes() -> None:
 
 @pytest.fixture
 def dgx(user: User) -> FakeHost:
-    """The host of this test's containers."""
+    """A fake DGX as the host of the containers."""
     require_nodes()
     return become(user, fakehost.dgx_a100(user.home / "dgx"))
 
 
 @pytest.fixture
 def box(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """The container ``box`` with the C library, a program that loads others, and ldconfig."""
+    """The container ``box`` with the C library, a program that loads libraries, and ldconfig."""
     for path in (f"/lib/{TRIPLET}/libc.so.6", _interpreter(), "/sbin/ldconfig"):
         target = rootfs / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -72,26 +72,26 @@ Lines = set[tuple[str, str]]
 
 
 def explained(user: User, **environ: str) -> Lines:
-    """What ``start --explain`` says of devices: kind and path."""
+    """Return kind and path of the devices in ``start --explain``."""
     done = user.penroot("start", "--explain", "box", env=environ)
     words = [line.split() for line in (done.stdout + done.stderr).splitlines()]
     return {(line[0], line[1]) for line in words if line[:1] and line[0] in ("device", "file", "link", "cover")}
 
 
 def content(user: User, *places: str, **environ: str) -> set[str]:
-    """Devices, files, links and sockets that a started container holds."""
+    """Return the devices, files, links and sockets in a started container."""
     kinds = ["-type", "c", "-o", "-type", "f", "-o", "-type", "l", "-o", "-type", "s"]
     return set(user.start("box", "find", *places, "(", *kinds, ")", env=environ).splitlines())
 
 
-# But where the processes of this machine put what is gone a moment later: the host's /dev/shm is the container's.
+# Skip /dev/shm, which is the host's: other processes create short-lived files there.
 EVERYWHERE = (
     "/",
     *(word for path in ("/proc", "/sys", "/dev/shm", "/dev/mqueue") for word in ("-path", path, "-prune", "-o")),
 )
 
 LIB = f"/usr/lib/{TRIPLET}"
-# Sonames of what compute and utility need, with the link that ldconfig makes of each.
+# Sonames of the libraries for compute and utility, with their ldconfig links.
 SONAMES = {
     *("libcuda.so.1", "libcudadebugger.so.1", "libnvidia-ml.so.1", "libnvidia-cfg.so.1", "libnvidia-opencl.so.1"),
     *("libnvidia-ptxjitcompiler.so.1", "libnvidia-allocator.so.1", "libnvidia-nvvm.so.4"),
@@ -125,7 +125,7 @@ def nodes(*names: str) -> Lines:
 
 
 def of_specification(libraries: str) -> Lines:
-    """What the specification of a fake host says for every device."""
+    """Return the edits that a fake host's specification has for every device."""
     sonames = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1", "libnvcuvid": "libnvcuvid.so.1"}
     return {
         *nodes(*MAIN, "nvidia-modeset"),
@@ -144,7 +144,7 @@ def mig_nodes(index: int, number: int) -> set[str]:
 
 
 def of_dgx() -> dict[str, tuple[set[str], set[str]]]:
-    """By selection: nodes of devices, and what comes with them only where a specification does not say."""
+    """Return for each selection the device nodes, and the files that are added only without a specification."""
     return {
         "all": ({f"nvidia{minor}" for minor in MINORS} | CAPS, SWITCHES),
         "0,3": ({"nvidia2", "nvidia1"}, set()),
@@ -229,7 +229,7 @@ def test_hcas_that_are_explained_are_there_and_nothing_else(
     places = [f"/sys/class/{name}" for name in (*classes, "infiniband_mad")]
     held = content(user, *places, **environ)
     if len(numbers) in (0, 10):
-        # The host's own, management devices among them: their nodes are not there.
+        # The host's sysfs lists management devices too, but their nodes do not exist.
         numbers = range(10)
         shown = {f"/sys/class/{name}/{entry.format(n)}" for name, entry in classes.items() for n in numbers}
         shown |= {f"/sys/class/infiniband_mad/{name}{n}" for name in ("umad", "issm") for n in numbers}
@@ -237,8 +237,8 @@ def test_hcas_that_are_explained_are_there_and_nothing_else(
 
 
 def test_all_of_infiniband_for_the_superuser(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """Root of the host, where ENROOT_ALLOW_SUPERUSER says so, may manage the fabric."""
-    subprocess.run(["chown", "-hR", "0:0", user.home], check=True)  # root trusts no other user's settings
+    """With ENROOT_ALLOW_SUPERUSER, the host's root may manage the fabric."""
+    subprocess.run(["chown", "-hR", "0:0", user.home], check=True)  # root rejects settings of other users
     environ = {
         **user.environ,
         **{f"ENROOT_{name}_PATH": str(user.home / f"root-{name}") for name in ("CACHE", "RUNTIME")},
@@ -263,13 +263,13 @@ def test_loader_finds_libraries(user: User, dgx: FakeHost, box: pathlib.Path) ->
     assert "cannot open" in out.splitlines()[2]
     listed = user.start("box", "/sbin/ldconfig", "-p", env=environ)
     assert f"libcuda.so.1 (libc6,x86-64) => /usr/lib/{TRIPLET}/libcuda.so.1" in listed
-    # And after it is written anew inside, as every package does.
+    # Also after a package rewrites the cache in the container.
     out = user.start("--rw", "box", "sh", "-c", "/sbin/ldconfig; loader libcuda.so.1", env=environ)
     assert out == "libcuda.so.1 loaded\n"
 
 
 def test_loader_prefers_the_hosts_over_a_stale_copy(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """An image has an old driver in a directory of its own, and a cache that says so."""
+    """The image has an old driver in a private directory, and a cache that lists it."""
     stale = FakeHost(user.home / "stale")
     stale.library("/opt/old/libcuda.so.470.1", "libcuda.so.1")
     shutil.copytree(stale.root / "opt", box / "opt", dirs_exist_ok=True)
@@ -300,7 +300,7 @@ def test_driver_files_are_read_only(user: User, dgx: FakeHost, box: pathlib.Path
 
 
 def test_others_are_hidden_in_the_hosts_dev(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """A hidden node is refused; one that is given reaches its driver, of which this machine has none."""
+    """A hidden node cannot be opened; a selected one reaches its driver, which this machine lacks."""
     environ = {"NVIDIA_VISIBLE_DEVICES": "0,3", "MELLANOX_VISIBLE_DEVICES": "mlx5_1"}
     nodes = [f"nvidia{minor}" for minor in sorted(MINORS)] + [f"infiniband/uverbs{n}" for n in range(10)]
     for options in ((), ("--root",)):
@@ -340,7 +340,7 @@ def test_sysfs_shows_the_chosen_hcas(user: User, dgx: FakeHost, box: pathlib.Pat
 
 @pytest.mark.security("C4")
 def test_roots_private_dev_has_the_hcas(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """Root's containers have a private /dev by default; InfiniBand, which every user may open, stays in it."""
+    """Root's containers have a private /dev by default. It includes InfiniBand, which every user may open."""
     user.uid = 0
     user.own(user.home)
     show = ("box", "sh", "-c", "ls /dev; ls /dev/infiniband")
@@ -354,7 +354,7 @@ def test_roots_private_dev_has_the_hcas(user: User, dgx: FakeHost, box: pathlib.
 
 
 def test_gpus_of_a_slurm_step(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """The image and the caller ask for nothing; Slurm allocated two."""
+    """The image and the caller select no GPU; Slurm allocated two."""
     environ = {"SLURM_STEP_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1", "ENROOT_RESTRICT_DEV": "y"}
     script = "ls /dev | grep '^nvidia[0-9]'; loader libcuda.so.1"
     assert user.start("box", "sh", "-c", script, env=environ).split() == [
@@ -374,7 +374,7 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
     out = user.start(*options, "box", "sh", "-c", "ls /dev; loader libcuda.so.1; echo $FROM_CDI", env=environ)
     assert {"nvidia1", "nvidiactl", "kfd", "loaded", "yes"} <= set(out.split())
     assert not {"nvidia0", "nvidia2"} & set(out.split())
-    # That an image with CUDA says "all" makes it no more.
+    # The image's "all" does not add GPUs.
     (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")
     out = user.start(*options, "box", "sh", "-c", "ls /dev", env=environ)
     assert [name for name in out.split() if name[6:].isdecimal()] == ["nvidia1"]
@@ -385,7 +385,7 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
 
 @pytest.mark.parametrize("root", ["y", "n"])
 def test_a_specification_is_parsed_once(user: User, dgx: FakeHost, box: pathlib.Path, root: str) -> None:
-    """Its devices are read in the container's user namespace, where all of the host's owners look alike."""
+    """The cache works in the container's user namespace, where all host owners look alike."""
     dgx.cdi()
     environ = {"ENROOT_RESTRICT_DEV": "y", "ENROOT_REMAP_ROOT": root, "NVIDIA_VISIBLE_DEVICES": "0"}
     cache = user.home / "cache/cdi"
@@ -402,7 +402,7 @@ def test_a_specification_is_parsed_once(user: User, dgx: FakeHost, box: pathlib.
 
 
 def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """On a directory that the image does not have."""
+    """The image lacks the mount point."""
     edits = {"mounts": [{"hostPath": "tmpfs", "containerPath": "/mnt/scratch", "type": "tmpfs"}]}
     spec = {"cdiVersion": "0.6.0", "kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": edits}]}
     dgx.file("/run/cdi/acme.json", json.dumps(spec))
@@ -412,7 +412,7 @@ def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathli
 
 @pytest.mark.parity("start --env")
 def test_hooks_read_what_env_says(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """As in enroot: before what the image says, after the caller's own variables."""
+    """As in enroot, hooks prefer --env to the image's variables, and the caller's variables to --env."""
     (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")
     environ = {"ENROOT_RESTRICT_DEV": "y"}
     options = ["-e", "NVIDIA_VISIBLE_DEVICES=3", "--env=MELLANOX_VISIBLE_DEVICES=mlx5_2"]
@@ -432,7 +432,7 @@ def test_place_that_an_image_does_not_leave_is_named(user: User, dgx: FakeHost, 
 
 
 def test_cache_that_cannot_be_written_is_named(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """The loader finds the libraries where they are all the same."""
+    """The loader still finds the libraries in their directories."""
     (box / "etc/ld.so.cache").mkdir()
     user.own(box)
     done = user.penroot("start", "box", "loader", "libcuda.so.1", env={"NVIDIA_VISIBLE_DEVICES": "0"})
@@ -451,7 +451,7 @@ def test_hostile_image_is_one_line(user: User, dgx: FakeHost, box: pathlib.Path)
 
 @pytest.mark.parametrize("layout", ["usrmerge", "lib64", "lib64-link", "bare"])
 def test_images_of_any_layout(user: User, dgx: FakeHost, box: pathlib.Path, layout: str) -> None:
-    """Their loader finds the driver's libraries, and before a copy of their own; nothing is written into them."""
+    """The loader finds the driver's libraries before copies in the image. Nothing is written into the image."""
     debian = box / f"usr/lib/{TRIPLET}"
     debian.rmdir()
     own = debian
@@ -499,9 +499,9 @@ NOT_WITHOUT = {"dev/nvidiactl", *(f"dev/nvidia{minor}" for minor in MINORS)}
 
 
 def parts(host: FakeHost) -> list[str]:
-    """What may be taken from a host: every file, and every directory that is not the host itself."""
+    """Return the removable parts of a host: every file, and every directory except the root."""
     found = [path for path in sorted(host.root.rglob("*")) if "sys/devices" not in str(path)]
-    # One GPU of many may be missing, where all are asked for.
+    # With "all", one of many GPUs may be missing.
     kept = NOT_WITHOUT - {f"dev/nvidia{MINORS[0]}"} | {
         "proc",
         "proc/driver",
@@ -518,7 +518,7 @@ def parts(host: FakeHost) -> list[str]:
     names = [str(path.relative_to(host.root)) for path in found]
     libraries = [name for name in names if ".so." in name]
     few = set(libraries[:2]) | {name for name in libraries if "libcuda.so" in name or "libnvidia-ml" in name}
-    # Of what there is many of, the first and the last say enough.
+    # Of many equal parts, test only the first and the last.
     for prefix in ("dev/nvidia-caps/", "proc/driver/nvidia/capabilities/gpu", "dev/infiniband/", "sys/"):
         many = [name for name in names if name.startswith(prefix)]
         few |= {many[0], many[-1]}
@@ -533,7 +533,7 @@ def parts(host: FakeHost) -> list[str]:
 def test_no_start_fails_for_what_is_optional(
     user: User, dgx: FakeHost, box: pathlib.Path, tmp_path: pathlib.Path, restricted: str
 ) -> None:
-    """Each thing of the host is taken away in turn."""
+    """Remove each part of the host in turn."""
     environ = {
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "all",
@@ -562,7 +562,7 @@ def test_what_is_required_is_named(user: User, dgx: FakeHost, box: pathlib.Path,
     for name in sorted(NOT_WITHOUT):
         path, away = dgx.root / name, dgx.root / "away"
         number = name.removeprefix("dev/nvidia")
-        # Without a specification, all are those that have a node.
+        # Without a specification, "all" means the GPUs with a node.
         named = number.isdecimal() and not specification
         environ["NVIDIA_VISIBLE_DEVICES"] = uuid(MINORS.index(int(number))) if named else "all"
         os.rename(path, away)
@@ -574,7 +574,7 @@ def test_what_is_required_is_named(user: User, dgx: FakeHost, box: pathlib.Path,
 
 
 def test_missing_libraries_are_named(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """The start goes on: who computes reads why CUDA is not there, and who does not is not stopped."""
+    """The start continues with a warning, since the program may not need CUDA."""
     os.rename(dgx.root / "usr/lib", dgx.root / "usr/away")
     err = user.penroot("start", "box", "true", env={"NVIDIA_VISIBLE_DEVICES": "all"}).stderr
     assert f"no libcuda.so.1 for driver {fakehost.VERSION}" in err
@@ -590,12 +590,12 @@ def test_what_goes_with_gpudirect_is_there(user: User, dgx: FakeHost, box: pathl
     environ = {"NVIDIA_VISIBLE_DEVICES": "0", "ENROOT_RESTRICT_DEV": restricted}
     script = f'for n in {" ".join(DIRECTLY)}; do echo "$n" $(head -c0 /dev/$n 2>&1); done; cat /etc/cufile.json'
     lines = user.start("box", "sh", "-c", script, env=environ).splitlines()
-    # It reaches its driver, of which this machine has none.
+    # The node reaches its driver, which this machine lacks.
     assert {line.split()[0] for line in lines if "No such device" in line} == set(DIRECTLY)
     assert lines[-1] == "{}"
     script = f"cd /dev; ls {' '.join(DIRECTLY)} 2>/dev/null; true"
     out = user.start("box", "sh", "-c", script, env={"ENROOT_RESTRICT_DEV": "yes"})
-    assert out.split() == ["knem", "xpmem"]  # they need no choice
+    assert out.split() == ["knem", "xpmem"]  # need no selection
 
 
 READ_FROM_PEER = """
@@ -625,7 +625,7 @@ int main(int argc, char **argv)
 
 @pytest.mark.parametrize("restricted", ["yes", "no"])
 def test_ranks_read_each_others_memory(user: User, box: pathlib.Path, restricted: str) -> None:
-    """Cross-memory attach, as every MPI uses it between the ranks of a node."""
+    """Cross-memory attach works, which MPI uses between ranks on a node."""
     require(shutil.which("gcc"), "gcc is not installed")
     source = box / "peer.c"
     source.write_text(READ_FROM_PEER)
@@ -686,7 +686,7 @@ def test_nvidias_own_program_where_the_site_insists(
     assert root.startswith("/")
     assert said["effective"] >> 21 & 1  # CAP_SYS_ADMIN
     assert said["namespace"]
-    # What it may do the container may not.
+    # The container lacks the capabilities of the hook.
     if "--root" not in options:
         assert user.start("box", "grep", "CapEff", "/proc/self/status", env=environ).split()[1] == "0" * 16
     done = user.penroot("start", "box", "true", env={**environ, "CLI": "--fail"}, status=1)
@@ -716,7 +716,7 @@ def test_nvidias_own_program_is_missing(user: User, dgx: FakeHost, box: pathlib.
 def test_gpus_of_other_vendors(user: User, box: pathlib.Path, devices: tuple[str, ...], expected: set[str]) -> None:
     require_nodes()
     become(user, fakehost.other_vendors(user.home / "host"))
-    # A step on such a node: Slurm numbers its GPUs too, and there is no driver of NVIDIA.
+    # A step on a node without an NVIDIA driver, whose GPUs Slurm numbers too.
     environ = {"ENROOT_RESTRICT_DEV": "yes", "SLURM_STEP_GPUS": "0", "ROCR_VISIBLE_DEVICES": "0"}
     options = [word for device in devices for word in ("--device", device)]
     script = "find /dev/kfd /dev/dri -type c 2>/dev/null; echo vendor $VENDOR"
@@ -727,7 +727,7 @@ def test_gpus_of_other_vendors(user: User, box: pathlib.Path, devices: tuple[str
     assert {line.split()[1] for line in said.splitlines() if line.startswith("device ")} == {
         f"/dev/{name}" for name in expected
     }
-    # The same by variable, which is how a step says it.
+    # The same by variable, as in a step.
     if devices:
         environ["ENROOT_DEVICES"] = ",".join(devices)
         assert user.start("box", "sh", "-c", script, env=environ).splitlines()[:-1] == found
@@ -740,7 +740,7 @@ def test_gpus_of_other_vendors_are_in_the_hosts_dev(user: User, box: pathlib.Pat
 
 
 def extra(user: User, name: str, directory: str) -> None:
-    """Link one of the extra hooks or mounts, as a site does that wants it."""
+    """Link an extra hook or mount file, as a site would."""
     place = user.home / "etc" / directory
     place.mkdir(parents=True, exist_ok=True)
     shutil.copy(next(path for ours in OURS if os.path.exists(path := f"{ours}/extra/{name}")), place)
@@ -759,7 +759,7 @@ def test_who_has_whole_gpus_may_cut_them_up(user: User, dgx: FakeHost, box: path
 
 @pytest.mark.parity("30-lxcfs")
 def test_processors_and_memory_of_lxcfs(user: User, box: pathlib.Path) -> None:
-    """A node where lxcfs runs, and one where it does not."""
+    """Start on a node with lxcfs and on a node without it."""
     extra(user, "30-lxcfs.fstab", "mounts.d")
     fstab = user.home / "etc/mounts.d/30-lxcfs.fstab"
     lxcfs = user.home / "lxcfs"

@@ -1,4 +1,4 @@
-"""The host's libfabric, UCX and plugin of NCCL in containers: Debian's own, and those of fake hosts."""
+"""The host's libfabric, UCX and NCCL plugin in containers, from Debian and from fake hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REAL = {"ENROOT_FABRIC": "libfabric"}
 
 @pytest.fixture
 def info(box: pathlib.Path) -> pathlib.Path:
-    """The container ``box`` with fi_info and fi_pingpong, whose libfabric it lacks."""
+    """The container ``box`` with fi_info and fi_pingpong, but without libfabric."""
     for name in ("fi_info", "fi_pingpong"):
         program = shutil.which(name)
         require(program, "libfabric-bin is not installed")
@@ -36,7 +36,7 @@ def info(box: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def newer(user: User) -> pathlib.Path:
-    """The container ``newer``: the next release of Debian, with libfabric and programs of an older one."""
+    """The container ``newer``: the next Debian release, with libfabric and programs of an older release."""
     root = user.data / "newer"
     busybox_rootfs(root)
     releases.unpack(root, releases.newer(), "libc6")
@@ -46,7 +46,7 @@ def newer(user: User) -> pathlib.Path:
 
 @pytest.fixture
 def older(user: User) -> pathlib.Path:
-    """The container ``older``: a release of Debian before the glibc that the host's libfabric needs."""
+    """The container ``older``: a Debian release whose glibc is too old for the host's libfabric."""
     root = user.data / "older"
     busybox_rootfs(root)
     releases.unpack(root, "bullseye", "libc6", "libfabric1", "libfabric-bin")
@@ -60,7 +60,7 @@ def owned(user: User, root: pathlib.Path) -> pathlib.Path:
 
 
 def annotated(user: User, *lines: str) -> list[str]:
-    """Options that name an environment file with these annotations, for the container ``box``."""
+    """Return options for an environment file with these annotations, for the container ``box``."""
     file = user.home / "it.toml"
     file.write_text("writable = false\n[annotations]\n" + "".join(f"{line}\n" for line in lines))
     return ["--environment", str(file)]
@@ -78,7 +78,7 @@ def test_debians_libfabric_where_the_image_has_none(user: User, info: pathlib.Pa
 
 @pytest.mark.parity("99-fabric")
 def test_an_image_in_a_file(user: User, info: pathlib.Path) -> None:
-    """Its server is in a user namespace from the start, where nobody sees whose the host's files are."""
+    """The image's server runs in a user namespace, which hides the owners of the host's files."""
     path = squashed(user, info)
     assert "provider: tcp" in user.start(str(path), "fi_info", "-p", "tcp", env=REAL)
     assert "provider: tcp" in user.start("--root", str(path), "fi_info", "-p", "tcp", env=REAL)
@@ -111,7 +111,7 @@ def test_a_start_without_imports_nothing_of_it(user: User, rootfs: pathlib.Path)
 @pytest.mark.parity("what others could have made is not brought")
 @pytest.mark.security("I5")
 def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathlib.Path) -> None:
-    """Its directory of libraries is the host's /dev/shm: an error, and nothing in there."""
+    """The library directory of the image is a link to the host's /dev/shm: the start fails and writes nothing there."""
     shutil.rmtree(info / LIB[1:])
     (info / LIB[1:]).symlink_to("/dev/shm")
     done = user.penroot("start", "box", "true", env=REAL, status=1)
@@ -135,7 +135,7 @@ def test_a_library_that_another_user_owns_is_not_brought(user: User, info: pathl
 
 @pytest.mark.parity("in the place of an older one")
 def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.Path) -> None:
-    """Its own lacks libraries; the host's brings them, and both ends of a connection run."""
+    """The image lacks dependencies and gets the host's. Both ends of a connection run."""
     done = user.penroot("start", "newer", "fi_info", "--version", status=127)
     assert "librdmacm.so.1: cannot open shared object file" in done.stderr
     out = user.start("newer", "fi_info", "--version", env=REAL)
@@ -156,7 +156,7 @@ def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.P
 
 
 def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
-    """In an image of another release, whose directory of modules the host's cover."""
+    """In an image of another release, the host's modules cover the image's module directory."""
     require(os.path.exists(f"{LIB}/libucp.so.0") and shutil.which("gcc"), "libucx0 or gcc is not installed")
     (newer / LIB[1:] / "ucx").mkdir(parents=True)
     (newer / LIB[1:] / "ucx/libuct_old.so.0").touch()
@@ -174,7 +174,7 @@ def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
 
 @pytest.mark.parity("not where the image's glibc is too old")
 def test_an_older_release_keeps_its_own(user: User, older: pathlib.Path) -> None:
-    """The host's would not load there: the error says which version of which symbol is not there."""
+    """The host's libfabric cannot load: the error names the missing symbol version."""
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     done = user.penroot("start", "older", "true", env=REAL, status=1)
     assert re.search(
@@ -202,7 +202,7 @@ def test_cray_libfabric_with_its_provider(user: User, box: pathlib.Path) -> None
 
 @pytest.mark.parity("ENROOT_FABRIC_PATH", "the examples of docs/howto/fabric.md")
 def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> None:
-    """The plugin without a variant where the site asks, and in one where an annotation says it."""
+    """The site's setting gets the plugin without variant; an annotation selects a variant."""
     require_nodes()
     host = become(user, slingshot(user.home / "cray"))
     for place in ("/opt/site/ofi-nccl", "/opt/site/ofi-nccl/cuda12"):
@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_an_error_or_a_warning(user: User, box: pathlib.Pat
 
 @pytest.mark.parity("fabric --environment")
 def test_preflight_of_an_image(user: User, info: pathlib.Path) -> None:
-    """What the host has, what comes of it unasked, and what where somebody asks."""
+    """penroot fabric shows the host's libraries, with and without a request."""
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     assert f"libfabric  {library}" in user.penroot("fabric").stdout
     unasked = user.penroot("fabric", "box").stdout
@@ -271,7 +271,7 @@ def test_preflight_names_devices_and_providers(user: User, box: pathlib.Path) ->
 
 @pytest.mark.parity("fabric --environment")
 def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
-    """By what the image's MPI goes, and which plugin its NCCL would load, by itself or by a variable of the image."""
+    """penroot fabric shows the MPI's transports and NCCL's plugin, also if the image sets a variable."""
     require_nodes()
     become(user, efa(user.home / "efa"))
     assert "mpi        none in the loader's directories" in user.penroot("fabric", "box").stdout

@@ -1,4 +1,4 @@
-"""Which GPUs of AMD and Intel, and which Gaudis, a container gets, and what comes with them, on fake hosts."""
+"""AMD GPUs, Intel GPUs and Gaudis that a container gets on fake hosts, with their libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def box(tmp_path: pathlib.Path) -> pathlib.Path:
 def planned(
     host: FakeHost, box: pathlib.Path, caller: dict[str, str] | None = None, image: dict[str, str] | None = None
 ) -> Edits:
-    """The plan for the one vendor of a host; an empty one where there is none."""
+    """Return the plan for the host's only vendor; an empty plan if there is none."""
     plans = HOOK["plans"](fakehost.context(host, box, caller or {}, {} if image is None else image))
     assert len(plans) < 2
     made = plans[0] if plans else Edits("nothing")
@@ -50,7 +50,7 @@ def planned(
 
 
 def renders(edits: Edits) -> set[int]:
-    """Render nodes that a container gets, by number from 0."""
+    """Return the indices of the render nodes in a plan."""
     prefix = "/dev/dri/renderD"
     return {int(path.removeprefix(prefix)) - 128 for path in edits.nodes if path.startswith(prefix)}
 
@@ -60,7 +60,7 @@ def renders(edits: Edits) -> set[int]:
     [
         ({"SLURM_STEP_GPUS": "2,3"}, {2, 3}),
         ({"SLURM_JOB_GPUS": "7"}, {7}),
-        ({"SLURM_STEP_GPUS": "130,131"}, {2, 3}),  # Slurm before 21.08 has the numbers of the nodes
+        ({"SLURM_STEP_GPUS": "130,131"}, {2, 3}),  # Slurm before 21.08 uses the numbers of the nodes
         ({"SLURM_STEP_ID": "0", "SLURM_GPUS_ON_NODE": "2"}, set(range(8))),  # --gpu-bind=none
         ({"SLURM_STEP_GPUS": "9"}, set(range(8))),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "1", "SLURMD_TRES_BIND": "gres/gpu:single:1",
@@ -75,7 +75,7 @@ def test_allocated_gpus_of_amd(amd: FakeHost, box: pathlib.Path, caller: dict[st
 
 
 def test_others_are_not_there_at_all(amd: FakeHost, box: pathlib.Path) -> None:
-    """One that cannot be opened fails all of ROCm. The BMC's card stays, and udev's links of what does."""
+    """A node that cannot be opened makes ROCm fail. The BMC's card and udev's links of the remaining nodes stay."""
     edits = planned(amd, box, {"SLURM_STEP_GPUS": "0"})
     assert edits.emptied == ["/dev/dri"] and not edits.hidden
     assert set(edits.nodes) == {"/dev/kfd", "/dev/dri/card0", "/dev/dri/card1", "/dev/dri/renderD128"}
@@ -94,7 +94,7 @@ def test_all_leaves_dev_as_it_is_and_none_leaves_no_gpu(amd: FakeHost, box: path
 
 @pytest.mark.parity("with ConstrainDevices")
 def test_numbers_hold_where_the_device_cgroup_hides_the_others(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """With ConstrainDevices KFD tells of the step's own alone: they are the fifth and sixth all the same."""
+    """With ConstrainDevices, KFD lists only the step's GPUs, but they are still the fifth and sixth of the node."""
     host = mi300x(tmp_path / "host", readable=(4, 5))
     assert renders(planned(host, box, {"SLURM_STEP_GPUS": "4,5", "ROCR_VISIBLE_DEVICES": "0,1"})) == {4, 5}
 
@@ -109,7 +109,7 @@ def test_tasks_are_told_numbers_of_the_container(amd: FakeHost, box: pathlib.Pat
 
 
 def test_masks_of_bound_tasks_count_all_and_leave_one(amd: FakeHost, box: pathlib.Path) -> None:
-    """Nobody says which GPUs all tasks have: the container has all."""
+    """The GPUs of all tasks are unknown, so the container gets all."""
     image: dict[str, str] = {}
     caller = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2", "SLURM_GPUS_ON_NODE": "2", "ROCR_VISIBLE_DEVICES": "2"}
     edits = planned(amd, box, {**caller, "SLURMD_TRES_BIND": "gpu:single:1"}, image)
@@ -118,7 +118,7 @@ def test_masks_of_bound_tasks_count_all_and_leave_one(amd: FakeHost, box: pathli
 
 
 def test_an_image_that_says_it_itself_has_all(amd: FakeHost, box: pathlib.Path) -> None:
-    """What it counts are those of the node."""
+    """The image's mask numbers the GPUs of the node."""
     caller = {"SLURM_STEP_GPUS": "2,3", "ROCR_VISIBLE_DEVICES": "2,3"}
     image = {"ROCR_VISIBLE_DEVICES": "2"}
     assert renders(planned(amd, box, caller, image)) == set(range(8))
@@ -139,7 +139,7 @@ def test_masks_of_intel(intel: FakeHost, box: pathlib.Path) -> None:
 def test_allocated_gaudis(habana: FakeHost, box: pathlib.Path) -> None:
     edits = planned(habana, box, {"SLURM_STEP_GPUS": "2,3"})
     given = {f"/dev/accel/{name}{number}" for number in (2, 3) for name in ("accel", "accel_controlD")}
-    assert set(edits.nodes) == {*given, "/dev/accel/accel8"}  # another kind of device, which is nobody's here
+    assert set(edits.nodes) == {*given, "/dev/accel/accel8"}  # an Intel NPU, which is never hidden
     assert edits.emptied == ["/dev/accel"]
     chosen = planned(habana, box, {"HABANA_VISIBLE_DEVICES": "0,7"}).nodes
     assert {f"/dev/accel/accel{number}" for number in (0, 1, 7)} & set(chosen) == {
@@ -173,7 +173,7 @@ def test_what_is_not_there_is_an_error(amd: FakeHost, box: pathlib.Path, words: 
 
 @pytest.mark.parity("what is asked for and not there is an error that says what is")
 def test_a_host_without_any(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """Is an error for who asks for some; an image that does starts, as it does elsewhere."""
+    """A caller's selection is an error. An image's selection is ignored, as in other runtimes."""
     host = FakeHost(tmp_path / "host")
     host.standard_nodes()
     with pytest.raises(HookError, match="has no such device"):
@@ -195,8 +195,8 @@ def test_variable_of_another_day_is_reported(
     [
         {"SLURM_STEP_GPUS": "1", "PENROOT_SLURM_GPUS": "no"},
         {"SLURM_STEP_GPUS": "1", "AMD_VISIBLE_DEVICES": "void"},
-        {"SLURM_STEP_ID": "0", "SLURM_JOB_GPUS": "1"},  # a step that was given none
-        {"SLURM_STEP_GPUS": "1", "ENROOT_DEVICES": "/dev/kfd,/dev/dri"},  # what he wants is said
+        {"SLURM_STEP_ID": "0", "SLURM_JOB_GPUS": "1"},  # a step without GPUs
+        {"SLURM_STEP_GPUS": "1", "ENROOT_DEVICES": "/dev/kfd,/dev/dri"},  # --device takes precedence
         {"SLURM_STEP_GPUS": "1", "ENROOT_DEVICES": "amd.com/gpu=all"},
     ],
 )
@@ -205,7 +205,7 @@ def test_what_leaves_all_as_it_is(amd: FakeHost, box: pathlib.Path, caller: dict
 
 
 def test_numbers_of_a_node_with_nvidia_are_nvidias(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """As on one with the graphics of an Intel processor."""
+    """The node may also have the graphics of an Intel processor."""
     host = ponte_vecchio(tmp_path / "host")
     host.gpu(0, "c1", 0)
     assert not planned(host, box, {"SLURM_STEP_GPUS": "0"}).describe()
@@ -235,7 +235,7 @@ def test_libraries_where_the_image_lacks_them(
 
 def test_an_image_with_another_rocm_keeps_it(amd: FakeHost, box: pathlib.Path) -> None:
     (box / "etc").mkdir()
-    (box / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1" + b"\xff" * 100)  # a damaged one is none
+    (box / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1" + b"\xff" * 100)  # a damaged cache is ignored
     assert planned(amd, box, {"SLURM_STEP_GPUS": "0"}).libraries
     (box / "opt/rocm-5.7.1/lib").mkdir(parents=True)
     (box / "opt/rocm-5.7.1/lib/libhsa-runtime64.so.1").touch()

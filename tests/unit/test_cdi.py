@@ -1,4 +1,4 @@
-"""CDI: specifications as vendors write them, and what a container gets of them."""
+"""CDI specifications as vendors write them, and the resulting edits of a container."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def box(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.mark.parametrize("name", ["0", "0:1", "on", "0660", "2024-05-01", "1_0", "true", "it''s"])
 def test_names_are_words_in_yaml(dgx: FakeHost, name: str) -> None:
-    """To YAML itself, where nothing quotes them, these are numbers, a truth and a date."""
+    """Unquoted, YAML would read these as numbers, a truth value and a date."""
     dgx.file("/etc/cdi/x.yaml", f"kind: acme.com/x\ndevices:\n- name: {name}\n  containerEdits:\ncontainerEdits: ~\n")
     specifications = cdi.Specifications(Host(str(dgx.root)))
     assert specifications.names("acme.com/x") == [name]
@@ -54,7 +54,7 @@ def test_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: s
     gone = {path for path in edits.hidden if "caps" not in path}
     assert gone == {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
     assert len(edits.hidden) - len(gone) == (0 if visible == "all" else 12)
-    assert f"{LIB}/libnvcuvid.so.{VERSION}" in edits.files  # all that is written there, whatever the capabilities
+    assert f"{LIB}/libnvcuvid.so.{VERSION}" in edits.files  # the specification's files, whatever the capabilities
     assert f"{LIB}/libnvidia-opencl.so.{VERSION}" not in edits.files
     assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
@@ -96,7 +96,7 @@ def test_slurm_allocation_through_cdi(dgx: FakeHost, box: pathlib.Path) -> None:
     edits = planned(dgx, box, {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"})
     assert gpus(edits) == {2, 3}
     assert edits.environ == {"FROM_CDI": "yes"}
-    # Of a step with a GPU that is cut up the caller wants one part.
+    # The caller selects one MIG device of the step's GPU.
     asked = {"SLURM_STEP_GPUS": "4,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": mig_uuid(6, 1)}
     edits = planned(dgx, box, asked)
     assert (gpus(edits), caps(edits)) == ({4}, {cap_number(4, 2), cap_number(4, 2, 0)})
@@ -135,7 +135,7 @@ def test_specification_of_another_driver_is_not_used(
 
 def test_device_that_no_specification_has_is_looked_for_natively(dgx: FakeHost, box: pathlib.Path) -> None:
     dgx.cdi()
-    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "6"})  # whole, though it is cut up
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "6"})  # the whole GPU, although it has MIG devices
     assert gpus(edits) == {4}
     assert len(caps(edits)) == 6
     assert not edits.environ
@@ -188,7 +188,7 @@ def with_edits(edits: str) -> str:
     ],
 )
 def test_what_is_no_specification_is_one_line(dgx: FakeHost, box: pathlib.Path, name: str, text: str) -> None:
-    """GPUs are found without it; who needs it reads which file it is. Nothing else than HookError is raised."""
+    """NVIDIA GPUs need no specification. For other devices, the HookError names the file."""
     path = dgx.file(f"/etc/cdi/{name}", text)
     plan = fakehost.hook("97-devices.py")["plan"]
     with pytest.raises(HookError) as caught:
@@ -216,7 +216,7 @@ def test_what_is_no_file_is_not_read(dgx: FakeHost, box: pathlib.Path) -> None:
 
 
 def test_directory_that_is_not_for_us_is_named(dgx: FakeHost, box: pathlib.Path) -> None:
-    (dgx.root / "etc/cdi").symlink_to("cdi")  # as closed as a directory can be for root too
+    (dgx.root / "etc/cdi").symlink_to("cdi")  # a directory that root cannot open either
     assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
     with pytest.raises(HookError, match=r"/etc/cdi: Too many levels"):
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
@@ -249,7 +249,7 @@ def test_places_end_at_the_root_of_the_container(dgx: FakeHost) -> None:
 
 
 def test_yaml_of_any_form(dgx: FakeHost, tmp_path: pathlib.Path) -> None:
-    """What people write by hand."""
+    """Specifications written by hand."""
     text = """
 cdiVersion: "0.6.0"
 kind: acme.com/x
@@ -296,14 +296,14 @@ def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost, capsys: pytest.Ca
 
 @pytest.mark.parametrize("variable", ["A", "=b", ""])
 def test_variable_that_is_none(dgx: FakeHost, variable: str) -> None:
-    """It is an error of the specification, not of the program that would be started."""
+    """The error names the specification, not the program to start."""
     spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": {"env": [variable]}}]}
     dgx.file("/etc/cdi/x.json", json.dumps(spec))
     with pytest.raises(HookError, match=f"x.json is not a valid CDI specification: .*'{variable}'"):
         cdi.Specifications(Host(str(dgx.root))).add(Edits("test"), "acme.com/x", ["a"])
 
 
-# As of driver 570 with version 1.18 of NVIDIA's toolkit on a host of Kubernetes, whose driver no loader knows.
+# As from driver 570 and NVIDIA's toolkit 1.18 on a Kubernetes host, whose driver is not in the loader cache.
 GKE = """
 cdiVersion: 0.7.0
 containerEdits:
@@ -415,14 +415,14 @@ def test_systems_whose_driver_only_a_specification_knows(
     host.file("/etc/cdi/nvidia.json", json.dumps(spec))
     host.file("/usr/lib/wsl/x.so.1")
     assert set(planned(host, box, {}, image).nodes) == {node}
-    # A node of the same cluster without a GPU has the same file.
+    # A node without a GPU in the same cluster has the same file.
     (host.root / node.lstrip("/")).unlink()
     assert planned(host, box, {}, image).describe() == []
     assert "WARN" not in capsys.readouterr().err
 
 
 def test_option_beats_the_image(dgx: FakeHost, box: pathlib.Path) -> None:
-    """Every image with CUDA says "all": --device nvidia.com/gpu=0 is one GPU all the same, with and without CDI."""
+    """CUDA images select "all", but --device nvidia.com/gpu=0 adds only one GPU, with and without CDI."""
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}
     for _ in range(2):
         for devices, minors in (

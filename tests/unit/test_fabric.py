@@ -1,4 +1,4 @@
-"""What of the host's network comes into an image, and what does not: fake hosts with Slingshot and EFA, and images."""
+"""Libraries of fake hosts with Slingshot and EFA that fit an image, and those that do not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def caller(*annotations: str, **variables: str) -> dict[str, str]:
 
 
 def fits(host: FakeHost, box: pathlib.Path, said: dict[str, str]) -> tuple[list[fitting.Fit], Edits]:
-    """What becomes of each part that is asked for, and all that the container gets."""
+    """Return the fit of each requested part, and the container's edits."""
     context = fakehost.context(host, box, said, {})
     stock = fabric.Stock(context.settings, context.host)
     parts = [stock.part(want) for want in fabric.wanted(context.settings, context.host)]
@@ -101,7 +101,7 @@ BY_CXI, BY_PLUGIN = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
     ],
 )
 def test_who_asks_for_what(annotations: tuple[str, ...], setting: str, wanted: list[tuple[str, str]]) -> None:
-    """Never by default; annotations go before the setting, and that of the plugin asks for libfabric too."""
+    """Nothing is requested by default. Annotations override the setting; the plugin's requests libfabric too."""
     host = {"HOME": "/", "PENROOT_ANNOTATIONS": "\n".join(annotations)} | (
         {"ENROOT_FABRIC": setting} if setting else {}
     )
@@ -131,7 +131,7 @@ def test_annotations_that_make_no_sense(annotation: str, why: str) -> None:
 
 @pytest.mark.parity("in the place of an older one")
 def test_an_older_one_of_the_image_is_covered_where_it_is(cray: FakeHost, tmp_path: pathlib.Path) -> None:
-    """Each copy that programs may find, and none beside them; without links that lead to it."""
+    """Each copy that programs may load is covered; nothing is added beside it."""
     image(tmp_path)
     for place in (f"{LIB}/libfabric.so.1.11.0", "/opt/amazon/efa/lib/libfabric.so.1.20"):
         build(tmp_path, place, soname="libfabric.so.1", versions=FABRIC[:4])
@@ -142,7 +142,7 @@ def test_an_older_one_of_the_image_is_covered_where_it_is(cray: FakeHost, tmp_pa
 
 
 def test_providers_of_the_image_are_not_for_the_hosts(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
-    """A variable of the image names them; the user's counts."""
+    """The image's provider variable is replaced; the user's is kept."""
     image(tmp_path)
     for said, value in (({}, ""), ({"FI_PROVIDER_PATH": "/mine"}, None)):
         context = fakehost.context(amazon, tmp_path, caller(CXI, **said), {"FI_PROVIDER_PATH": "/opt/providers"})
@@ -179,7 +179,7 @@ def test_what_the_image_has_is_the_images(amazon: FakeHost, tmp_path: pathlib.Pa
 
 @pytest.mark.parity("what the image has of that is the image's")
 def test_older_library_of_the_image_is_replaced_as_a_set(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
-    """The image's libefa is too old, and the host's needs private symbols of the host's libibverbs."""
+    """The image's libefa is too old. The host's needs private symbols of the host's libibverbs."""
     image(tmp_path)
     build(tmp_path, f"{LIB}/libibverbs.so.1", versions=["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_PRIVATE_30"])
     build(tmp_path, f"{LIB}/libefa.so.1", versions=["EFA_1.0"])
@@ -216,7 +216,7 @@ def test_images_without_glibc_and_for_another_machine(cray: FakeHost, tmp_path: 
 
 @pytest.mark.parity("UCX, as a whole with its modules")
 def test_ucx_comes_as_a_whole(infiniband: FakeHost, tmp_path: pathlib.Path) -> None:
-    """What it loads covers what the image's would; where the image's is in a directory of its own, there."""
+    """The host's modules cover the image's modules, in the directory of the image's library."""
     image(tmp_path)
     place = "/opt/hpcx/ucx/lib"
     for name in ("ucp", "uct", "ucs", "ucm"):
@@ -299,7 +299,7 @@ def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Pat
 @pytest.mark.security("I5")
 @pytest.mark.parametrize("trap", ["fifo", "directory", "loop", "outside", "device", "garbage"])
 def test_what_an_image_has_instead_of_a_library(cray: FakeHost, tmp_path: pathlib.Path, trap: str) -> None:
-    """Nothing is waited for or followed; to the loader it would be none, and so it is to us."""
+    """A FIFO, a directory, a damaged file or a link out of the image counts as a missing library."""
     image(tmp_path)
     path = tmp_path / LIB[1:] / "libfabric.so.1"
     if trap == "fifo":

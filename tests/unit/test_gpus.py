@@ -1,4 +1,4 @@
-"""What tasks are told of GPUs, in a container that has some of the node's."""
+"""GPU masks of tasks in a container that has some of the node's GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyxis_py.request.job import Job
 
 
 def found(told: dict[str, str], gpus: str, kind: str = "", **image: str) -> dict[str, str]:
-    """What a task is told in a container with these GPUs, which Slurm has told ``told``."""
+    """Return a task's masks in a container with these GPUs; ``told`` are the masks from Slurm."""
     task = Job([("verb", "join"), *(("environ", f"{name}={value}") for name, value in told.items())])
     return variables(task, {"PENROOT_GPUS": gpus, **({"PENROOT_GPU_KIND": f"{kind}.com/gpu"} if kind else {}), **image})
 
@@ -31,7 +31,7 @@ def test_numbers_are_counted_among_those_of_the_container(told: str, number: str
     [("2,3", "2,3", "0,1", "0,1"), ("2,3", "3", "1", "0"), ("0,1", "1", "1", "0"), ("0,1", "0,1", "0,1", "0,1")],
 )
 def test_hip_and_opencl_count_what_rocr_leaves(of_container: str, told: str, first: str, others: str) -> None:
-    """Slurm gives all of them the same numbers."""
+    """Slurm sets all masks to the same numbers."""
     names = ("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
     assert found(dict.fromkeys(names, told), of_container, "amd") == dict(
         zip(names, (first, others, others), strict=True)
@@ -40,7 +40,7 @@ def test_hip_and_opencl_count_what_rocr_leaves(of_container: str, told: str, fir
 
 @pytest.mark.parity("ROCR_VISIBLE_DEVICES")
 def test_what_the_image_or_a_user_says_stays() -> None:
-    """Level Zero counts the GPUs of the container, as the others do."""
+    """Level Zero numbers the GPUs of the container, as the other masks do."""
     assert found({"CUDA_VISIBLE_DEVICES": "2"}, "2,3", CUDA_VISIBLE_DEVICES="0") == {}
     told = {"ROCR_VISIBLE_DEVICES": "2,3", "GPU_DEVICE_ORDINAL": "0"}
     assert found(told, "2,3", "amd") == {"ROCR_VISIBLE_DEVICES": "0,1"}

@@ -1,4 +1,4 @@
-"""The loader's cache: ours against what ldconfig writes and reads."""
+"""Compare our loader cache with ldconfig's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ X86_64 = 0x303
 
 
 def listed(cache: pathlib.Path) -> list[str]:
-    """What ldconfig reads in a cache: "name (kind) => path", in its order."""
+    """Return ldconfig's listing of a cache: "name (kind) => path"."""
     done = subprocess.run(["/sbin/ldconfig", "-C", cache, "-p"], capture_output=True, text=True, check=True)
     return [line.strip() for line in done.stdout.splitlines() if "=>" in line]
 
 
 @pytest.fixture
 def tree(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A root with libraries whose names are hard to sort, and a cache that ldconfig wrote."""
+    """A root with library names that are hard to sort, and ldconfig's cache of them."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/ld.so.conf").write_text("/lib\n")
     names = "a.so.1 a.so.10 a.so.9 a-b.so.1 a2.so.1 a10.so.1 zz.so.1 A.so.1".split()
@@ -101,7 +101,7 @@ def test_cut_is_said(tree: pathlib.Path, cut: int) -> None:
 
 
 def test_damage_never_hangs_and_never_surprises(tree: pathlib.Path, rng: random.Random, soak: bool) -> None:
-    """An image may hold anything: the result is a cache, or an error that the caller expects."""
+    """Damaged caches of an image are parsed, or raise an expected error."""
     compile_library(tree, "lib/glibc-hwcaps/x86-64-v2/libfast.so.1", "libfast.so.1")
     ldconfig(tree)
     good = (tree / "etc/ld.so.cache").read_bytes()

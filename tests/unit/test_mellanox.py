@@ -25,7 +25,7 @@ def dgx(tmp_path: pathlib.Path) -> FakeHost:
 
 @pytest.fixture
 def box(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A container with a /dev of its own."""
+    """A container with a private /dev."""
     (tmp_path / "box/dev").mkdir(parents=True)
     return tmp_path / "box"
 
@@ -84,7 +84,7 @@ def test_device_that_is_named_and_has_no_node(tmp_path: pathlib.Path, box: pathl
 
 @pytest.mark.parity("99-mellanox: uverbs")
 def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """By driver, then address, whatever the numbers of the nodes; other vendors come after."""
+    """Adapters are ordered by driver, then address, not by node number. Other vendors come last."""
     host = FakeHost(tmp_path / "host")
     drivers = (("05", "irdma"), ("90", "mlx5_core"), ("10", "mlx5_core"), ("99", "mlx4_core"))
     for number, (bus, driver) in enumerate(drivers):
@@ -94,7 +94,7 @@ def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
 
 
 def test_virtual_functions_are_devices_too(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """They stand behind their physical function, by address, whatever order they were made in."""
+    """Virtual functions follow their physical function by address, in any order of creation."""
     host = FakeHost(tmp_path / "host")
     for number, bus in ((0, "c1:00.0"), (1, "41:00.0"), (2, "41:00.2"), (3, "41:00.1")):
         host.hca(number, bus, mad=not bus.endswith((".1", ".2")))
@@ -105,7 +105,7 @@ def test_virtual_functions_are_devices_too(tmp_path: pathlib.Path, box: pathlib.
 
 
 def test_nothing_to_do_where_all_is_given(dgx: FakeHost) -> None:
-    # The host's tree is the container too, and so its /dev is the host's.
+    # The host's tree is the container's root too, so they share /dev.
     edits = planned(dgx, dgx.root, "all")
     assert edits.describe() == []
     edits = planned(dgx, dgx.root, "2")

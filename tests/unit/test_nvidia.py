@@ -1,4 +1,4 @@
-"""Which GPUs a container gets, and what comes with them, on fake hosts."""
+"""GPUs that a container gets on fake hosts, with the driver's files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def planned(
 
 
 def gpus(edits: Edits) -> set[int]:
-    """Numbers of the GPU nodes that a container gets."""
+    """Return the minor numbers of the GPU nodes in a plan."""
     names = (path.removeprefix("/dev/nvidia") for path in edits.nodes)
     return {int(name) for name in names if name.isdecimal()}
 
@@ -199,7 +199,7 @@ def test_where_storage_looks_disks_up(tmp_path: pathlib.Path, box: pathlib.Path)
 
 @pytest.mark.parametrize("share", ["/usr/share", "/etc", "/usr/local/nvidia/share"])
 def test_what_loaders_of_graphics_read(tmp_path: pathlib.Path, box: pathlib.Path, share: str) -> None:
-    """Wherever the driver put it: in the container it is where every loader looks."""
+    """Wherever the driver installs these files, the container has them in the loaders' directories."""
     host = fakehost.consumer(tmp_path / "host")
     for name in ("vulkan/icd.d/nvidia_icd.json", "egl/egl_external_platform.d/20_nvidia_xcb.json"):
         host.file(f"{share}/{name}")
@@ -237,7 +237,7 @@ def test_rights_over_mig(dgx: FakeHost, box: pathlib.Path) -> None:
         ("driver>535.104.05", False),
         ("driver!=535.104.5", False),
         ("arch>=12.0", True),
-        # What NVML calls this model since version 450.
+        # NVML's name of this model since driver 450.
         ("cuda>=12.6 brand=nvidia,driver>=535,driver<536", True),
     ],
 )
@@ -300,12 +300,12 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         ({"SLURM_STEP_GPUS": "2,5", "CUDA_VISIBLE_DEVICES": "0,1"}, {2, 5}),
         ({"SLURM_JOB_GPUS": "3"}, {3}),
         ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2", "NVIDIA_VISIBLE_DEVICES": "all"}, {1}),
-        # Of a step with four GPUs a task has one, and the container has all four.
+        # Each task has one of the step's four GPUs; the container has all four.
         ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "2"}, {4, 5, 6, 7}),
-        # With --gpus-per-task the first task is told its own alone; the container is for all tasks.
+        # With --gpus-per-task, the first task knows only its GPU; the container is for all tasks.
         ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", **BOUND}, set(MINORS)),
         ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURMD_TRES_BIND": f"gres/{PER_TASK}"}, set(MINORS)),
-        # Unless its own are all that the step has on this node, or the batch script's node is the only one.
+        # The GPUs of all tasks are known if the task has all of the step's, or if the job has one node.
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, {4}),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
         ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "0,1", **ALONE}, {0, 1}),
@@ -313,18 +313,18 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         ({**BOUND, "SLURM_STEP_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "0,2", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "5,6", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
-        # Not bound, as NCCL likes it: of the step's GPUs Slurm tells the number alone.
+        # Not bound, as for NCCL: Slurm reports only how many GPUs the step has.
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2"}, set(MINORS)),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "2,3", **ALONE, **VISIBLE}, {2}),
         ({**NOT_BOUND, "SLURM_JOB_GPUS": "4,6", **ALONE}, set()),
-        # A step inherits what the batch script's node has: not its own.
+        # A step inherits the GPUs of the batch script's node, which are not the step's.
         ({"SLURM_JOB_GPUS": "1,2", "SLURM_STEP_ID": "0"}, set()),
-        # No ConstrainDevices: the numbers that CUDA is told count all GPUs.
+        # Without ConstrainDevices, CUDA_VISIBLE_DEVICES numbers all GPUs.
         ({"SLURM_STEP_GPUS": "6,7", "CUDA_VISIBLE_DEVICES": "6,7"}, {6, 7}),
-        # A MIG device of Slurm has a number that is no node's.
+        # Slurm's number of a MIG device is not a node's.
         ({"SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": "MIG-x"}, set(MINORS)),
         ({"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}, {4, 5}),
         ({**BOUND, "SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": mig_uuid(6, 1)}, set(MINORS)),
@@ -343,7 +343,7 @@ def test_what_slurm_allocated(dgx: FakeHost, box: pathlib.Path, caller: dict[str
     ("caller", "image", "told"),
     [
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}, {}, "2,3"),
-        # In CUDA's order, which is that of the addresses.
+        # In CUDA's order, by PCI address.
         ({"SLURM_STEP_GPUS": "1,2", "CUDA_VISIBLE_DEVICES": "1,2"}, {}, "2,1"),
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3", "NVIDIA_VISIBLE_DEVICES": "1"}, {}, "3"),
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}, {}, None),
@@ -382,7 +382,7 @@ def test_stale_variable_is_reported(
 
 
 def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> None:
-    """Slurm names them by UUID; its numbers are of no use."""
+    """Slurm names MIG devices by UUID; its numbers are not usable."""
     caller = {"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}
     assert caps(planned(dgx, box, caller)) == {
         cap_number(4, 2),
@@ -393,15 +393,15 @@ def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> N
 
 
 def test_step_without_gpus_of_a_job_with_some(dgx: FakeHost, box: pathlib.Path) -> None:
-    """Every image with CUDA says "all"."""
+    """CUDA images select "all"."""
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}
     step = {"SLURM_STEP_ID": "3", "SLURM_JOB_GPUS": "1,2"}
     assert planned(dgx, box, step, image).describe() == []
     assert gpus(planned(dgx, box, {**step, "NVIDIA_VISIBLE_DEVICES": "0"}, image)) == {2}
     assert gpus(planned(dgx, box, {**step, "SLURM_STEP_GPUS": "2"}, image)) == {2}
-    # As --env has it, which a hook sees as the image's.
+    # By --env, which a hook sees like a variable of the image.
     assert gpus(planned(dgx, box, {"SLURM_STEP_GPUS": "2,3"}, {"NVIDIA_VISIBLE_DEVICES": "1"})) == {3}
-    # A cluster whose Slurm knows of no GPUs.
+    # A cluster without GPUs in Slurm's configuration.
     assert gpus(planned(dgx, box, {"SLURM_STEP_ID": "3"}, image)) == set(MINORS)
 
 
@@ -460,7 +460,7 @@ def test_nvidias_own_program_and_the_driver_of_a_container(tmp_path: pathlib.Pat
 
 
 def test_image_has_no_say_in_what_is_of_the_host(dgx: FakeHost, box: pathlib.Path) -> None:
-    """Libraries of NVML are loaded from there, outside of the container."""
+    """NVML is loaded from the driver root, outside the container."""
     image = {
         "NVIDIA_VISIBLE_DEVICES": "6:1",
         "NVIDIA_DRIVER_ROOT": "/home/somebody/image",
@@ -483,7 +483,7 @@ def test_driver_behind_a_link(tmp_path: pathlib.Path, box: pathlib.Path) -> None
 
 
 def test_uuids_that_the_driver_does_not_tell(dgx: FakeHost, tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """Until a GPU is first used its file has question marks; without the files there is NVML alone."""
+    """The UUID in /proc is question marks until the GPU is first used; without /proc, only NVML knows it."""
     host = fakehost.dgx_a100(tmp_path / "host")
     for path in host.root.glob("proc/driver/nvidia/gpus/*/information"):
         text = path.read_text().splitlines()
@@ -513,7 +513,7 @@ def test_nvml_that_cannot_answer(dgx: FakeHost, box: pathlib.Path, tmp_path: pat
 
 @pytest.mark.parametrize("said", ["/run/mps", "/run/mps/", "/run/../run/mps"])
 def test_pipes_of_mps(tmp_path: pathlib.Path, box: pathlib.Path, said: str) -> None:
-    """The caller's, whose variable a container knows nothing of."""
+    """The container gets the pipes of the caller's variable."""
     host = fakehost.consumer(tmp_path / "host")
     host.directory("run/mps", "tmp/nvidia-mps")
     caller = {"NVIDIA_VISIBLE_DEVICES": "0"}
@@ -528,7 +528,7 @@ def test_pipes_of_mps(tmp_path: pathlib.Path, box: pathlib.Path, said: str) -> N
 
 
 def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a container of Kubernetes, say, whose /proc is the machine's and whose /dev is not."""
+    """As in a Kubernetes pod, which has the machine's /proc, but a private /dev."""
     host = fakehost.dgx_a100(tmp_path / "host")
     for index in (0, 1, 3):
         (host.root / f"dev/nvidia{MINORS[index]}").unlink()
@@ -550,7 +550,7 @@ def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsy
 
 
 def test_gpu_of_which_the_driver_tells_nothing_is_hidden(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """Its node is there all the same."""
+    """/proc does not list the GPU, but its node exists."""
     host = fakehost.dgx_a100(tmp_path / "host")
     [one, two, *_] = sorted(host.root.glob("proc/driver/nvidia/gpus/*/information"))
     one.write_bytes(b"\xff\n::\nno colon\nDevice Minor: N/A\n")
@@ -606,7 +606,7 @@ def test_driver_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/run/nvidia/driver{LIB}/libcuda.so.{VERSION}"
     assert edits.files["/usr/bin/nvidia-smi"][0] == f"{host.root}/run/nvidia/driver/usr/bin/nvidia-smi"
-    # A daemon of the driver may run in there too, or outside.
+    # The driver's daemon may run in the driver container or on the host.
     for path in ("/run/nvidia/driver/var/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket"):
         made = host.file(path)
         edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
@@ -623,7 +623,7 @@ def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: 
 
 
 def test_directories_that_the_caller_alone_knows(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """Also where one of the usual directories holds what another driver left behind."""
+    """A usual directory may contain leftovers of another driver."""
     host = fakehost.consumer(tmp_path / "host")
     (host.root / "opt").mkdir()
     (host.root / "usr/local/nvidia").rename(host.root / "opt/gpu")
@@ -639,7 +639,7 @@ def test_directories_that_the_caller_alone_knows(tmp_path: pathlib.Path, box: pa
 
 
 def test_loader_that_knows_another_libcuda_alone(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """An image for CUDA on a rented machine: its compatibility package is in the cache, the driver is not."""
+    """A CUDA image on a rented machine: the cache lists its compatibility package, but not the driver."""
     host = fakehost.consumer(tmp_path / "host")
     host.library("/usr/local/cuda/compat/libcuda.so.575.51.03", "libcuda.so.1")
     host.ldconfig("", "/usr/local/cuda/compat")
@@ -679,7 +679,7 @@ def test_image_with_newer_libcuda_keeps_it(dgx: FakeHost, box: pathlib.Path) -> 
 
 
 def note(drivers: str) -> str:
-    """What a libcuda of the compatibility package says of the drivers for which it is."""
+    """Return the ELF note that lists the drivers a compatibility libcuda supports."""
     text = f'{{"Format": 1, "CUDA Version": "12.4", "Driver": [{drivers}], "Device": [1]}}'
     return f"""asm(".section .note.cuda.fwd_compatibility, \\"a\\", @note\\n.long 19, {len(text)}, 1\\n"
         ".asciz \\"NVIDIA Corporation\\"\\n.balign 4\\n.ascii {json.dumps(json.dumps(text))[1:-1]}\\n.previous");"""
@@ -697,7 +697,7 @@ def note(drivers: str) -> str:
 def test_compatibility_package_is_for_some_drivers_and_gpus(
     tmp_path: pathlib.Path, box: pathlib.Path, source: str, model: str, used: bool
 ) -> None:
-    """With another one CUDA does not start at all, where the host's libcuda would do for many programs."""
+    """With an unsupported driver or GPU, CUDA would fail to start, while the host's libcuda mostly works."""
     host = FakeHost(tmp_path / "host")
     host.gpu(0, "01", 0, model)
     host.driver()

@@ -31,7 +31,7 @@ from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}  # squashfs_fs.h
 _PORTABLE = ("gzip", "lz4", "zstd")  # every build of squashfuse and unsquashfs supports these
 _CONVERTED = "zstd"
-_ALIGNMENT_BYTES = 4096  # of the image in the file, so that a loop device can serve it too
+_ALIGNMENT_BYTES = 4096  # alignment of the image, so that a loop device can serve the image too
 _BLOCK_BYTES = 1 << 20
 _DIRECTORIES = ("environ.d", "mounts.d", "hooks.d")
 _LISTED = re.compile(r"-\S+ \d+/\d+ +(\d+) ")  # a regular file of unsquashfs -lln: mode, owner, size

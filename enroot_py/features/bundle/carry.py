@@ -35,7 +35,7 @@ from enroot_py.runtime import hooks, squashfuse
 ABOUT = "about"
 ENTRANCE = ("enroot_py.main", "enroot_py.features.bundle.bundled")
 REST = "rest.zip"
-# The programs that hooks call, by the module that implements them.
+# Programs that hooks call, by implementing module.
 HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }

@@ -70,7 +70,7 @@ run() {
     "$work/loaders/python3" --library-path "$work/libraries" "$@"
 }
 
-# These are for programs of the host. The container still gets them with --env.
+# LD_PRELOAD is for programs of the host. The container still gets it with --env.
 for name in LD_PRELOAD LD_AUDIT; do
     eval "[ -z \"\${$name-}\" ] || { export PENROOT_$name=\"\$$name\"; unset $name; }"
 done

@@ -39,7 +39,7 @@ _PLUGIN_DIRECTORIES = (
     *("/opt/aws-ofi-nccl/{variant}/lib", "/opt/aws-ofi-nccl/lib/{variant}", "/opt/aws-ofi-nccl/lib"),
     *(f"/opt/amazon/ofi-nccl/lib/{_MACHINE}-linux-gnu", "/opt/amazon/ofi-nccl/lib64", "/opt/amazon/ofi-nccl/lib"),
 )
-# These libraries use private symbols of libibverbs, which change with each release, so all come from the host.
+# Libraries that share private symbols with libibverbs. The symbols change with each release, so the host provides all.
 _OF_VERBS = tuple(f"lib{name}.so.1" for name in ("rdmacm", "efa", "mlx4", "mlx5", "mana", "hns", "ibumad"))
 OF_LIBC = (
     *("libc", "libm", "libmvec", "libpthread", "libdl", "librt", "libutil", "libresolv", "libanl", "libnsl"),
@@ -63,13 +63,13 @@ def is_of_libc(name: str) -> bool:
 
 
 class Want(Frozen):
-    """A request for libfabric, ucx or nccl. ``origin`` is what requests it, ``without`` how to start without it."""
+    """A request for libfabric, ucx or nccl: ``origin`` requests the part, ``without`` tells how to start without it."""
 
     part: str
     origin: str
     required: bool
     without: str
-    variant: str = ""  # of the NCCL plugin, such as cuda12
+    variant: str = ""  # variant of the NCCL plugin, such as cuda12
 
 
 def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
@@ -122,7 +122,7 @@ class HostLibrary(Frozen):
 
 
 class FabricPart(Frozen):
-    """The host's libfabric, ucx or nccl: the main libraries and the modules that they load.
+    """The host's libfabric, ucx or nccl: the main libraries and their modules.
 
     If the host lacks the part, ``lack`` is the reason.
     """
@@ -212,7 +212,7 @@ class Stock:
             self.configured.append(real)
 
     def _close(self, libraries: list[HostLibrary]) -> None:
-        """Find the dependencies of ``libraries``, recursively. The image gets those that it lacks."""
+        """Find the dependencies of ``libraries``, recursively."""
         pending = list(libraries)
         self.known.update({library.name: library for library in libraries if not library.folder})
         while pending and len(self.known) < _MAX_LIBRARIES:

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 _LIBC = "libc.so.6"
 # Libraries that use the private interface of a kernel driver: always the host's.
 _OF_DRIVER = ("libcxi.so.1",)
-_OF_UCX = (*UCX, "libucm.so.0", "libucs_signal.so.0")  # these use private symbols of each other
+_OF_UCX = (*UCX, "libucm.so.0", "libucs_signal.so.0")  # UCX libraries share private symbols
 _RCCL = "librccl-net-ofi.so"  # the plugin's name for RCCL, AMD's NCCL
-_MAX_DIRECTORIES, _MAX_COPIES = 32, 16  # of LD_LIBRARY_PATH, and of one library
+_MAX_DIRECTORIES, _MAX_COPIES = 32, 16  # in LD_LIBRARY_PATH; of a library
 
 
 class ImageLibrary(Frozen):
@@ -233,7 +233,7 @@ class Fitting:
         if "ucx" in folders:  # hide the image's modules, which are of another release
             edits.tmpfs += {f"{path.rpartition('/')[0]}/ucx" for path in placed}
             environ["UCX_MODULE_DIR"] = f"{next(iter(placed)).rpartition('/')[0]}/ucx"
-        # These override the image's variables, but not the user's.
+        # Override the image's variables, but not the user's.
         edits.environ.update({name: value for name, value in environ.items() if name not in self.context.host})
         self.given.update(fit.brought)
         return placed
@@ -283,7 +283,7 @@ def refuse(want: Want, reason: str) -> None:
     if want.required:
         hint = f"for details: penroot fabric IMAGE; to start without: {want.without}"
         raise HookError(f"{message} ({want.origin})", hint=hint)
-    log.warn(f"{message}; using the image's own, if it has one")
+    log.warn(f"{message}; using the image's library, if any")
 
 
 def _is_there(context: Context, path: str, source: str) -> bool:

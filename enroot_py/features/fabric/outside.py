@@ -1,4 +1,4 @@
-"""Tell whether a start needs 99-fabric outside the user namespace, which hides the owners of the host's libraries."""
+"""Tell whether 99-fabric must look at the host outside the user namespace, which hides the owners of files."""
 
 from __future__ import annotations
 
