@@ -1,1 +1,1 @@
-"""Host devices in containers, with the driver's libraries: docs/devices.md."""
+"""Host devices in containers, with the driver's libraries: docs/reference/devices.md."""

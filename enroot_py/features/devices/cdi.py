@@ -36,9 +36,9 @@ class Specifications:
         self._common: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         self._failed: dict[str, str] = {}
         for directory in DIRECTORIES:
-            here: dict[tuple[str, str], str] = {}
+            loaded: dict[tuple[str, str], str] = {}
             for path in self._files(directory):
-                self._load(path, here)
+                self._load(path, loaded)
 
     def _files(self, directory: str) -> list[str]:
         directory = self.host.path(self.host.real(directory) or directory)
@@ -51,8 +51,8 @@ class Specifications:
             return []
         return [f"{directory}/{name}" for name in names if name.endswith((".json", ".yaml", ".yml"))]
 
-    def _load(self, path: str, here: dict[tuple[str, str], str]) -> None:
-        """Load a specification. ``here`` has the devices of the directory so far.
+    def _load(self, path: str, loaded: dict[tuple[str, str], str]) -> None:
+        """Load a specification. ``loaded`` has the devices of the directory so far.
 
         An invalid specification is only recorded: it matters only to a container that asks for its devices.
         """
@@ -72,12 +72,12 @@ class Specifications:
             return
         self._common.setdefault(kind, []).append((path, spec.get("containerEdits") or {}))
         for device, edits in devices.items():
-            if (kind, device) in here:
-                # The specification of CDI does not order files of one directory, so use neither.
-                self._failed[path] = f"{path}: {kind}={device} is also in {here[kind, device]}"
+            if (kind, device) in loaded:
+                # CDI does not order the files of a directory, so use neither.
+                self._failed[path] = f"{path}: {kind}={device} is also in {loaded[kind, device]}"
                 self._devices[kind].pop(device, None)
             else:
-                here[kind, device] = path
+                loaded[kind, device] = path
                 self._devices.setdefault(kind, {})[device] = (path, edits)
 
     def names(self, kind: str) -> list[str]:
@@ -125,7 +125,7 @@ class Specifications:
         yield from chosen
 
     def add(self, edits: Edits, kind: str, names: list[str]) -> list[str]:
-        """Add the edits of devices. Return the directories whose libraries belong into the loader cache.
+        """Add the edits of devices. Return the directories whose libraries belong in the loader cache.
 
         Raises HookError for a device that no specification describes.
         """

@@ -12,6 +12,6 @@ def _add_device(settings: Settings, device: str) -> Settings:
 
 FLAGS = (
     FeatureFlag(
-        "--device", "DEVICE", "Add a device: a CDI name such as nvidia.com/gpu=0, or a path in /dev.", _add_device
+        "--device", "DEVICE", "add a device: a CDI name such as nvidia.com/gpu=0, or a path in /dev", _add_device
     ),
 )

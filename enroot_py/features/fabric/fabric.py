@@ -86,10 +86,10 @@ def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
     if plugin and (variant.startswith(".") or not (variant + "0").replace("-", "").replace(".", "").isalnum()):
         raise HookError(f"{_VARIANT}={shown(variant)} is not a variant name", hint='write for example "cuda12"')
     fabric, wants = FabricSettings(settings), []
-    for part, (asked, origin) in by_annotation.items():
-        if asked:
+    for part, (is_requested, origin) in by_annotation.items():
+        if is_requested:
             wants.append(Want(part, origin, True, f'set {origin} = "false"', variant if part == "nccl" else ""))
-        elif asked is None and part in fabric.fabric:
+        elif is_requested is None and part in fabric.fabric:
             origin = f"ENROOT_FABRIC, {settings.origin(SETTINGS['ENROOT_FABRIC'])}"
             without = f"remove {part} from ENROOT_FABRIC, or set ENROOT_FABRIC_UNFIT=warn"
             wants.append(Want(part, origin, fabric.fabric_unfit == "error", without))

@@ -111,14 +111,14 @@ class Fit(Frozen):
 
 
 class Fitting:
-    """Fit parts of the host's network into one image. ``given`` are the libraries added so far."""
+    """Fit parts of the host's network into one image. ``added`` are the libraries added so far."""
 
     def __init__(self, context: Context, stock: Stock) -> None:
         self.context = context
         self.stock = stock
         libc = [f"{name}.so" for name in OF_LIBC]
         self.image = ImageLibraries(context, (*stock.known, LIBFABRIC, *PLUGINS, *UCX, *libc, "ld-"))
-        self.given: dict[str, HostLibrary] = {}
+        self.added: dict[str, HostLibrary] = {}
 
     def fit(self, part: FabricPart) -> Fit:
         """Check whether a part fits beside the libraries added so far."""
@@ -136,11 +136,11 @@ class Fitting:
         """Add the modules that fit, with their dependencies. Return the other modules, each with the reason."""
         left_out = []
         for module in modules:
-            more, reasons = self._close([module], brought)
+            dependencies, reasons = self._close([module], brought)
             if reasons:
                 left_out.append(f"{module.name}: {reasons[0]}")
             else:
-                brought.update(more)
+                brought.update(dependencies)
         return left_out
 
     def _close(
@@ -151,12 +151,12 @@ class Fitting:
         pending = list(libraries)
         while pending:
             library = pending.pop(0)
-            if library.name in brought or library.name in self.given:
+            if library.name in brought or library.name in self.added:
                 continue
             brought[library.name] = library
             reasons += [f"{library.path} {reason}" for reason in self._mismatches(library)]
             for name in library.elf.needed:
-                if is_of_libc(name) or name in brought or name in self.given or self._has(library, name):
+                if is_of_libc(name) or name in brought or name in self.added or self._has(library, name):
                     continue
                 if dependency := self.stock.known.get(name):
                     pending.append(dependency)
@@ -235,7 +235,7 @@ class Fitting:
             environ["UCX_MODULE_DIR"] = f"{next(iter(placed)).rpartition('/')[0]}/ucx"
         # Override the image's variables, but not the user's.
         edits.environ.update({name: value for name, value in environ.items() if name not in self.context.host})
-        self.given.update(fit.brought)
+        self.added.update(fit.brought)
         return placed
 
     def _beside(self, module: HostLibrary, placed: dict[str, HostLibrary]) -> set[str]:

@@ -97,7 +97,7 @@ def _look(context: hooks.Context, stock: Stock, parts: Iterable[FabricPart]) -> 
     for part in parts:
         fit = fitting.fit(part)
         if part.want.origin and not fit.reasons:
-            fitting.given.update(fit.brought)
+            fitting.added.update(fit.brought)
         good = good and not (fit.reasons and part.want.required)
         _print(part.want.part, [*_verdict(fitting, fit), *_providers(fitting, fit, stock.host)])
     _print("mpi", list(_mpi(context)))
@@ -117,7 +117,7 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
         main = {library.name for library in part.main}
         if others := [each.name for each in fit.brought.values() if not each.folder and each.name not in main]:
             yield f"with its dependencies {', '.join(sorted(others))}"
-        yield from (f"left out: {why}" for why in fit.left_out)
+        yield from (f"left out: {reason}" for reason in fit.left_out)
         return
     yield f"the image's {image.path}" if image else f"none: {_WITHOUT[want.part]}"
     if not fit.reasons:

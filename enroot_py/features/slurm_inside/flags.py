@@ -10,4 +10,4 @@ def _enable(settings: Settings, value: str) -> Settings:
     return settings.replace("command line", slurm=True)
 
 
-FLAGS = (FeatureFlag("--slurm", "", "Make the node's Slurm commands available in the container.", _enable),)
+FLAGS = (FeatureFlag("--slurm", "", "make the node's Slurm commands available in the container", _enable),)

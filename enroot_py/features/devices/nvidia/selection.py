@@ -110,7 +110,7 @@ class GPUs:
         return tuple(gpu for gpu in self.all if gpu.index >= 0)
 
     def _learn_uuids(self) -> None:
-        """Read the UUIDs that /proc lacks from NVML."""
+        """Read from NVML the UUIDs that /proc lacks."""
         if library := self._nvml():
             from enroot_py.features.devices import nvml
 
@@ -293,7 +293,7 @@ def _address(text: str) -> tuple[str, str]:
 def _cap_nodes(host: Host) -> dict[int, str]:
     """Return the capabilities of the nodes in /dev/nvidia-caps by node number, such as gpu0/gi1/access."""
     numbers = _numbers(host, "/dev/nvidia-caps", "nvidia-cap")
-    if not set(numbers) - {1, 2}:  # MIG configuration and monitoring exist always
+    if not set(numbers) - {1, 2}:  # MIG configuration and monitoring always exist
         return {}
     names = {}
     # One line for each possible instance, about a thousand with 8 GPUs: "gpu0/gi1/access 21".

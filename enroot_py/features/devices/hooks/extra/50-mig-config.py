@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def run(context: Context) -> None:
     visible = context.value("NVIDIA_VISIBLE_DEVICES")
-    # A caller of single MIG devices may not change the partitioning.
+    # A container with single MIG devices must not repartition the GPU.
     if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):
         return
     from enroot_py.base.errors import HookError
