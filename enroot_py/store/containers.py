@@ -107,7 +107,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
             return Source(name, directory=path)
         raise ContainerError(
             f"no such container: {shown(name)} in {settings.data_path}",
-            hint="penroot list shows those there are" + or_else,
+            hint="penroot list shows your containers" + or_else,
         )
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
         from enroot_py.runtime import fuseoverlay
@@ -380,7 +380,7 @@ def remove(name: str, settings: Settings) -> None:
     refuse_running(name, settings)
     sweep(settings)
     if not remove_if_there(name, settings):
-        raise ContainerError(f"no such container: {shown(name)}", hint="penroot list shows those there are")
+        raise ContainerError(f"no such container: {shown(name)}", hint="penroot list shows your containers")
 
 
 def sweep(settings: Settings) -> None:

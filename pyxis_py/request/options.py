@@ -269,8 +269,8 @@ OPTIONS = (
     Option(
         "container-image",
         "image",
-        "image to run in: a reference to a registry, or the path of a squashfs file on the node (begins with / or .), "
-        "or with bcast: before it of one on the host of srun, which sends it to the nodes",
+        "image to run: a registry reference, the path of a squashfs file on the node (begins with / or .), "
+        "or bcast:PATH for a file that srun sends to the nodes",
         parse=image_text,
         arginfo="[USER@][REGISTRY#]IMAGE[:TAG]|[bcast:]PATH",
         example="ubuntu:24.04",
@@ -279,7 +279,7 @@ OPTIONS = (
     Option(
         "container-mounts",
         "mounts",
-        "what to mount in the container; SRC is a path, tmpfs or umount; flags of fstab, or sqsh, are joined with '+'",
+        "mount SRC (a path, tmpfs or umount) at DST; join fstab flags, or sqsh, with '+'",
         parse=mountentries.parse,
         arginfo="SRC[:DST[:FLAG+FLAG]][,SRC...]",
         example="/data:/data:ro,tmpfs:/scratch",
@@ -295,7 +295,7 @@ OPTIONS = (
     Option(
         "container-name",
         "name",
-        "keep the container under this name on the nodes, or use the one that has it; unnamed ones go with the step",
+        "use or create a container of this name, which stays on the node; others are removed when the step ends",
         parse=_name,
         arginfo="NAME[:auto|create|exec|no_exec]",
         example="work",
@@ -304,24 +304,26 @@ OPTIONS = (
     Option(
         "container-save",
         "save",
-        "write the container to a squashfs file on the node when the step has ended",
+        "save the container to a squashfs file on the node when the step ends",
         parse=_save,
         arginfo="PATH",
         example="./saved.sqsh",
     ),
     Option("container-mount-home", "mount_home", "mount the home directory", value=True),
     Option("no-container-mount-home", "mount_home", "do not mount the home directory", value=False),
-    Option("container-remap-root", "remap_root", "be root in the container, without power outside of it", value=True),
-    Option("no-container-remap-root", "remap_root", "keep the own user name in the container", value=False),
+    Option("container-remap-root", "remap_root", "be root in the container (not on the host)", value=True),
+    Option("no-container-remap-root", "remap_root", "stay your own user in the container", value=False),
     Option("container-entrypoint", "entrypoint", "run the entrypoint of the image", value=True),
     Option("no-container-entrypoint", "entrypoint", "do not run the entrypoint of the image", value=False),
-    Option("container-entrypoint-log", "entrypoint_log", "show what the entrypoint prints", value=True, annotated=True),
+    Option(
+        "container-entrypoint-log", "entrypoint_log", "show the output of the entrypoint", value=True, annotated=True
+    ),
     Option("container-writable", "writable", "make the root filesystem writable", value=True),
     Option("container-readonly", "writable", "make the root filesystem read-only", value=False),
     Option(
         "container-env",
         "env",
-        "variables of which the job's value wins over the image's; NAME may hold *, and with =VALUE it is set to that",
+        "take these variables from the job instead of the image; NAME may contain *; NAME=VALUE sets a variable",
         parse=_environ_entries,
         arginfo="NAME[=VALUE][,NAME...]",
         example="LANG,NCCL_*,MODE=fast",
@@ -329,7 +331,7 @@ OPTIONS = (
     Option(
         "container-unshare",
         "unshare",
-        "further namespaces that the container gets of its own: net, ipc, uts",
+        "use private namespaces: net, ipc, uts",
         parse=_unshare,
         arginfo="NS[,NS...]",
         example="net",
