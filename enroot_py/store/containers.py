@@ -33,9 +33,10 @@ def find(target: str, settings: Settings) -> Source:
     if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
         what = "not an image file" if os.path.exists(target) else "no such image"
         path = target.startswith(("/", ".", "docker:/")) or target.endswith(".sqsh")
-        image = "docker://IMAGE" if path or not target else f"docker://{shown(target)}, of a registry"
-        raise ContainerError(f"{what}: {shown(target)}", hint=f"give a container's name, a squashfs image or {image}")
-    return open_container(target, settings, or_else=f"; an image of a registry is docker://{shown(target)}")
+        image = "docker://IMAGE" if path or not target else f"docker://{shown(target)}"
+        hint = f"name a container, the path of a squashfs image, or a registry image: {image}"
+        raise ContainerError(f"{what}: {shown(target)}", hint=hint)
+    return open_container(target, settings, or_else=f"; for a registry image: docker://{shown(target)}")
 
 
 def shown(target: str) -> str:
@@ -107,7 +108,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
             return Source(name, directory=path)
         raise ContainerError(
             f"no such container: {shown(name)} in {settings.data_path}",
-            hint="penroot list shows those there are" + or_else,
+            hint="list the containers: penroot list" + or_else,
         )
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
         from enroot_py.runtime import fuseoverlay
@@ -139,7 +140,7 @@ def _not_ours(path: str) -> ContainerError:
     word = records.word_file(os.path.dirname(path))
     return ContainerError(
         f"the container {os.path.basename(path)} has a file {path}/{records.MARK} that was not made with it",
-        hint="delete it if it came with the image or a program; if you made the container with an older penroot: "
+        hint="if the image or a program created it, delete it; if you made the container with an older penroot: "
         f"echo word $(cat {word}) >> {path}/{records.MARK}",
     )
 
@@ -319,7 +320,7 @@ class _New:
             self._end()
         if isinstance(error, OSError):
             taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
-            hint = "another process has made it in this moment" if taken else _way_out(error, self._path)
+            hint = "another process has just created it" if taken else _way_out(error, self._path)
             raise ContainerError(f"cannot create {self._path}: {error.strerror}", hint=hint) from error
 
     def _end(self) -> None:
@@ -381,7 +382,7 @@ def remove(name: str, settings: Settings) -> None:
     refuse_running(name, settings)
     sweep(settings)
     if not remove_if_there(name, settings):
-        raise ContainerError(f"no such container: {shown(name)}", hint="penroot list shows those there are")
+        raise ContainerError(f"no such container: {shown(name)}", hint="list the containers: penroot list")
 
 
 def sweep(settings: Settings) -> None:

@@ -200,7 +200,7 @@ class Store:
             return None
         if self._owner != os.geteuid():
             raise ImageError(
-                f"the store {self.root} has trees of files, which only its owner, uid {self._owner}, can use",
+                f"the store {self.root} belongs to uid {self._owner} and has trees of files, for its owner only",
                 hint="set ENROOT_CACHE_PATH to your own directory; to share a store, fill it with "
                 "ENROOT_STORE_FORM=squashfs",
             )
@@ -273,7 +273,7 @@ class Store:
         return Build(self.root, kind, digest)
 
     def add_file(self, path: str, digest: str, make: Callable[[Build], None]) -> None:
-        """Add the image of the squashfs file at ``path``; ``make`` fills and publishes it. Raises ImageError, OSError."""
+        """Add the image of the squashfs file ``path``; ``make`` fills and publishes it. Raises ImageError, OSError."""
         self.sweep()
         with self.lock():
             with self.build(layout.IMAGES, digest) as build:

@@ -14,7 +14,7 @@ def config(**fields: object) -> ImageConfig:
     return ImageConfig(json.dumps({"config": fields}).encode(), "x")
 
 
-NO_TEXT, NO_LIST = "x: the image config holds what is no text", "in the image config is not a list of strings"
+NO_TEXT, NO_LIST = "x: invalid text in the image config", "in the image config is not a list of strings"
 
 
 @pytest.mark.parametrize(
