@@ -1,4 +1,4 @@
-"""penroot beside enroot and pyxis: the first use of an image, the next one, a step, and the first use on eight nodes.
+"""penroot beside enroot and pyxis: the first use of an image, the next one, a step, and the first use on four nodes.
 
 PENROOT_BENCH_ENROOT names the prefix of an installed enroot, PENROOT_BENCH_PYXIS the spank_pyxis.so of pyxis. Both
 plugins cannot be loaded at once, so one lab follows the other. docs/static/figures.svg shows the seconds.
@@ -17,7 +17,7 @@ from benchmarks.tables import PREFIX
 from tests import images
 from tests.slurm.lab import Lab
 
-NODES = 8
+NODES = 4
 IMAGE = "registry.lab#bench/app:1"
 CHART = pathlib.Path(__file__).parents[1] / "docs/static/figures.svg"
 ROWS = ("first use", "next use", "step in a named container", f"first use on {NODES} nodes")

@@ -108,7 +108,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
             return Source(name, directory=path)
         raise ContainerError(
             f"no such container: {shown(name)} in {settings.data_path}",
-            hint="list the containers: penroot list" + or_else,
+            hint="penroot list shows your containers" + or_else,
         )
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
         from enroot_py.runtime import fuseoverlay
@@ -165,7 +165,7 @@ def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
     if os.path.isdir(image) and not is_usable(image):
         raise ContainerError(
             f"the image of {name} was damaged when this node went down: {image}",
-            hint="import it again: the container keeps its changes",
+            hint="import it again; the container keeps its changes",
         )
     try:
         directories = layout.lowerdirs(image)
@@ -202,7 +202,7 @@ def _untrusted(path: str, error: OSError) -> ContainerError:
     hint = "set ENROOT_DATA_PATH to a directory of your own"
     if (error.strerror or "").startswith("can be written"):
         hint = f"if nobody has: chmod go-w {path}; else {hint}"
-    return ContainerError(f"{path} {error.strerror}: what it holds is not trusted", hint=hint)
+    return ContainerError(f"{path} {error.strerror}: its content is not trusted", hint=hint)
 
 
 def check_name(name: str) -> str:
@@ -382,7 +382,7 @@ def remove(name: str, settings: Settings) -> None:
     refuse_running(name, settings)
     sweep(settings)
     if not remove_if_there(name, settings):
-        raise ContainerError(f"no such container: {shown(name)}", hint="list the containers: penroot list")
+        raise ContainerError(f"no such container: {shown(name)}", hint="penroot list shows your containers")
 
 
 def sweep(settings: Settings) -> None:

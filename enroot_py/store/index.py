@@ -175,7 +175,7 @@ def differences(directory: str) -> Iterator[str]:
         with open(f"{directory}/{SUMS}", "rb") as f:
             before = dict(_by_path(f))
     except FileNotFoundError:
-        yield "its checksums are missing: an older version made it"
+        yield "it has no checksums: an older version made it"
         return
     now = dict(_by_path(sums(f"{directory}/{TREE}")))
     for name in sorted(before.keys() | now.keys()):

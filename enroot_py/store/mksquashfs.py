@@ -122,7 +122,7 @@ def check_options(settings: Settings) -> list[str]:
                 f"ENROOT_SQUASH_OPTIONS: {words[at]} is not allowed",
                 hint=f"did you mean {suggestion}?"
                 if suggestion
-                else "use options that shape the image, such as -comp and -b, and none that run programs or name files",
+                else "use only options that shape an image, such as -comp and -b",
             )
         count = _VALUE_COUNTS[words[at]]
         if len(words) <= at + count:

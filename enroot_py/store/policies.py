@@ -20,6 +20,6 @@ def admission(settings: Settings) -> Any:
     for module in plugged("admission"):
         return module
     raise PolicyError(
-        f"cannot apply the image policy {settings.policies[0]}: this installation has no policy module",
-        hint="install penroot again: a folder of enroot_py/features is missing",
+        f"{settings.policies[0]} decides which images are admitted, and this installation cannot read it",
+        hint="install penroot again: enroot_py/features lacks a folder",
     )

@@ -71,7 +71,7 @@ def _refuse_unseen(store: Store, bounds: Bounds) -> None:
     kind = filesystems.kind(store.root)
     if kind in filesystems.NETWORK and not bounds.age and not usage.has_leases(store):
         raise ImageError(
-            f"the store {store.root} is on {kind}: cannot see whether other nodes use its images",
+            f"the store {store.root} is on {kind}: other nodes may use its images",
             hint="use --older DAYS, longer than any container runs; from now on, each start records its node",
         )
 
@@ -181,4 +181,4 @@ def shrink(store: Store, settings: Settings) -> None:
         log.debug(str(e))
         return
     if done.images:
-        log.info(f"the store was over its limit: removed {log.many(len(done.images), 'image')}, {log.size(done.size)}")
+        log.info(f"the store exceeded its limit: removed {log.many(len(done.images), 'image')}, {log.size(done.size)}")

@@ -186,7 +186,7 @@ class Pull:
         return ImageError(
             f"{self._reference} is {current_digest} on {os.uname().nodename}, "
             f"but {self._pin.origin} {self._wanted.digest}: {error}",
-            hint=f"the tag has moved, and its previous image is gone; {self._pin.hint}",
+            hint=f"the tag has moved, and the old image is gone; {self._pin.hint}",
         )
 
     def _check_platform(self, image: Image) -> None:

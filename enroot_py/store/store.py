@@ -200,9 +200,8 @@ class Store:
             return None
         if self._owner != os.geteuid():
             raise ImageError(
-                f"the store {self.root} belongs to uid {self._owner} and has trees of files, for its owner only",
-                hint="set ENROOT_CACHE_PATH to your own directory; to share a store, fill it with "
-                "ENROOT_STORE_FORM=squashfs",
+                f"the store {self.root} belongs to uid {self._owner} and contains trees, which only that user can use",
+                hint="to fill it for others, set ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH elsewhere",
             )
         for lowerdir in lowerdirs:
             # The mount may succeed without a lower directory, which would then read as empty.

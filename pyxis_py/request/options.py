@@ -102,7 +102,7 @@ def image_text(text: str) -> str:
     elif len(text.encode(errors="surrogateescape")) >= PATH_MAX:
         raise ValueError(f"is longer than {PATH_MAX - 1} bytes")
     elif any(c.isspace() or not c.isprintable() for c in text):
-        raise ValueError("has characters that no image reference has")
+        raise ValueError("has characters that are invalid in an image reference")
     return text
 
 
@@ -127,7 +127,7 @@ def _save(text: str) -> str:
     if _is_directory_name(text):
         raise ValueError("is a directory", "give the file to write, for example ./saved.sqsh")
     if text == "-":
-        raise ValueError("is no file", "a step's stdout is that of its tasks: give a file, for example ./saved.sqsh")
+        raise ValueError("is no file", "use a file, for example ./saved.sqsh: stdout belongs to the tasks")
     return _path(text)
 
 
@@ -269,8 +269,8 @@ OPTIONS = (
     Option(
         "container-image",
         "image",
-        "image to run in: a reference to a registry, or the path of a squashfs file on the node (begins with / or .), "
-        "or with bcast: before it of one on the host of srun, which sends it to the nodes",
+        "image to run: a registry reference, the path of a squashfs file on the node (begins with / or .), "
+        "or bcast:PATH for a file that srun sends to the nodes",
         parse=image_text,
         arginfo="[USER@][REGISTRY#]IMAGE[:TAG]|[bcast:]PATH",
         example="ubuntu:24.04",
@@ -279,7 +279,7 @@ OPTIONS = (
     Option(
         "container-mounts",
         "mounts",
-        "what to mount in the container; SRC is a path, tmpfs or umount; flags of fstab, or sqsh, are joined with '+'",
+        "mount SRC (a path, tmpfs or umount) at DST; join fstab flags, or sqsh, with '+'",
         parse=mountentries.parse,
         arginfo="SRC[:DST[:FLAG+FLAG]][,SRC...]",
         example="/data:/data:ro,tmpfs:/scratch",
@@ -295,7 +295,7 @@ OPTIONS = (
     Option(
         "container-name",
         "name",
-        "keep the container under this name on the nodes, or use the one that has it; unnamed ones go with the step",
+        "use or create a container of this name, which stays on the node; others are removed when the step ends",
         parse=_name,
         arginfo="NAME[:auto|create|exec|no_exec]",
         example="work",
@@ -304,24 +304,26 @@ OPTIONS = (
     Option(
         "container-save",
         "save",
-        "write the container to a squashfs file on the node when the step has ended",
+        "save the container to a squashfs file on the node when the step ends",
         parse=_save,
         arginfo="PATH",
         example="./saved.sqsh",
     ),
     Option("container-mount-home", "mount_home", "mount the home directory", value=True),
     Option("no-container-mount-home", "mount_home", "do not mount the home directory", value=False),
-    Option("container-remap-root", "remap_root", "be root in the container, without power outside of it", value=True),
-    Option("no-container-remap-root", "remap_root", "keep the own user name in the container", value=False),
+    Option("container-remap-root", "remap_root", "be root in the container (not on the host)", value=True),
+    Option("no-container-remap-root", "remap_root", "stay your own user in the container", value=False),
     Option("container-entrypoint", "entrypoint", "run the entrypoint of the image", value=True),
     Option("no-container-entrypoint", "entrypoint", "do not run the entrypoint of the image", value=False),
-    Option("container-entrypoint-log", "entrypoint_log", "show what the entrypoint prints", value=True, annotated=True),
+    Option(
+        "container-entrypoint-log", "entrypoint_log", "show the output of the entrypoint", value=True, annotated=True
+    ),
     Option("container-writable", "writable", "make the root filesystem writable", value=True),
     Option("container-readonly", "writable", "make the root filesystem read-only", value=False),
     Option(
         "container-env",
         "env",
-        "variables of which the job's value wins over the image's; NAME may hold *, and with =VALUE it is set to that",
+        "take these variables from the job instead of the image; NAME may contain *; NAME=VALUE sets a variable",
         parse=_environ_entries,
         arginfo="NAME[=VALUE][,NAME...]",
         example="LANG,NCCL_*,MODE=fast",
@@ -329,7 +331,7 @@ OPTIONS = (
     Option(
         "container-unshare",
         "unshare",
-        "further namespaces that the container gets of its own: net, ipc, uts",
+        "use private namespaces: net, ipc, uts",
         parse=_unshare,
         arginfo="NS[,NS...]",
         example="net",
@@ -359,7 +361,7 @@ def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
     if said:
         raise UsageError(
             f"--{said[0][0]}: container options of {command} are switched off on this cluster",
-            hint="give them to srun, inside the job",
+            hint="use them with srun, inside the job",
         )
 
 
@@ -404,9 +406,7 @@ def parse(
     more = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
     request = Request(**values, file=file, origins=origins, of_features=more)
     if file and option_of_file and not request.wants_container:
-        message = (
-            f"{origins[option_of_file.sets]}={file.name}: neither the file nor those that it is based on say an image"
-        )
+        message = f"{origins[option_of_file.sets]}={file.name}: neither the file nor its bases name an image"
         raise UsageError(message, hint='add image = "ubuntu:24.04" to it, or give --container-image')
     return request
 
@@ -438,7 +438,10 @@ def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tupl
         if entry and (job is not None or not file.waits(text)):
             values[option.sets] = option.from_file(entry, text), entry.where
         elif entry and option.sets == "image":
-            raise UsageError(f"{entry.where}: only the job knows {text}", hint="which image that is, is asked before")
+            raise UsageError(
+                f"{entry.where}: only the job knows {text}",
+                hint="use a variable of the submitter: the image must be known before",
+            )
     for option in all_options():
         if option.annotated and (said := file.annotation(f"com.pyxis.{option.sets}")):
             values[option.sets] = said
@@ -472,7 +475,7 @@ def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origi
         return
     if before == origin:
         hint = (
-            f"Slurm passes only the last one on: give it once, as {origin}={option.arginfo}; "
+            f"give it once (Slurm passes on only the last one), as {origin}={option.arginfo}; "
             "components of a heterogeneous job: an srun each, with --het-group; "
             "what salloc was given holds for each srun in it"
         )

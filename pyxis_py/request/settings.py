@@ -27,16 +27,21 @@ class Seconds(Setting):
 class PluginSettings(Rows):
     """The plugin's arguments."""
 
-    runtime_path = Place("/run/pyxis", "where each user has a directory for running steps")
+    runtime_path = Place("/run/pyxis", "directory for running steps, with a subdirectory for each user")
     execute_entrypoint = Bool("0", "run entrypoints unless --no-container-entrypoint")
-    container_scope = Choice("global", "whether named containers outlive the job", "job", "global")
-    sbatch_support = Bool("1", "let sbatch and salloc have the container options")
-    use_enroot_load = Bool("0", "without effect: a container is never converted from an image")
-    resolve_tags = Bool("1", "let srun resolve a tag, so that all nodes of a step see one image")
-    show_image = Bool("0", "add the image of a batch script, with its digest, to the comment of the job")
-    resolve_timeout = Seconds("5", "seconds that srun tries to, and 0.4 of it in silence")
-    importer = Place("", "program that imports images instead of penroot")
-    use_squashfuse = Bool("0", "without effect: squashfs images are always mounted")
+    container_scope = Choice(
+        "global",
+        "lifetime of named containers: they are removed when their job ends (job), or stay on the node (global)",
+        "job",
+        "global",
+    )
+    sbatch_support = Bool("1", "accept container options of sbatch and salloc")
+    use_enroot_load = Bool("0", "no effect: penroot never converts an image for a container")
+    resolve_tags = Bool("1", "resolve tags in srun, so that all nodes of a step use the same image")
+    show_image = Bool("0", "append the image of a batch script, with its digest, to the job's comment")
+    resolve_timeout = Seconds("5", "timeout in seconds for that; 0.4 of it without any answer")
+    importer = Place("", "program that imports images in place of penroot")
+    use_squashfuse = Bool("0", "no effect: squashfs images are always mounted")
 
     @property
     def resolve_silence(self) -> float:

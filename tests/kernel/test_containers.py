@@ -97,7 +97,10 @@ def test_remove_asks(user: User, rootfs: pathlib.Path) -> None:
     user.penroot("remove", "box", stdin="n\n")
     assert names(user) == ["box"]
     done = user.penroot("remove", "box", status=1)
-    assert done.stderr.splitlines()[-2:] == ["[ERROR] nobody answers on stdin", "[HINT] --force does not ask"]
+    assert done.stderr.splitlines()[-2:] == [
+        "[ERROR] cannot prompt: stdin is not a terminal",
+        "[HINT] use --force to skip the prompt",
+    ]
     assert names(user) == ["box"]
     user.penroot("remove", "box", stdin="y\n")
     assert names(user) == []
@@ -181,7 +184,7 @@ def test_an_image_goes_to_stdout_but_to_no_terminal(user: User, rootfs: pathlib.
     shown = user.run("script", "-qec", "penroot export -o - box", "/dev/null", status=1).stdout
     assert "redirect stdout, or name the file: --output FILE" in shown
     assert "hsqs" not in shown
-    assert "name it: --output FILE" in user.penroot("bundle", "-o", "-", "piped.sqsh", status=1).stderr
+    assert "use --output FILE" in user.penroot("bundle", "-o", "-", "piped.sqsh", status=1).stderr
     assert not (user.home / "-").exists()
 
 
@@ -391,7 +394,7 @@ def test_every_verb_completes(user: User) -> None:
         ("mkdir there; penroot create there", "not an image file: there"),
         ("HOME=here; unset ENROOT_CACHE_PATH; penroot list", "ENROOT_CONFIG_PATH='here/.config/enroot' must be"),
         ("penroot start reg.test:5000/team/app", "no such image: reg.test:5000/team/app"),
-        ("penroot remove box <&-", "nobody can be asked: stdin is closed"),
+        ("penroot remove box <&-", "cannot prompt: stdin is closed"),
         ("chmod 0 data; penroot list; said=$?; chmod 755 data; exit $said", "/data: Permission denied"),
         ("touch data/file; penroot start file true", "no such container: file"),
         ("mkdir -p etc/penroot.yaml; penroot list", "/etc/penroot.yaml: Is a directory"),

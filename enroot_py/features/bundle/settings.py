@@ -6,8 +6,8 @@ from enroot_py.config.table import Bool, FeatureTable, rows
 
 
 class BundleSettings(FeatureTable):
-    bundle_all = Bool("no", "let bundles take the user's configuration along")
-    bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
+    bundle_all = Bool("no", "include the user's configuration in bundles")
+    bundle_checksum = Bool("no", "embed a checksum in bundles, which every run verifies")
 
 
 SETTINGS = rows(BundleSettings)

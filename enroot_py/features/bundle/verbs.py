@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import click
 
-from enroot_py.cli.commands import CONTEXT, force_option, loaded, synopsis, there
+from enroot_py.cli.commands import CONTEXT, IMAGES, force_option, loaded, section, synopsis, there
 from enroot_py.features.bundle.settings import BundleSettings
 
 
 def add(penroot: click.Group) -> None:
     """Add the verb."""
     penroot.add_command(bundle)
+    section(IMAGES, bundle)
 
 
 @synopsis
 @click.command("bundle", context_settings=CONTEXT)
-@click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include your configuration.")
 @click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
-@click.option("-d", "--desc", callback=there, help="What the bundle is.")
-@click.option("-o", "--output", callback=there, help="Name of the bundle, if not IMAGE.run.")
-@click.option("-t", "--target", callback=there, help="Where --keep unpacks it, if not ./BUNDLE.")
+@click.option("-d", "--desc", callback=there, help="Description of the bundle.")
+@click.option("-o", "--output", callback=there, help="Bundle file (default: IMAGE.run).")
+@click.option("-t", "--target", callback=there, help="Directory into which --keep unpacks (default: ./BUNDLE).")
 @force_option
 @click.argument("image")
 def bundle(
     everything: bool, checksum: bool, desc: str | None, output: str | None, target: str | None, force: bool, image: str
 ) -> None:
-    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed.
+    """Turn a squashfs image into a self-extracting program.
 
-    Its host needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
+    The host that runs it needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
     """
     from enroot_py.features.bundle.bundle import Bundle
 

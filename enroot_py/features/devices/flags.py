@@ -11,7 +11,5 @@ def _give(settings: Settings, device: str) -> Settings:
 
 
 FLAGS = (
-    FeatureFlag(
-        "--device", "DEVICE", "give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev", _give
-    ),
+    FeatureFlag("--device", "DEVICE", "add a device: a CDI name such as nvidia.com/gpu=0, or a path in /dev", _give),
 )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSettings(FeatureTable):
-    devices = List("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
+    devices = List("", "additional devices, comma-separated: CDI names (vendor.com/class=name) or paths in /dev")
 
 
 SETTINGS = rows(DeviceSettings)

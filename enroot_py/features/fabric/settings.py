@@ -8,16 +8,16 @@ from enroot_py.config.table import Choice, FeatureTable, Paths, Words, rows
 class FabricSettings(FeatureTable):
     fabric = Words(
         "",
-        "what of the host's network goes into containers of its ABI: libfabric, ucx, nccl (its plugin), some of these",
+        "host's network libraries to use in containers, comma-separated: libfabric, ucx, nccl (the NCCL plugin)",
         *("libfabric", "ucx", "nccl"),
     )
     fabric_path = Paths(
         "",
-        "directories of the host that have it, if not those of its loader; {variant} in one is that of the plugin",
+        "directories of the host to search for them first, colon-separated; {variant} stands for the plugin's variant",
     )
     fabric_unfit = Choice(
         "error",
-        "what becomes of a start where the host's network does not fit into the image: an error, or a warning",
+        "reaction if the host's libraries do not fit the image: error, or warn and use the image's",
         *("error", "warn"),
     )
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import click
 
-from enroot_py.cli.commands import CONTEXT, container_names, synopsis, there
+from enroot_py.cli.commands import CONTEXT, IMAGES, container_names, section, synopsis, there
 
 
 def add(penroot: click.Group) -> None:
     """Add the verb."""
     penroot.add_command(fabric)
+    section(IMAGES, fabric)
 
 
 @synopsis
 @click.command("fabric", context_settings=CONTEXT)
-@click.option("--environment", callback=there, metavar="NAME|FILE", help="An environment file, as start takes it.")
+@click.option("--environment", callback=there, metavar="NAME|FILE", help="Environment file, as start takes it.")
 @click.argument("name", required=False, metavar="[NAME|IMAGE]", shell_complete=container_names)
 def fabric(environment: str | None, name: str | None) -> None:
-    """Show which libfabric, UCX and plugin of NCCL programs of an image get, its own or the host's, and why.
+    """Show which network libraries an image will use, and why.
 
-    Without an image, show what this machine has. Exit status 1 where the start would fail for want of one that fits.
+    For libfabric, UCX and the NCCL plugin: the image's or the host's. Without an image, show those of this machine. The
+    exit status is 1 if a start would fail because the host's do not fit.
     """
     from enroot_py.cli import start
     from enroot_py.features.fabric import report

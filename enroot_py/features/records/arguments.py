@@ -6,7 +6,7 @@ from enroot_py.config.table import FeatureTable, Place, rows
 
 
 class RecordArguments(FeatureTable):
-    events = Place("", "where steps are recorded, whatever ENROOT_EVENTS says", "journald", "syslog")
+    events = Place("", "destination of event records of steps; overrides ENROOT_EVENTS", "journald", "syslog")
 
 
 ARGUMENTS = rows(RecordArguments)

@@ -10,4 +10,4 @@ def _bring(settings: Settings, value: str) -> Settings:
     return settings.replace("command line", slurm=True)
 
 
-FLAGS = (FeatureFlag("--slurm", "", "bring srun, sbatch, squeue and their like from this node", _bring),)
+FLAGS = (FeatureFlag("--slurm", "", "make srun, sbatch, squeue and so on of this node available", _bring),)

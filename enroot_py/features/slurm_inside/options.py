@@ -7,8 +7,11 @@ from pyxis_py.request.options import Option
 SLURM = Option(
     "container-slurm",
     "slurm",
-    "bring srun, sbatch, squeue and their like of the node",
+    "make srun, sbatch, squeue and so on of the node available in the container",
     value=True,
     annotated=True,
 )
-OPTIONS = (SLURM, Option("no-container-slurm", "slurm", "do not bring Slurm's programs of the node", value=False))
+OPTIONS = (
+    SLURM,
+    Option("no-container-slurm", "slurm", "do not make Slurm commands available in the container", value=False),
+)

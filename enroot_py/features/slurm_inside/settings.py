@@ -8,7 +8,7 @@ from enroot_py.config.table import Bool, FeatureTable, rows
 class InsideSettings(FeatureTable):
     slurm = Bool(
         "no",
-        "give containers the node's srun, sbatch, squeue and their like, in whatever distribution",
+        "make srun, sbatch, squeue and so on of the node available in containers of any distribution",
         annotated=True,
     )
 
