@@ -200,7 +200,7 @@ class Store:
             return None
         if self._owner != os.geteuid():
             raise ImageError(
-                f"the store {self.root} belongs to uid {self._owner} and contains trees, which only that user can use",
+                f"the store {self.root} belongs to uid {self._owner} and has trees of files, for its owner only",
                 hint="to fill it for others, set ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH elsewhere",
             )
         for lowerdir in lowerdirs:
