@@ -16,7 +16,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.registry.manifests import MAX_CONFIG, Descriptor, Manifest
 from enroot_py.registry.reference import LocalImage, Reference
 from enroot_py.registry.sources import Blob, Expecting, ImageSource
-from enroot_py.store import compose, layout, onefile, prune, unpack
+from enroot_py.store import compose, layertree, layout, onefile, prune
 from enroot_py.store.imageconfig import ImageConfig
 from enroot_py.store.store import Build, Image, Store, cannot_write
 
@@ -142,7 +142,7 @@ class Fetch:
         self, stream: Blob, directory: str, diff_id: str, blob: Descriptor, count: Callable[[int], None]
     ) -> None:
         try:
-            layer = unpack.layer(stream, directory, progress=count)
+            layer = layertree.unpack(stream, directory, progress=count)
         except ImageError as e:
             raise ImageError(f"{self._reference}: layer {blob.digest}: {e}", hint=e.hint) from e
         # Check both digests, or one image could plant a layer of another image. Docker archives

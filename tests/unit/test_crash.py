@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.store import unpack
+from enroot_py.store import layertree
 from enroot_py.store.store import Store
 from tests import images
 from tests.unit.test_store import A, B, store, temporary
@@ -25,7 +25,7 @@ def another_boot(path: Path) -> None:
 def unpacked(store: Store) -> Path:
     """A layer made as an import makes it, in the last boot but not known to be on the disk."""
     with store.build("layers", A) as build:
-        unpack.layer(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
+        layertree.unpack(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
         build.publish()
     path = Path(store.layer_path(A) or "")
     another_boot(path)
@@ -64,7 +64,7 @@ def imaged(store: Store) -> Path:
     """An image with one layer, both made in the last boot."""
     layer = unpacked(store)
     with store.build("images", B) as build:
-        unpack.layer(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
+        layertree.unpack(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
         hexes = (A.partition(":")[2], B.partition(":")[2])
         Path(build.path, "stack").write_text(f"images/{hexes[1]}/head/fs\nlayers/{hexes[0]}/fs\n")
         build.publish()

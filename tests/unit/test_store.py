@@ -15,8 +15,8 @@ import pytest
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import parse
+from enroot_py.store import layertree
 from enroot_py.store import store as store_module
-from enroot_py.store import unpack
 from enroot_py.store.store import Name, Store
 from tests import images
 from tests.waiting import until
@@ -250,7 +250,7 @@ def test_leftovers_are_not_taken_for_work(store: Store) -> None:
     killed_maker(store)
     with store.build("layers", A) as build:
         assert os.listdir(build.path) == []
-        unpack.layer(io.BytesIO(images.tar([images.entry("f")])), build.path)
+        layertree.unpack(io.BytesIO(images.tar([images.entry("f")])), build.path)
         build.publish()
     assert os.listdir(f"{store.layer_path(A)}/fs") == ["f"]
 

@@ -48,7 +48,7 @@ class Layer:
     opaque: bool
 
 
-def layer(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
+def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
     """Unpack a layer into ``directory``/fs, and write index and sums beside it.
 
     ``progress`` gets the number of compressed bytes read so far. The caller compares the digests, and removes
