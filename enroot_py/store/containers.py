@@ -56,9 +56,9 @@ def find_file(path: str, settings: Settings) -> Source:
     check(path)
     real = admit_file(path, settings)
     if settings.unpack:
-        from enroot_py.store import unpacked
+        from enroot_py.store import filecopy
 
-        return of_image(path, unpacked.image(real, settings))
+        return of_image(path, filecopy.image(real, settings))
     return Source(path, image=real)
 
 
