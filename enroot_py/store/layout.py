@@ -8,7 +8,7 @@ Beneath the root, which only its owner can enter::
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack: the image as one file, and its SHA-256: onefile.py
     images/DIGEST/signatures/HASH   the signatures that verified the image for one repository: features/trust
-    images/DIGEST/file              the path of the squashfs file that this image copies: filecopy.py, swarm/store_file.py
+    images/DIGEST/file              the path of the squashfs file that it copies: filecopy.py, swarm/store_file.py
     */DIGEST/boot                   a mark until the files are on the disk, then renamed ``checked``: crash.py
     refs/NAME+ARCH                  what a name resolved to last: store.Name
     leases/DIGEST.NODE              in a store that nodes share: its time is the last start on NODE
