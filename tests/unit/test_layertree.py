@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def tree(place: Path, *entries: tuple[tarfile.TarInfo, bytes], **options: Any) -> Path:
-    """Unpack a tar of ``entries`` and return the tree, of which its sums say what is there."""
+    """Unpack a tar of ``entries`` and return the tree, which matches its checksums."""
     layertree.unpack(io.BytesIO(images.tar(entries, **options)), str(place))
     assert list(index.differences(str(place))) == []
     return place / "fs"
@@ -130,7 +130,7 @@ def test_truncated_tar_is_an_error(place: Path, end: int) -> None:
 
 @pytest.mark.parametrize("end", [5000, 5001, 5119, 5120, 5632, None])
 def test_padding_and_end_mark_may_be_missing_or_longer(place: Path, end: int | None) -> None:
-    """As umoci insert writes it. What follows the end mark counts for the diff_id."""
+    """umoci insert writes such tars. Bytes after the end mark are part of the diff_id."""
     tar = images.tar([entry("a", b"x" * 5000)])
     tar = tar[: 512 + end] if end else tar + b"rest" * 1000
     assert layertree.unpack(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
@@ -255,7 +255,7 @@ def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int
 
 
 def changed(header: bytes, fields: dict[int, bytes]) -> bytes:
-    """A tar whose first header has other bytes at these places, and the checksum of what it has."""
+    """Return a tar with other bytes at these offsets of the first header, and a matching header checksum."""
     data = bytearray(header)
     for at, value in {**fields, 148: b" " * 8}.items():
         data[at : at + len(value)] = value
@@ -387,7 +387,7 @@ def test_opaque_directory_keeps_what_the_layer_brings(place: Path, order: int) -
 
 @pytest.mark.parametrize("order", ["wdn", "dnw", "wn"])
 def test_directory_removed_and_made_again_hides_the_old_one(place: Path, order: str) -> None:
-    """Whatever the order, and where the layer does not name the directory."""
+    """In any order of the entries, and if the directory itself is not in the layer."""
     entries = {"w": entry(".wh.d"), "d": directory("d"), "n": entry("d/new", b"1")}
     fs = tree(place, *(entries[each] for each in order))
     assert is_opaque(fs / "d") and (fs / "d/new").exists()
@@ -537,7 +537,7 @@ def test_headers_that_lie_are_errors_or_harmless(place: Path, outside: Path, fie
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "bzip2", "xz"])
 def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) -> None:
-    """Thousands of times its size, as all can: what waits to be written is bounded."""
+    """Every compression can expand data a thousand times, so the buffered output is bounded."""
     blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(60_000_000))]))
     code = f"""
 from enroot_py.base import trees
