@@ -285,7 +285,7 @@ def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
     out = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "libfabric"}).stdout
     assert f"mpi        {mpi} can go by UCX and libfabric" in out
     assert "node       " in out and "/dev/infiniband/uverbs0 (efa)" in out and "providers: efa, tcp" in out
-    assert "nccl       none: NCCL takes its own transports" in out
+    assert "nccl       none: NCCL uses its own transports" in out
     (box / "etc/environment").write_text("LD_LIBRARY_PATH=/opt/hpcx/lib\nPATH=/bin\n")
     assert f"nccl       the image's {plugin}" in user.penroot("fabric", "box").stdout
     (box / "etc/environment").write_text("LD_LIBRARY_PATH=/opt/hpcx/lib\nPATH=/bin\nNCCL_NET_PLUGIN=other\n")

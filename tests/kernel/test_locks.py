@@ -89,7 +89,7 @@ def test_check_says_what_has_moved(locks: Locks) -> None:
     new = locks.push("lock/moves", 2)
     out = locks.lock("--check", "team.lock", status=1)
     assert f"{host}#lock/moves:1 is {new}, and locked to {old}\n" in out and other not in out
-    assert f"[ERROR] {locks.path}: 1 of 2 tags moved\n[HINT] to lock what they are now: penroot lock" in out
+    assert f"[ERROR] {locks.path}: 1 of 2 tags moved\n[HINT] lock the current digests: penroot lock" in out
     assert locks.path.read_text() == text
     assert "no tag has moved" in locks.user.penroot("lock", "--check", "team.lock", f"{host}#lock/stays:1").stderr
     assert "is not in this lock file" in locks.lock("--check", "team.lock", "ubuntu", status=1)
@@ -212,7 +212,7 @@ def test_an_image_that_is_not_in_it(locks: Locks) -> None:
     host = locks.registry.host
     assert f"[ERROR] {locks.path}: {host}/lock/other:1 is not in this lock file\n" in out
     command = f"penroot lock {locks.path} {host}#lock/other:1"
-    assert f"[HINT] to add it: {command}\n" in out
+    assert f"[HINT] add it: {command}\n" in out
     locks.user.run(*command.split())
     assert locks.start("lock/other", "--lock", "team.lock") == "1\n"
 

@@ -248,7 +248,7 @@ def test_files_and_directories_have_no_signature(user: User, registry: Server, k
     for target in ("./box.sqsh", "./made.sqsh", "plain", "box"):
         said = user.penroot("start", target, "true", status=1).stderr
         assert "lacks the required signature by" in said and "[HINT] start the image of the registry" in said
-    assert "has no signature" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
+    assert "lacks the required signature" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
     (user.home / "link.sqsh").symlink_to("box.sqsh")
     write(user, REJECT, squashfs={str(image): ACCEPT}, dir={str(user.data): ACCEPT})
     for target in ("./box.sqsh", "./link.sqsh", "plain", "box"):
@@ -270,7 +270,7 @@ def test_layouts_and_archives_by_their_transport(user: User, registry: Server, k
     write(user, ACCEPT, oci={"": REJECT})
     assert "is rejected by" in user.penroot("start", "oci:layout:one", "true", status=1).stderr
     write(user, wanted(key))
-    assert "has no signature" in user.penroot("create", "--name", "x", "oci:layout:one", status=1).stderr
+    assert "lacks the required signature" in user.penroot("create", "--name", "x", "oci:layout:one", status=1).stderr
     write(user, REJECT, oci={f"{user.home}/layout:one": ACCEPT})
     user.penroot("create", "--name", "x", "oci:layout:one")
     assert user.start("x", "cat", "/number") == "1"
