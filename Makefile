@@ -20,7 +20,7 @@ PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
 
-demo: prerequisites ## run an MPI job in a container on a 2-node Slurm cluster with a registry on this machine
+demo: prerequisites ## run an MPI job in a container on a 2-node Slurm cluster with a registry on this machine; KEEP=1 leaves it up
 	@$(MAKE) --no-print-directory install $(VENV)/done
 	@PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python examples/demo.py
 

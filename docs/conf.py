@@ -18,7 +18,7 @@ copyright = "the authors of penroot, Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "README"
 include_patterns = [
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"),
     *("examples/README.md", "hooks/README.md", "c_shims/spank/README.md", "c_shims/helpers/README.md"),
     *("packages/README.md", "packages/ansible/README.md"),
 ]

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """The tour of ``make demo``: an MPI job in a container on a small Slurm cluster, then the same image by hand.
 
-Everything runs on this machine: the cluster of tests/slurm/lab with its registry and users. The demo removes them.
+Everything runs on this machine: the cluster of tests/slurm/lab with its registry and users. The demo removes them,
+unless KEEP is set: then you can go on as alice.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 import time
@@ -55,7 +57,7 @@ def demo(lab: Lab) -> None:
 
 
 def main() -> int:
-    lab = Lab()
+    lab, keep = Lab(), bool(os.environ.get("KEEP"))
     print("A Slurm cluster with 2 nodes and a registry, in namespaces of this machine ...", flush=True)
     try:
         lab.up(2, prefix=PREFIX, say=print)
@@ -64,7 +66,11 @@ def main() -> int:
         print(f"demo: {e}", file=sys.stderr)
         return 1
     finally:
-        lab.down()
+        if not keep:
+            lab.down()
+    if keep:
+        manage = f"PENROOT_LAB={lab.root} .venv/bin/python -m tests.slurm.lab"
+        print(f"\nThe cluster stays up. As alice: {manage} run bash\nTo end it: {manage} down")
     return 0
 
 

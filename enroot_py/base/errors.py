@@ -102,7 +102,7 @@ def cause(error: BaseException) -> PenrootError | None:
             return None
         hint = filesystems.OF_PROCESS[reason.errno]
     elif reason is not None and reason.errno == errno.ENOTCONN and isinstance(error, CommandError) and not of_image:
-        hint = "squashfuse, which served the image, was killed (out of memory? see dmesg): start the container again"
+        hint = "its squashfuse was killed (out of memory? see dmesg): start the container again"
     if reason is None or not hint:
         return of_image(error) if of_image else None
     message = str(error) if isinstance(error, PenrootError) else f"cannot open a file: {reason.strerror}"

@@ -25,7 +25,7 @@ class Days(click.FloatRange):
 
 @click.group(context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
 def cache() -> None:
-    """Show, check and clean the store of images."""
+    """List, check and clean the store of images."""
 
 
 def _store() -> Store:
@@ -37,7 +37,7 @@ def _store() -> Store:
 @synopsis
 @cache.command("list", context_settings=CONTEXT)
 def cache_list() -> None:
-    """List the stored images: digest, size, last use, names."""
+    """List the images with digest, size, last use and names."""
     from enroot_py.store import inventory
 
     for image in inventory.images(_store()):
@@ -48,10 +48,10 @@ def cache_list() -> None:
 @synopsis
 @cache.command("prune", context_settings=CONTEXT)
 @click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
-@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only what was not used for so long.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only images unused for at least DAYS days.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 def cache_prune(keep: str, older: float, dry_run: bool) -> None:
-    """Remove images that no container uses, those used longest ago first."""
+    """Remove unused images, least recently used first."""
     from enroot_py.store import prune
 
     try:
@@ -68,9 +68,9 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
 
 @synopsis
 @cache.command("verify", context_settings=CONTEXT)
-@click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
+@click.option("--repair", is_flag=True, help="Download damaged layers again.")
 def cache_verify(repair: bool) -> None:
-    """Read all that is stored and compare it with what was unpacked."""
+    """Check every stored file against its checksum."""
     from enroot_py.registry.reference import parse
     from enroot_py.store import inventory, layout, pull, verify
 
@@ -83,7 +83,9 @@ def cache_verify(repair: bool) -> None:
     checked = f"{log.many(count, 'image')} and {log.many(layers, 'layer')}, {log.size(size)}"
     log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
     if damaged and not repair:
-        raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
+        raise PenrootError(
+            f"{len(damaged)} of the stored images and layers are damaged", hint="penroot cache verify --repair"
+        )
     failed = 0
     options = settings.load().replace("cache verify", lock="")  # what was stored is fetched again
     for reference in verify.repair(store, damaged) if damaged else ():

@@ -12,15 +12,30 @@ from enroot_py.config.settings import Settings, load
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _CHANGES = "penroot.changes"
-# What verbs of docker and podman are called here.
+# Sections of the help text; a verb without a section is in the last one.
+RUN, IMAGES, CACHE, JOBS, SET_UP = "Run", "Images", "Cache", "Jobs", "Set up"
+# Verbs of docker and podman: the line to type instead.
 _ELSEWHERE = {
+    "build": "import dockerd://IMAGE, after docker build",
+    "commit": "export NAME",
+    "container": "list",
+    "cp": "start --mount DIR:/mnt NAME cp FILE /mnt",
+    "image": "cache list",
     "images": "cache list",
+    "kill": "list --fancy, then kill PID",
+    "logs": "start NAME >FILE",
     "ls": "list",
     "ps": "list --fancy",
-    "pull": "import",
-    "rm": "remove",
-    "rmi": "cache prune",
-    "run": "start",
+    "pull": "import docker://IMAGE",
+    "push": "export NAME, then skopeo copy to the registry",
+    "rm": "remove NAME",
+    "rmi": "cache prune --older DAYS",
+    "run": "start docker://IMAGE COMMAND",
+    "save": "export NAME",
+    "shell": "start NAME",
+    "stop": "list --fancy, then kill PID",
+    "tag": "create --name NAME IMAGE",
+    "top": "list --fancy",
 }
 
 
@@ -31,12 +46,21 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not ctx.resilient_parsing and args[0] in _ELSEWHERE:
-            hint = f"it is {ctx.command_path} {_ELSEWHERE[args[0]]}"
+            hint = f"use {ctx.command_path} {_ELSEWHERE[args[0]]}"
             raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=usage(ctx))
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section."""
+        for section in (RUN, IMAGES, CACHE, JOBS, SET_UP):
+            there = [(name, made) for name, made in sorted(self.commands.items()) if _section(made) == section]
+            rows = [(name, made.get_short_help_str(64)) for name, made in there if not made.hidden]
+            if rows:
+                with formatter.section(section if len(self.commands) > 6 else "Commands"):
+                    formatter.write_dl(rows)
 
 
 T = TypeVar("T", str | None, tuple[str, ...])
@@ -73,7 +97,7 @@ def container_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     return [name for name in names if name.startswith(incomplete)]
 
 
-force_option = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite existing files and containers.")
 
 
 def shown_json(value: object) -> bytes:
@@ -94,6 +118,16 @@ def _escaped(character: str) -> str:
 def usage(ctx: click.Context) -> str:
     """The help text of a command, which goes to stdout."""
     return ctx.get_help() + "\n"
+
+
+def section(name: str, *commands: click.Command) -> None:
+    """Show these commands in a section of the help text."""
+    for made in commands:
+        made.section = name  # type: ignore[attr-defined]
+
+
+def _section(made: click.Command) -> str:
+    return getattr(made, "section", SET_UP)
 
 
 def synopsis(made: click.Command) -> click.Command:

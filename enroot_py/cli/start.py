@@ -56,21 +56,21 @@ SYNOPSIS = {
 HELP = """\
 Start a container and run its command, or COMMAND.
 
-NAME is a container that 'penroot create' made; IMAGE is a squashfs image or a
-reference such as docker://ubuntu. CONFIG is a configuration script that says
-which with a line #ENROOT_ROOTFS=NAME|IMAGE.
+NAME is a container of 'penroot create'. IMAGE is a squashfs image or a
+reference such as docker://ubuntu. CONFIG is a configuration script with a line
+#ENROOT_ROOTFS=NAME|IMAGE.
 
  Options:
    -c, --conf CONFIG        run a configuration script before the container starts
-   -e, --env KEY[=VALUE]    set a variable, or take it from the caller
-   -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
+   -e, --env KEY[=VALUE]    set KEY, or copy it from your environment
+   -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], such as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
        --pid, --net, --ipc, --uts
-                            give the container namespaces of its own
-       --explain            show what would be mounted, set, hooked and run, and why
-   -h, --help               this text
+                            use private PID, network, IPC or UTS namespaces
+       --explain            print all mounts, variables and hooks of the start, and do not run it
+   -h, --help               show this help
 """
 
 
@@ -159,12 +159,19 @@ VALUES = {
 _TARGET = "a container or an image"
 # What options of docker and podman are called here.
 _ELSEWHERE = {
-    "--gpus": "it is --device nvidia.com/gpu=all",
-    "-i": "a container has the terminal of its caller",
-    "-t": "a container has the terminal of its caller",
-    "--rm": "a start leaves nothing but what --rw lets it write",
-    "-v": "it is --mount SOURCE:TARGET[:ro]",
-    "--volume": "it is --mount SOURCE:TARGET[:ro]",
+    "--gpus": "write --device nvidia.com/gpu=all",
+    "-i": "remove -i: a container always has the caller's terminal",
+    "-t": "remove -t: a container always has the caller's terminal",
+    "--rm": "remove --rm: a start leaves no container behind",
+    "-d": "penroot has no detached containers: start NAME COMMAND & in a shell",
+    "-u": "write --root to be root; you are yourself otherwise",
+    "--user": "write --root to be root; you are yourself otherwise",
+    "--workdir": "write: start NAME sh -c 'cd DIR && COMMAND'",
+    "--name": "create the container first: penroot create --name NAME IMAGE",
+    "--network": "write --net for a private network; it is the host's otherwise",
+    "--entrypoint": "write --rc SCRIPT, or give the command after NAME",
+    "-v": "write --mount SOURCE:TARGET[:ro]",
+    "--volume": "write --mount SOURCE:TARGET[:ro]",
 }
 
 

@@ -16,11 +16,15 @@ from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.features import plugged
 from enroot_py.cli.cache import cache
 from enroot_py.cli.commands import (
+    CACHE,
     CONTEXT,
+    IMAGES,
+    RUN,
     Commands,
     container_names,
     force_option,
     loaded,
+    section,
     shown_json,
     synopsis,
     there,
@@ -53,7 +57,9 @@ def _version(ctx: click.Context, parameter: click.Parameter, given: bool) -> Non
     options_metavar="",
     subcommand_metavar="COMMAND [ARG...]",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Say which.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
+)
 @click.pass_context
 def penroot(ctx: click.Context) -> None:
     """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
@@ -95,13 +101,13 @@ def command(function: Callable[..., None]) -> click.Command:
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
-@click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
+@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
+@click.option("-o", "--output", callback=there, help="Image file; - is stdout (default: IMAGE.sqsh).")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
 @force_option
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri: str) -> None:
-    """Import an image from a registry, an archive or an engine to a squashfs file.
+    """Import an image into a squashfs file.
 
     URI is docker://[USER[:PASSWORD]@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
     oci-archive:FILE[:TAG], docker-archive:FILE[:NAME], dockerd://IMAGE or podman://IMAGE.
@@ -112,11 +118,14 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri
 
 
 @command
-@click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
+@click.option("-n", "--name", callback=there, help="Name of the container (default: the image's).")
 @force_option
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
-    """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
+    """Create a container from an image.
+
+    IMAGE is a squashfs file, or a reference such as docker://ubuntu.
+    """
     from enroot_py.registry import reference
 
     options = loaded(force=force)
@@ -131,12 +140,12 @@ def create(name: str | None, force: bool, image: str) -> None:
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
-@click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
+@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
+@click.option("-n", "--name", callback=there, help="Name of the container (default: the image's).")
 @force_option
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
-    """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
+    """Create a container from a URI, as import takes it."""
     _create_from(uri, name, loaded(force=force), arch)
 
 
@@ -152,20 +161,20 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
+@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
-    """Print the digest of an image's manifest for an architecture, as the registry has it now."""
+    """Print the digest that a tag has in its registry."""
     from enroot_py.cli import images
 
     click.echo(images.digest(uri, loaded(), arch))
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
+@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
 @click.argument("image")
 def inspect(arch: str | None, image: str) -> None:
-    """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
+    """Show digests, layers and config of an image as JSON.
 
     IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
     """
@@ -175,8 +184,8 @@ def inspect(arch: str | None, image: str) -> None:
 
 
 @command
-@click.option("-f", "--fancy", is_flag=True, help="Show what runs in them.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="For people, or machines.")
+@click.option("-f", "--fancy", is_flag=True, help="Also show the running processes.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def list_(fancy: bool, form: str) -> None:
     """List the containers."""
     from enroot_py.cli import listing
@@ -192,12 +201,12 @@ def list_(fancy: bool, form: str) -> None:
     multiple=True,
     callback=there,
     metavar="KEY[=VALUE]",
-    help="Set a variable, or take it from the caller.",
+    help="Set KEY, or copy it from your environment.",
 )
 @click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
 def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
-    """Run a command in a container that is running."""
+    """Run a command in a running container."""
     from enroot_py.runtime import processes
 
     sys.exit(processes.execute_in(target, words, env, settings.load()))
@@ -206,21 +215,21 @@ def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
 def _confirmed(question: str) -> bool:
     """The answer of whom may be asked. Raises UsageError where nobody is there."""
     if sys.stdin is None:
-        raise UsageError("nobody can be asked: stdin is closed", hint="--force does not ask")
+        raise UsageError("cannot prompt: stdin is closed", hint="use --force to skip the prompt")
     try:
         return click.confirm(question, err=True)
     except click.Abort:
         sys.stderr.write("\n")  # the question's line has no end
         if sys.stdin.isatty():
             raise
-        raise UsageError("nobody answers on stdin", hint="--force does not ask") from None
+        raise UsageError("cannot prompt: stdin is not a terminal", hint="use --force to skip the prompt") from None
 
 
 @command
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("-f", "--force", is_flag=True, help="Skip the prompt.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=container_names)
 def remove(force: bool, names: tuple[str, ...]) -> None:
-    """Delete containers and all that is in them."""
+    """Delete containers with all their files."""
     options = loaded(force=force)
     failed = False
     for name in names:
@@ -235,15 +244,15 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
                 log.hint(e.hint)
                 failed = True
     if failed:
-        raise PenrootError("not every container was removed", hint="penroot list shows those there are")
+        raise PenrootError("not every container was removed", hint="penroot list shows your containers")
 
 
 @command
-@click.option("-o", "--output", callback=there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
+@click.option("-o", "--output", callback=there, help="Image file; - is stdout (default: NAME.sqsh).")
 @force_option
 @click.argument("name", shell_complete=container_names)
 def export(output: str | None, force: bool, name: str) -> None:
-    """Write a container to a squashfs image."""
+    """Write a container to a squashfs file."""
     containers.export(name, output or f"{name}.sqsh", loaded(force=force))
 
 
@@ -280,7 +289,7 @@ penroot.add_command(_entered_before("batch", "Start a container from a configura
 @command
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes a SHELL complete commands, options and container names."""
+    """Print a completion script for SHELL."""
     from click import shell_completion
 
     kind = shell_completion.get_completion_class(shell)
@@ -301,7 +310,7 @@ def manual_(directory: str) -> None:
 
 @command
 def info() -> None:
-    """Show the version, the files of settings, and every setting with its origin."""
+    """Show the version, and every setting with its origin."""
     options = settings.load()
     if called_as() == "enroot":
         _info_of_enroot(options)
@@ -340,9 +349,9 @@ def _info_of_enroot(options: Settings) -> None:
 
 @command
 def doctor() -> None:
-    """Look whether containers can run on this machine, and say how to mend what is wrong.
+    """Check whether this machine can run containers.
 
-    Exit status 1 where something is. A node of a Slurm cluster is looked at by pyxis-py check.
+    Prints a fix for each problem, and exits with 1 if there is any. For a node of a Slurm cluster use pyxis-py check.
     """
     from enroot_py.cli.doctor import findings, report
 
@@ -360,7 +369,7 @@ def version() -> None:
 @click.argument("verb", required=False)
 @click.pass_context
 def help_(ctx: click.Context, verb: str | None) -> None:
-    """Show this text, or that of a VERB."""
+    """Show help for a command."""
     if verb in ("start", "batch"):
         from enroot_py.cli import start
 
@@ -372,5 +381,8 @@ def help_(ctx: click.Context, verb: str | None) -> None:
         click.echo(ctx.parent.get_help())
 
 
+section(RUN, *(penroot.commands[name] for name in ("batch", "create", "exec", "list", "remove", "start")))
+section(IMAGES, *(penroot.commands[name] for name in ("digest", "export", "import", "inspect", "load")))
+section(CACHE, cache)
 for feature in plugged("verbs"):
     feature.add(penroot)

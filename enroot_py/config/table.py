@@ -1,4 +1,4 @@
-"""The settings that there are: one table, from which everything else is derived.
+"""The table of settings, from which everything else is derived.
 
 On the start path: no typing, no re.
 """
@@ -20,7 +20,7 @@ _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
 class Setting:
-    """One row of a table: an attribute of its settings, with a default and a meaning, that knows how it is written.
+    """One row of a table: a setting with its default, its meaning and its parser.
 
     An ``annotated`` one is an annotation com.pyxis.NAME of environment files, too.
     """
@@ -38,7 +38,7 @@ class Setting:
         self.variable = "ENROOT_" + name.upper()
 
     def parse(self, text: str) -> Any:
-        """Raises ValueError with what the text should have been."""
+        """Parse the text. Raises ValueError with the expected form."""
         return text
 
     def __set__(self, instance: Rows, value: object) -> None:
@@ -51,7 +51,7 @@ class Text(Setting):
 
 
 class List(Text):
-    """Words of any kind, separated by commas."""
+    """Comma-separated words."""
 
     separator = ","
 
@@ -70,7 +70,7 @@ class Path(Text):
 
 
 class Choice(Text):
-    """One of some words."""
+    """One of several words."""
 
     def __init__(self, default: str, doc: str, *words: str) -> None:
         super().__init__(default, doc)
@@ -84,7 +84,7 @@ class Choice(Text):
 
 
 class Words(Setting):
-    """Some of a few words, separated by commas."""
+    """Comma-separated words from a fixed set."""
 
     def __init__(self, default: str, doc: str, *words: str) -> None:
         super().__init__(default, doc)
@@ -102,7 +102,7 @@ class Words(Setting):
 
 
 class Paths(Setting):
-    """Absolute paths, separated by colons."""
+    """Colon-separated absolute paths."""
 
     kind = "paths"
     separator = ":"
@@ -118,7 +118,7 @@ class Paths(Setting):
 
 
 class Place(Path):
-    """An absolute path, one of some words, or nothing."""
+    """An absolute path, one of several words, or empty."""
 
     def __init__(self, default: str, doc: str, *words: str) -> None:
         super().__init__(default, doc)
@@ -158,7 +158,7 @@ class Auto(Bool):
 
 
 class Hosts(Setting):
-    """yes, no, or the hosts for which it is yes, which may be HOST:PORT; ``*`` is every host."""
+    """yes, no, or a list of HOST[:PORT] for which it is yes; ``*`` is every host."""
 
     kind = "bool|hosts"
 
@@ -200,7 +200,7 @@ class Size(Setting):
 
 
 class Rows:
-    """A table: what each row is set to, and where that comes from."""
+    """A table: the value of each row, with its origin."""
 
     def __init__(self, values: dict[str, tuple[str, str]]) -> None:
         self._values = values  # by name: text and origin
@@ -213,78 +213,83 @@ class Rows:
 
 
 class Table(Rows):
-    """A row for each setting of the core."""
+    """The settings of the core."""
 
-    runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "where a start keeps its working mounts")
-    config_path = Path("${XDG_CONFIG_HOME}/enroot", "configuration and credentials of the user")
-    cache_path = Path("${XDG_CACHE_HOME}/enroot", "the store of layers and images")
-    cache_limit = Size("0", "size beyond which unused images leave the store, oldest first; 0: no limit")
+    runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "directory for mounts and notes of running containers")
+    config_path = Path("${XDG_CONFIG_HOME}/enroot", "directory of the user's configuration and credentials")
+    cache_path = Path("${XDG_CACHE_HOME}/enroot", "directory of the store: layers and images")
+    cache_limit = Size(
+        "0", "size limit of the store, such as 200G: the least recently used images are removed; 0: no limit"
+    )
     store_form = Choice(
         "auto",
-        "what an image is in the store: trees of files, or one squashfs file; auto: that on network file systems",
+        "form of images in the store: tree (directories), squashfs (one file), or auto (by file system)",
         *("auto", "tree", "squashfs"),
     )
-    unpack = Bool("no", "start a squashfs image from an unpacked copy in the store, which all its containers share")
-    shared_blobs = Text("", "directory where nodes share what they fetch; empty: each fetches for itself")
+    unpack = Bool("no", "start a squashfs image from an unpacked copy in the store, shared by all its containers")
+    shared_blobs = Text("", "directory in which nodes share downloaded layers; empty: every node downloads for itself")
     shared_blobs_for = Choice(
         "everybody",
-        "who reads what nodes share: everybody who may enter its directory, the user's group, or the user on all nodes",
+        "who can read shared layers: everybody (who can enter the directory), the user's group, or the user",
         *("everybody", "group", "user"),
     )
-    data_path = Path("${XDG_DATA_HOME}/enroot", "containers")
-    temp_path = Path("${TMPDIR}", "temporary files")
-    squash_options = Text("-comp lz4", "options given to mksquashfs")
-    max_processors = Int("0", "worker processes and mksquashfs threads; 0: the CPUs of the affinity mask")
-    max_connections = Int("10", "parallel downloads")
-    connect_timeout = Int("30", "seconds to wait for a connection")
-    transfer_timeout = Int("0", "seconds that one download may take; 0: no limit")
-    transfer_retries = Int("3", "how often a failed transfer is tried again")
-    stall_timeout = Int("30", "seconds without a byte, or with less than 1 kB a second, after which a try has failed")
+    data_path = Path("${XDG_DATA_HOME}/enroot", "directory of named containers")
+    temp_path = Path("${TMPDIR}", "directory for temporary files of imports and exports")
+    squash_options = Text("-comp lz4", "options for mksquashfs")
+    max_processors = Int("0", "number of worker processes and mksquashfs threads; 0: one per CPU of the affinity mask")
+    max_connections = Int("10", "number of parallel downloads")
+    connect_timeout = Int("30", "connect timeout in seconds")
+    transfer_timeout = Int("0", "timeout of one download in seconds; 0: no limit")
+    transfer_retries = Int("3", "number of retries of a failed transfer")
+    stall_timeout = Int("30", "timeout in seconds for a transfer with less than 1 kB per second")
     allow_http = Hosts(
         "no",
-        "talk plain HTTP to registries that do not speak TLS: no, yes, or those alone that are named, HOST[:PORT],…",
+        "allow plain HTTP for registries without TLS: no, yes (all), or a list HOST[:PORT],…",
     )
-    login_shell = Bool("no", "run the command through a login shell of the image")
+    login_shell = Bool("no", "run the command in a login shell of the image")
     rootfs_writable = Bool("no", "make the root filesystem writable")
     remap_root = Bool("no", "be root inside the container")
     mount_home = Bool("no", "mount the home directory")
     image_fstab = Choice(
         "own",
-        "what the /etc/fstab of an image may mount: a tmpfs and its own directories, or whatever of the host it names",
+        "mounts that an image's /etc/fstab may request: own (a tmpfs and its own directories), or host (anything)",
         *("own", "host"),
     )
     restrict_dev = Auto(
         "auto",
-        "give the container a private /dev with standard and selected devices only; auto: containers that root starts",
+        "use a private /dev with standard and selected devices only; auto: for containers that root starts",
     )
-    unshare_pid = Bool("no", "give the container processes of its own, of which its command is number 1")
-    unshare_net = Bool("no", "give the container a network of its own, with a loopback only")
-    unshare_ipc = Bool("no", "give the container System V and POSIX IPC, and a /dev, of its own")
-    unshare_uts = Bool("no", "give the container a host name of its own")
-    unshare_keyring = Bool(
-        "no", "give the container a new session keyring, without the caller's Kerberos and AFS tokens"
+    unshare_pid = Bool("no", "use a private PID namespace, in which the command is process 1")
+    unshare_net = Bool("no", "use a private network namespace, with loopback only")
+    unshare_ipc = Bool("no", "use a private IPC namespace (System V and POSIX) and a private /dev")
+    unshare_uts = Bool("no", "use a private UTS namespace (host name)")
+    unshare_keyring = Bool("no", "use a new session keyring, without the caller's Kerberos and AFS tokens")
+    close_descriptors = Bool("no", "pass no other descriptors to the container than stdin, stdout and stderr")
+    mpi = Bool(
+        "yes", "pass the MPI launcher's variables and session directory to the container, so that ranks find each other"
     )
-    close_descriptors = Bool("no", "pass only stdin, stdout and stderr of the caller on to the container")
-    mpi = Bool("yes", "let ranks of mpirun and srun find each other: their launcher's variables and session directory")
     join = Choice(
         "auto",
-        "share one container among the MPI ranks of a launcher on a node while they run; no: each has its own",
+        "share one container among the MPI ranks of a launcher on a node; no: one container for each rank",
         *("auto", "no"),
     )
-    native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
-    allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
+    native_overlayfs = Bool("yes", "use the kernel's overlayfs; no: use fuse-overlayfs, which is far slower")
+    allow_superuser = Bool(
+        "no",
+        "let root keep all privileges in the containers that root starts: no user namespace, no system call filter",
+    )
     force_override = Bool("no", "overwrite what exists")
 
 
 class FeatureTable(Rows):
-    """A row for each setting of a feature; a base class."""
+    """Base class for the settings of a feature."""
 
     def __init__(self, settings: Rows) -> None:
         super().__init__(settings._values)
 
 
 def rows(table: type[Rows]) -> dict[str, Setting]:
-    """The settings of a table, by their variables."""
+    """Return the settings of a table by variable."""
     return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
 
 
@@ -292,7 +297,7 @@ SETTINGS = rows(Table)  # of the core
 
 
 def all_settings() -> dict[str, Setting]:
-    """The settings of the core, then those of the features."""
+    """Return the settings of the core, then those of the features."""
     from enroot_py.base.features import plugged
 
     return {**SETTINGS, **{variable: row for each in plugged("settings") for variable, row in each.SETTINGS.items()}}
@@ -300,7 +305,7 @@ def all_settings() -> dict[str, Setting]:
 
 # Settings of enroot that penroot does not need. They are no error: sites' files have them.
 UNUSED = {
-    "ENROOT_GZIP_PROGRAM": "layers are decompressed by penroot itself",
+    "ENROOT_GZIP_PROGRAM": "penroot decompresses layers itself",
     "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
 }
 # Variables that no file sets.
@@ -313,7 +318,7 @@ _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 
 
 def check_key(key: str, origin: str) -> None:
-    """Raises ConfigError for an unknown key of enroot.conf, as one that is nearly one of ours.
+    """Raise ConfigError for an unknown key of enroot.conf that resembles one of ours.
 
     Other ENROOT_* are the site's own, for its hooks.
     """
@@ -328,7 +333,7 @@ def check_key(key: str, origin: str) -> None:
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that is nearly one of ours."""
+    """Return a warning for each variable that resembles one of ours."""
     known = (*SETTINGS, *_MORE, *FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
     if unknown:
@@ -338,7 +343,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def _meant(key: str) -> str:
-    """The variable that ``key`` may be a slip of, or ""."""
+    """Return the variable of which ``key`` may be a typo, or ""."""
     prefix, _, word = key.partition("_")
     known = (*all_settings(), *_MORE)
     name = nearest(word, [name.partition("_")[2] for name in known if name.startswith(prefix)])

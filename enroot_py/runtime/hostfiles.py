@@ -85,7 +85,7 @@ def note_start(lifeline: int) -> None:
 
 def killed(program: str, served: str, how: str = "") -> str:
     """Say that a FUSE server was killed."""
-    what = f"{program}, which served {served}, was killed{how} while the container ran"
+    what = f"{program} of {served} was killed{how} while the container ran"
     return f"{what}: its programs could read no more files (out of memory? see --mem and dmesg)"
 
 

@@ -66,14 +66,17 @@ def find_slurm(given: str | None) -> str:
 
 
 def check_for_users(path: str, purpose: str) -> None:
-    """Raise ConfigError unless every user can get at ``path``: jobs run it as their users."""
+    """Raise ConfigError unless every user can read ``path``: jobs run it as their users."""
     if not os.path.exists(path):
         raise ConfigError(f"{purpose} {path} does not exist")
     at = os.path.realpath(path)
     while at != "/":
         mode = os.stat(at).st_mode
         if not mode & 0o001 and (at != os.path.realpath(path) or not mode & 0o004):
-            raise ConfigError(f"{purpose} {path}: {at} is closed to ordinary users", hint="jobs run it as their users")
+            raise ConfigError(
+                f"{purpose} {path}: {at} is closed to ordinary users",
+                hint="let every user read and enter it: jobs run it as their users",
+            )
         at = os.path.dirname(at)
 
 
@@ -84,7 +87,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
     """
     for path, purpose in ((python, "the interpreter"), (library, "the packages' directory")):
         if not os.path.isabs(path) or any(c in path for c in "\"'\\\n"):
-            raise ConfigError(f"{purpose} {path}: not an absolute path that the plugin can hold")
+            raise ConfigError(f"{purpose} {path}: not an absolute path without quotes, backslashes and line breaks")
         check_for_users(path, purpose)
     compile_plugin(output, include, f'-DPENROOT_PYTHON="{python}"', f'-DPENROOT_LIB="{library}"')
 
@@ -96,7 +99,7 @@ def compile_plugin(output: str, include: str, *flags: str) -> None:
     """
     directory = os.path.dirname(os.path.abspath(output))
     if os.path.isdir(output) or not os.path.isdir(directory):
-        raise ConfigError(f"{output} is no file that can be written", hint="name a file in a directory that there is")
+        raise ConfigError(f"{output} is not a writable file", hint="use a file in an existing directory")
     sources = source_directory()
     compiler = find(os.environ.get("CC") or "cc", package="gcc")
     with tempfile.TemporaryDirectory(prefix=".spank-", dir=directory) as work:
@@ -119,19 +122,17 @@ def compile_plugin(output: str, include: str, *flags: str) -> None:
 def compiling(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every command that compiles."""
     for option in (
-        click.option("--slurm-include", metavar="DIR", help="Where the site's slurm/spank.h is; Slurm 22.05 or later."),
+        click.option("--slurm-include", metavar="DIR", help="Directory with slurm/spank.h of Slurm 22.05 or later."),
         click.option(
-            "--python", metavar="FILE", default=sys.executable, help="Interpreter of the steps; default: this one."
+            "--python", metavar="FILE", default=sys.executable, help="Interpreter for the steps (default: this one)."
         ),
-        click.option(
-            "--prefix", metavar="PREFIX", help="Where `make install` put penroot; default: where this one is."
-        ),
+        click.option("--prefix", metavar="PREFIX", help="Prefix of the installation (default: this one's)."),
     ):
         command = option(command)
     return command
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(build_line(), message="%(version)s")
 def commands() -> None:
     """Install penroot's SPANK plugin, which gives srun, sbatch and salloc their --container options."""
@@ -149,12 +150,15 @@ def build_command(output: str, slurm_include: str | None, python: str, prefix: s
 
 @commands.command("install")
 @click.option("--plugstack-dir", metavar="DIR", default=f"{plugstack.DIRECTORY}/plugstack.conf.d", show_default=True)
-@click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="An argument of the plugin.")
+@click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Argument of the plugin.")
 @compiling
 def install_command(
     plugstack_dir: str, arguments: tuple[str, ...], slurm_include: str | None, python: str, prefix: str | None
 ) -> None:
-    """Tell Slurm to load the plugin: that which came for its release, or one that is built now, beside the packages."""
+    """Install the plugin and enable it in Slurm.
+
+    It is prebuilt for this Slurm release if possible, else compiled.
+    """
     settings.load(arguments)
     main = plugstack.main_file(plugstack_dir)
     if not plugstack.is_copy(main):
@@ -165,7 +169,7 @@ def install_command(
         build(plugin, python=python, library=library, include=find_slurm(slurm_include))
         log.info(f"built {plugin}")
     else:
-        log.info(f"{plugin} is that for Slurm {release}")
+        log.info(f"{plugin} is the prebuilt plugin for Slurm {release}")
     _load(main, plugstack_dir, plugin, arguments)
 
 
@@ -203,13 +207,13 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> N
 
 
 @commands.command("check")
-@click.option("--plugstack", metavar="FILE", help="The plugstack.conf to look at; default: what Slurm says it reads.")
-@click.option("--nodes", metavar="LIST", help="Look only whether these nodes reach each other and this host.")
+@click.option("--plugstack", metavar="FILE", help="plugstack.conf to check (default: the one that Slurm reads).")
+@click.option("--nodes", metavar="LIST", help="Only test the connections between these nodes and this host.")
 def check_command(plugstack: str | None, nodes: str | None) -> None:
-    """Look whether this node can run container steps, and say how to mend what is wrong.
+    """Check whether this node can run container steps.
 
-    With --nodes a step on those tries the connections by which nodes give an image to each other, as swarm_network
-    and SrunPortRange say. Exit status 1 where something is wrong.
+    Prints a fix for each problem, and exits with 1 if there is any. With --nodes, a step on these nodes tests the
+    connections by which nodes share an image, within swarm_network and SrunPortRange.
     """
     from enroot_py.cli import doctor
     from pyxis_py.admin import check
@@ -220,9 +224,12 @@ def check_command(plugstack: str | None, nodes: str | None) -> None:
 
 @commands.command("uninstall")
 @click.option("--plugstack-dir", metavar="DIR", default=f"{plugstack.DIRECTORY}/plugstack.conf.d", show_default=True)
-@click.option("--prefix", metavar="PREFIX", help="Where `make install` put penroot; default: where this one is.")
+@click.option("--prefix", metavar="PREFIX", help="Prefix of the installation (default: this one's).")
 def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
-    """Tell Slurm to load the plugin no more, and remove it; containers and images stay."""
+    """Disable the plugin in Slurm and remove it.
+
+    Containers and images stay.
+    """
     plugin = f"{library_directory(prefix)}/{PLUGIN}"
     plugstack.check_unused(plugin, plugstack_dir)
     main = plugstack.main_file(plugstack_dir)
@@ -240,7 +247,7 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
 
 @commands.command("choose", hidden=True)
 def choose_command() -> None:
-    """Have the plugin for this machine's Slurm in use, of those that came: for the scripts of packages, and recipes."""
+    """Select the prebuilt plugin for this machine's Slurm, for package scripts and recipes."""
     _compile()
     prebuilt.choose(_LIBRARY)
 
@@ -268,7 +275,7 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
         log.error(f"cannot write or read {e.filename or 'the output'}: {e.strerror}")
         if isinstance(e, PermissionError):
-            log.hint("what Slurm loads belongs to root: run it as root")
+            log.hint("run it as root: Slurm loads only files of root")
         sys.exit(1)
     except click.exceptions.NoArgsIsHelpError as e:
         e.show()

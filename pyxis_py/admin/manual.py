@@ -82,7 +82,7 @@ def _options_page() -> str:
         options.append((f"--{option.name}" + f"={option.arginfo}" * bool(option.arginfo), f"{option.usage}.{example}"))
         if option.variable:
             value = f"{YES[1]} or false" if option.parse is None else "the same"
-            variables.append((option.variable, f"{value}, where no option of the command line says it."))
+            variables.append((option.variable, f"{value}, if no option is given."))
     return "".join(
         (
             manual.title("penroot-srun", 7, "container options of srun, sbatch and salloc"),

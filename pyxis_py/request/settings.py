@@ -1,4 +1,4 @@
-"""The plugin's arguments in plugstack.conf: a table such as that of settings. On the step path."""
+"""The plugin's arguments in plugstack.conf, as a table of settings. On the step path."""
 
 from __future__ import annotations
 
@@ -27,20 +27,25 @@ class Seconds(Setting):
 class PluginSettings(Rows):
     """The plugin's arguments."""
 
-    runtime_path = Place("/run/pyxis", "where each user has a directory for running steps")
+    runtime_path = Place("/run/pyxis", "directory for running steps, with a subdirectory for each user")
     execute_entrypoint = Bool("0", "run entrypoints unless --no-container-entrypoint")
-    container_scope = Choice("global", "whether named containers outlive the job", "job", "global")
-    sbatch_support = Bool("1", "let sbatch and salloc have the container options")
-    use_enroot_load = Bool("0", "without effect: a container is never converted from an image")
-    resolve_tags = Bool("1", "let srun resolve a tag, so that all nodes of a step see one image")
-    show_image = Bool("0", "add the image of a batch script, with its digest, to the comment of the job")
-    resolve_timeout = Seconds("5", "seconds that srun tries to, and 0.4 of it in silence")
-    importer = Place("", "program that imports images instead of penroot")
-    use_squashfuse = Bool("0", "without effect: squashfs images are always mounted")
+    container_scope = Choice(
+        "global",
+        "lifetime of named containers: they are removed when their job ends (job), or stay on the node (global)",
+        "job",
+        "global",
+    )
+    sbatch_support = Bool("1", "accept container options of sbatch and salloc")
+    use_enroot_load = Bool("0", "no effect: penroot never converts an image for a container")
+    resolve_tags = Bool("1", "resolve tags in srun, so that all nodes of a step use the same image")
+    show_image = Bool("0", "append the image of a batch script, with its digest, to the job's comment")
+    resolve_timeout = Seconds("5", "timeout in seconds for that; 0.4 of it without any answer")
+    importer = Place("", "program that imports images in place of penroot")
+    use_squashfuse = Bool("0", "no effect: squashfs images are always mounted")
 
     @property
     def resolve_silence(self) -> float:
-        """Seconds: a login node may not reach the registry, and then each node resolves the tag."""
+        """Timeout in seconds without any answer: a login node may not reach the registry."""
         return 0.4 * self.resolve_timeout
 
 
@@ -49,7 +54,7 @@ SETTINGS = {setting.name: setting for setting in vars(PluginSettings).values() i
 
 def all_settings() -> dict[str, Setting]:
     """The arguments of the core, then those of the features."""
-    from enroot_py.base.features import plugged  # rarely
+    from enroot_py.base.features import plugged  # rarely needed
 
     return {**SETTINGS, **{row.name: row for feature in plugged("arguments") for row in feature.ARGUMENTS.values()}}
 
@@ -71,6 +76,6 @@ def load(arguments: Iterable[str]) -> PluginSettings:
                 raise ValueError("needs a value")
             parsed = setting.parse(text)
         except ValueError as e:
-            raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"it means: {setting.doc}") from None
+            raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"{name}: {setting.doc}") from None
         values[name] = parsed if isinstance(parsed, str) else text, "plugstack.conf"
     return PluginSettings(values)

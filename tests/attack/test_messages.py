@@ -127,7 +127,7 @@ def test_a_killed_squashfuse_is_told_as_that(user: User, image: pathlib.Path) ->
     hook.write_text(KILL)
     user.own(user.home / "etc")
     said = told(user, "start", str(image), "true")
-    assert "squashfuse, which served it, was killed" in said
+    assert "its squashfuse was killed" in said
     assert "--mem" in said
 
 
@@ -142,7 +142,7 @@ def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
         lab.run(f"rm -rf {hooks} k.sqsh")
     assert done.returncode != 0
     assert done.stdout == ""
-    assert "squashfuse, which served it, was killed" in done.stderr
+    assert "its squashfuse was killed" in done.stderr
     assert "bug" not in done.stderr
 
 
@@ -163,7 +163,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
     done = user.run(f"{place}/bin/penroot", "list", status=1)
     assert "Traceback" not in done.stderr
     assert f"{place}/lib/penroot" in done.stderr
-    assert "install it again" in done.stderr
+    assert "install penroot" in done.stderr
 
 
 @pytest.mark.parametrize("words", ["version", "list", "inspect box", "start --help", "help", "info", "export -o - box"])

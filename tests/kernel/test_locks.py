@@ -70,7 +70,7 @@ def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
     assert locks.path.read_text() == f"version 1\n{host}#lock/one:1 {one}\n"
     locks.write(f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n  {host}/lock/two:1\n")
     moved = locks.push("lock/one", 2)
-    # What is given, and what waits for a digest; nothing else moves.
+    # Lock the given image and entries without a digest. Other entries stay unchanged.
     assert locks.lock("team.lock", f"{host}#lock/two:1") == f"{host}/lock/two:1 {two}\n"
     text = f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n{host}/lock/two:1 {two}\n"
     assert locks.path.read_text() == text
@@ -89,7 +89,7 @@ def test_check_says_what_has_moved(locks: Locks) -> None:
     new = locks.push("lock/moves", 2)
     out = locks.lock("--check", "team.lock", status=1)
     assert f"{host}#lock/moves:1 is {new}, and locked to {old}\n" in out and other not in out
-    assert f"[ERROR] {locks.path}: 1 of 2 tags moved\n[HINT] to lock what they are now: penroot lock" in out
+    assert f"[ERROR] {locks.path}: 1 of 2 tags moved\n[HINT] lock the current digests: penroot lock" in out
     assert locks.path.read_text() == text
     assert "no tag has moved" in locks.user.penroot("lock", "--check", "team.lock", f"{host}#lock/stays:1").stderr
     assert "is not in this lock file" in locks.lock("--check", "team.lock", "ubuntu", status=1)
@@ -132,7 +132,7 @@ def test_who_waits_for_another_says_so(locks: Locks) -> None:
 
 
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
-    """A part of the new one fits: what is there afterwards is the old one, not that part."""
+    """Only a part of the new file fits on the disk, so the old file stays."""
     image = f"{locks.registry.host}#lock/full:1"
     locks.push("lock/full", 1)
     text = "version 1\n" + "# of the team\n" * 1000
@@ -212,7 +212,7 @@ def test_an_image_that_is_not_in_it(locks: Locks) -> None:
     host = locks.registry.host
     assert f"[ERROR] {locks.path}: {host}/lock/other:1 is not in this lock file\n" in out
     command = f"penroot lock {locks.path} {host}#lock/other:1"
-    assert f"[HINT] to add it: {command}\n" in out
+    assert f"[HINT] add it: {command}\n" in out
     locks.user.run(*command.split())
     assert locks.start("lock/other", "--lock", "team.lock") == "1\n"
 
@@ -240,7 +240,7 @@ def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
         ("# x\nversion 2\n", ":2: unknown 'version 2'"),
         ("version 1\nubuntu sha256:abc\n", ":2: sha256:abc is no digest"),
         ("version 1\n\nubuntu sha256:" + "A" * 64 + "\n", ":3: sha256:" + "A" * 64 + " is no digest"),
-        ("version 1\nubuntu = x\n", ":2: there is more than IMAGE DIGEST: x"),
+        ("version 1\nubuntu = x\n", ":2: unexpected words after IMAGE DIGEST: x"),
         ("version 1\n/x.sqsh\n", ":2: /x.sqsh is no image of a registry"),
         ("version 1\n./x.sqsh\n", ":2: ./x.sqsh is no image of a registry"),
         ("version 1\nubuntu\ndocker://ubuntu:latest\n", ":3: docker://ubuntu:latest is the image of line 2"),
@@ -255,7 +255,7 @@ def test_slips_are_told_with_their_line(locks: Locks, text: str, says: str) -> N
     locks.path.write_bytes(text.replace("{image}", image).encode(errors="surrogateescape"))
     out = locks.start("lock/slip", "--lock", "team.lock", status=1)
     assert f"[ERROR] {locks.path}{says.replace('{image}', image)}" in out and "[HINT]" in out and "Traceback" not in out
-    assert ("move it away: penroot lock" in out) == ("version 2" in text)
+    assert ("recreate it: penroot lock" in out) == ("version 2" in text)
 
 
 @pytest.mark.parity("a lock file that others could have written is not believed")

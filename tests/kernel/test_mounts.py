@@ -89,7 +89,7 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
         ("etc:/x", "SOURCE on the host begins with / or ./"),
         ("/no/such:/x", f"the source must exist on the node {os.uname().nodename}"),
         ("/a b:/x", "a space in a path is \\040"),
-        ("/etc:/no/such:bind,ro", "the container has no /no/such: x-create=auto makes it"),
+        ("/etc:/no/such:bind,ro", "the container has no /no/such; create it with x-create=auto"),
         ("proc:/x:x-create=dir", "name the type: proc:/x:proc:x-create=dir"),
         ("nope:/x:ro", "no file system of type 'nope' here"),
         ("/x:/no:remount,ro", "the container has no /no"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
-from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments import edf, edf_parser
 from enroot_py.features.environments import shown as environments
 from enroot_py.features.environments.edf import Environment
 
@@ -32,7 +32,7 @@ class Home:
         return file
 
     def read(self, name: str, **more: str) -> Environment:
-        return edffile.read(name, f"--environment={name}", str(self.path), {**self.environ, **more})
+        return edf_parser.read(name, f"--environment={name}", str(self.path), {**self.environ, **more})
 
     def said(self, text: str | bytes) -> Environment:
         self.write("it", text)
@@ -42,7 +42,7 @@ class Home:
         """What is wrong with a file, without its directory, and the way out."""
         self.write("it", text)
         with pytest.raises(PenrootError) as caught:
-            edffile.check(self.read("it"))
+            edf_parser.check(self.read("it"))
         return str(caught.value).replace(f"{self.path}/.edf/", ""), caught.value.hint
 
 
@@ -83,7 +83,7 @@ FORMS = {
 def test_forms_of_the_documentation(home: Home, text: str) -> None:
     home.write("common", 'image = "common"\n')
     file = home.said(text)
-    edffile.check(file)
+    edf_parser.check(file)
     assert file.last("image")
     assert edf.loads(file.dumps()) == file
 
@@ -133,12 +133,12 @@ def test_file_overrides_its_bases(home: Home) -> None:
         ("[annotations]\ncom.hooks.cxi.enabled = true", 2, "com.hooks.cxi.enabled in annotations", '"true"'),
         ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML: a key or table comes once"),
         ("[env]\nA = '1'\n[env]\nB = '2'", 3, "Cannot declare", "TOML: a key or table comes once"),
-        ('[annotations]\ncom.hooks.cxi.enabled = "1"', 2, "com.hooks.cxi.enabled=1: it is neither true", '"true"'),
+        ('[annotations]\ncom.hooks.cxi.enabled = "1"', 2, "com.hooks.cxi.enabled=1: neither true", '"true"'),
         ("env = {A = '1', A = '2'}", 1, "Duplicate inline table key", "TOML: a key or table comes once"),
         ('image = "a\0b"', 1, "Illegal character", "TOML"),
         ('workdir = "work"', 1, "workdir=work is no absolute path", 'workdir = "/work"'),
         ('devices = ["/etc/passwd"]', 1, "devices=/etc/passwd is no path in /dev", "nvidia.com/gpu=all"),
-        ('[annotations]\ncom.pyxis.slurm = "yes"', 2, "com.pyxis.slurm=yes: it is neither true nor false", '"true"'),
+        ('[annotations]\ncom.pyxis.slurm = "yes"', 2, "com.pyxis.slurm=yes: neither true nor false", '"true"'),
         ("image = 'a'\nmounts = [\n'/a'", 3, "", "TOML"),
         ("image = ubuntu", 1, "Invalid value", "in double quotes"),
         ('image = "a" "b"', 1, "Expected newline", "nothing is behind a value"),
@@ -148,7 +148,7 @@ def test_file_overrides_its_bases(home: Home) -> None:
         ('[env]\nA = "${A-B}"', 2, "A: ${A-B} is no variable", "write ${NAME}"),
         ('devices = ["${NONE}"]', 1, "devices: the variable NONE is not set", "write ${NONE:-} for nothing"),
         ('[annotations]\nx = "${NONE}"', 2, "x: the variable NONE is not set", "export it"),
-        ('[env]\nA = "a\\u0000b"', 2, "A: it holds a NUL", "take \\u0000 out"),
+        ('[env]\nA = "a\\u0000b"', 2, "A: it contains a NUL", "take \\u0000 out"),
         (b'image = "a"\n# \xff\n', 2, "this is not UTF-8", "save it as UTF-8"),
     ],
 )
@@ -193,13 +193,13 @@ def test_where_files_are_found(home: Home) -> None:
     [
         ("ubunto", {}, "there is no ubunto.toml in HOME/.edf", "did you mean ubuntu?"),
         ("here", {}, "there is no here.toml in HOME/.edf", "it may be ./here.toml"),
-        ("there", {}, "there is no there.toml in HOME/.edf", "EDF_PATH names other directories"),
+        ("there", {}, "there is no there.toml in HOME/.edf", "set EDF_PATH to other directories"),
         ("./here", {}, "there is no file HOME/here", "it may be ./here.toml"),
         ("/none.toml", {}, "there is no file /none.toml", "a name is looked for in EDF_PATH"),
-        ("loop", {}, "cannot read HOME/.edf/loop.toml: Too many levels of symbolic links", "let it be read"),
-        ("./loop", {}, "cannot read HOME/loop: No such file", "let it be read"),
-        (f"./{'long' * 100}", {}, "File name too long", "let it be read"),
-        ("./mem", {}, "cannot read HOME/mem: Input/output error", "let it be read"),
+        ("loop", {}, "cannot read HOME/.edf/loop.toml: Too many levels of symbolic links", "make the file readable"),
+        ("./loop", {}, "cannot read HOME/loop: No such file", "make the file readable"),
+        (f"./{'long' * 100}", {}, "File name too long", "make the file readable"),
+        ("./mem", {}, "cannot read HOME/mem: Input/output error", "make the file readable"),
         ("~/x.toml", {}, "no shell has replaced the ~", "write the path out"),
         ("x", {"EDF_PATH": "edf"}, "EDF_PATH: edf is not an absolute path", "EDF_PATH=$PWD/edf"),
         ("x", {"EDF_PATH": "/no:/where"}, "in /no, /where", ""),
@@ -252,7 +252,7 @@ def test_bases_end(home: Home) -> None:
     [
         (lambda file: file.chmod(0o666), "can be written by others"),
         (lambda file: file.chmod(0o606), "can be written by others"),
-        (lambda file: file.parent.chmod(0o1777), "can be written by everybody"),
+        (lambda file: file.parent.chmod(0o1777), "is world-writable"),
         (lambda file: (file.unlink(), os.mkfifo(file)), "is not a regular file"),  # nobody waits for it
         (lambda file: file.write_text("# " + 70_000 * "x"), "larger than 64 KiB"),
     ],
@@ -275,7 +275,7 @@ def test_lines_that_all_look_like_ends_are_read_in_time(home: Home) -> None:
 @pytest.mark.parametrize("text", ["annotations." + "a." * 3000 + 'x="1"', "x=" + 3000 * "[" + 3000 * "]"])
 def test_what_is_too_deep_is_told(home: Home, text: str) -> None:
     message, hint = home.refused(text)
-    assert message == "it.toml: tables or arrays are too deep in each other" and hint
+    assert message == "it.toml: tables or arrays are nested too deeply" and hint
 
 
 @pytest.mark.parity("${NAME}")
@@ -337,21 +337,21 @@ def test_hooks_that_are_lacking_are_named_at_once(home: Home) -> None:
         'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nnone.enabled = "false"\nssh.enabled = "true"\n'
         'ssh.port = "1"\n[annotations.com.other]\nthing.enabled = "true"'
     )
-    line = edffile.lacking(file)
+    line = edf_parser.lacking(file)
     assert line.count("com.hooks.") == 2 and "com.hooks.mps (" in line and "it.toml:5" in line
-    assert not edffile.lacking(home.said('image = "a"'))
+    assert not edf_parser.lacking(home.said('image = "a"'))
 
 
 def test_libraries_of_cscs_that_are_no_hosts_are_named(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.hooks.netstack.source = "{}"\ncom.hooks.netstack.version = "latest"\n'
-    assert "com.hooks.netstack (" in edffile.lacking(home.said(text.format("artifact")))
-    assert edffile.lacking(home.said(text.format("host"))) == ""
-    assert "it.toml:1)" in edffile.lacking(home.said('annotations.com.hooks.netstack.name = "default"\n'))
+    assert "com.hooks.netstack (" in edf_parser.lacking(home.said(text.format("artifact")))
+    assert edf_parser.lacking(home.said(text.format("host"))) == ""
+    assert "it.toml:1)" in edf_parser.lacking(home.said('annotations.com.hooks.netstack.name = "default"\n'))
 
 
 def test_slips_in_annotations_that_we_read_are_named(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.pyxis.slrum = "true"\ncom.hooks.cxi.enable = "true"\norg.site.x = "1"\n'
-    line = edffile.lacking(home.said(text))
+    line = edf_parser.lacking(home.said(text))
     assert "com.pyxis.slrum" in line and "did you mean com.pyxis.slurm?" in line and "it.toml:3" in line
     assert "com.hooks.cxi.enable " in line and "did you mean com.hooks.cxi.enabled?" in line and "org.site" not in line
 
@@ -373,7 +373,7 @@ def test_what_is_shown_is_a_file_that_steers_no_terminal(home: Home) -> None:
     file = home.read(f"{place}/it.toml")
     shown = {form: environments.shown(file, form).decode() for form in ("toml", "json")}
     assert all(line.isprintable() for text in shown.values() for line in text.split("\n"))
-    for found in (edffile.tomllib.loads(shown["toml"]), json.loads(shown["json"])):
+    for found in (edf_parser.tomllib.loads(shown["toml"]), json.loads(shown["json"])):
         assert {key: found[key] for key in said} == said
 
 
@@ -405,10 +405,10 @@ def test_the_examples_of_the_documentation(home: Home) -> None:
     for name, example in examples:
         home.write(name, example)
     file = home.read("pytorch")
-    edffile.check(file)
+    edf_parser.check(file)
     assert [file.value(entry) for entry in file.all("mounts")] == ["/scratch/jane:/scratch/jane", "/data/sets:/data:ro"]
     assert set(re.findall(r"^\| (`.*?`) \|", text, re.M)) == {
         *("`base_environment`", "`image`", "`mounts`", "`workdir`", "`entrypoint`, `writable`", "`devices`"),
         *("`[env]`", "`[annotations]`"),
     }
-    assert {re.sub(r"[\[\]]", "", word) for word in re.findall(r"`(\[?\w+\]?)`", text)} >= set(edffile.KEYS)
+    assert {re.sub(r"[\[\]]", "", word) for word in re.findall(r"`(\[?\w+\]?)`", text)} >= set(edf_parser.KEYS)

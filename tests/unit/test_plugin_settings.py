@@ -44,4 +44,4 @@ def test_bad_values_are_refused(argument: str) -> None:
 @pytest.mark.parametrize("argument", ["use_enroot_load=1", "use_squashfuse=On"])
 def test_what_has_no_effect_here_is_accepted(argument: str) -> None:
     assert getattr(load([argument]), argument.partition("=")[0]) is True
-    assert SETTINGS[argument.partition("=")[0]].doc.startswith("without effect")
+    assert SETTINGS[argument.partition("=")[0]].doc.startswith("no effect")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from enroot_py.cli.commands import CONTEXT, force_option, loaded, synopsis, there
+from enroot_py.cli.commands import CONTEXT, IMAGES, force_option, loaded, section, synopsis, there
 from enroot_py.features.bundle.settings import BundleSettings
 
 
 def add(penroot: click.Group) -> None:
     """Add the verb."""
     penroot.add_command(bundle)
+    section(IMAGES, bundle)
 
 
 @synopsis

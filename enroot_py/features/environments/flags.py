@@ -19,7 +19,7 @@ FLAGS = (
     FeatureFlag(
         "--environment",
         "NAME|FILE",
-        "an environment file, which may say the image: then all words are the command",
+        "environment file; if it names an image, all arguments are the command",
         describe=_read,
     ),
 )

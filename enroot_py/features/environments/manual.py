@@ -1,8 +1,8 @@
-"""What the manual says of environment files."""
+"""Manual pages about environment files."""
 
 from __future__ import annotations
 
-from enroot_py.features.environments import edffile
+from enroot_py.features.environments import edf_parser
 
 _FILES = """\
 An environment file is TOML, as CSCS has it. It is named by a path with a /, or by its name in a directory of EDF_PATH,
@@ -14,16 +14,19 @@ An environment file, --environment, says the same in a file that a team shares: 
 where srun, sbatch or salloc is called, and what it says goes with the step, with a batch job through each requeue as it
 was then; nodes need not see it. Options of the command line go before it, and it goes before variables PYXIS_*.
 """
-_KEYS = tuple((example, f"{meaning[0].upper()}{meaning[1:]}.") for _, example, meaning in edffile.KEYS.values())
+_KEYS = tuple((example, f"{meaning[0].upper()}{meaning[1:]}.") for _, example, meaning in edf_parser.KEYS.values())
 _PLACES = (
     ("EDF_PATH", "Directories of environment files, separated by colons, if not ~/.edf."),
     ("~/.edf/*.toml", "Environment files, which penroot-env(1) describes."),
 )
 EXAMPLES = {
     "env": (
-        ("penroot env render ubuntu", "What ~/.edf/ubuntu.toml says with all that it is based on, and from where."),
-        ("penroot env validate ./*.toml", "Whether files may say what they say."),
-        ("penroot start --environment ubuntu ls", "A command in what it describes; so does srun --environment=ubuntu."),
+        ("penroot env render ubuntu", "Show ~/.edf/ubuntu.toml merged with its bases, with the origin of each value."),
+        ("penroot env validate ./*.toml", "Check files."),
+        (
+            "penroot start --environment ubuntu ls",
+            "Run a command in that environment, as srun --environment=ubuntu does.",
+        ),
     ),
 }
 SECTIONS = (
@@ -33,6 +36,6 @@ SECTIONS = (
         "penroot-srun.7",
         "ENVIRONMENT FILES",
         _STEPS,
-        (("srun --environment=pytorch python train.py", "What ~/.edf/pytorch.toml says: image, mounts, variables."),),
+        (("srun --environment=pytorch python train.py", "Use image, mounts and variables of ~/.edf/pytorch.toml."),),
     ),
 )

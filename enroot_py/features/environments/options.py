@@ -7,7 +7,7 @@ from pyxis_py.request.options import Option, file_name
 ENVIRONMENT = Option(
     "environment",
     "environment",
-    "environment file that says what container this is: a path with a /, or a name that is looked up in EDF_PATH",
+    "environment file that describes the container: a path with a /, or a name that is searched in EDF_PATH",
     parse=file_name,
     arginfo="NAME|FILE",
     example="ubuntu",

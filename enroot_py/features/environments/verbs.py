@@ -6,25 +6,26 @@ import click
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
-from enroot_py.cli.commands import CONTEXT, synopsis
+from enroot_py.cli.commands import CONTEXT, IMAGES, section, synopsis
 
 
 def add(penroot: click.Group) -> None:
     """Add the verb."""
     penroot.add_command(env)
+    section(IMAGES, env)
 
 
 @click.group("env", context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
 def env() -> None:
-    """Show and check environment files, as start and srun take them with --environment."""
+    """Show and check environment files."""
 
 
 @synopsis
 @env.command("render", context_settings=CONTEXT)
-@click.option("--format", "form", type=click.Choice(["toml", "json"]), default="toml", help="For people, or machines.")
+@click.option("--format", "form", type=click.Choice(["toml", "json"]), default="toml", help="Output format.")
 @click.argument("name", metavar="NAME|FILE")
 def render(form: str, name: str) -> None:
-    """Show what a file says with all that it is based on, and where each value comes from."""
+    """Show a file merged with its bases, with the origin of each value."""
     from enroot_py.features.environments import shown, startfile
 
     click.echo(shown.shown(startfile.read(name), form))
@@ -34,7 +35,7 @@ def render(form: str, name: str) -> None:
 @env.command("validate", context_settings=CONTEXT)
 @click.argument("files", nargs=-1, required=True, metavar="NAME|FILE...")
 def validate(files: tuple[str, ...]) -> None:
-    """Check environment files: keys, values, variables, mounts and the form of the image."""
+    """Check keys, values, variables, mounts and the image of files."""
     from enroot_py.features.environments import startfile
 
     failed = False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from enroot_py.cli.commands import CONTEXT, container_names, synopsis, there
+from enroot_py.cli.commands import CONTEXT, IMAGES, container_names, section, synopsis, there
 
 
 def add(penroot: click.Group) -> None:
     """Add the verb."""
     penroot.add_command(fabric)
+    section(IMAGES, fabric)
 
 
 @synopsis

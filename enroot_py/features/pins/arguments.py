@@ -1,4 +1,4 @@
-"""The argument of the plugin that lets jobs have tags pinned."""
+"""The plugin's argument for pinned tags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enroot_py.config.table import Bool, FeatureTable, rows
 
 
 class PinArguments(FeatureTable):
-    pin_tags = Bool("1", "let sbatch and salloc resolve the tag of an image for all steps of their job")
+    pin_tags = Bool("1", "resolve tags in sbatch and salloc for all steps of the job")
 
 
 ARGUMENTS = rows(PinArguments)

@@ -12,4 +12,4 @@ def _locked(settings: Settings, path: str) -> Settings:
     return settings.replace("--lock", lock=os.path.abspath(path))
 
 
-FLAGS = (FeatureFlag("--lock", "FILE", "take the digest of a reference from this lock file", _locked),)
+FLAGS = (FeatureFlag("--lock", "FILE", "take the digest of the image from this lock file", _locked),)

@@ -1,4 +1,4 @@
-"""The setting that names a lock file."""
+"""The setting for a lock file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enroot_py.config.table import FeatureTable, Place, rows
 
 
 class LockSettings(FeatureTable):
-    lock = Place("", "lock file that says which digest each tag is, and which tags there are: penroot-lock(1)")
+    lock = Place("", "lock file with the digest of each tag; other tags are errors: penroot-lock(1)")
 
 
 SETTINGS = rows(LockSettings)

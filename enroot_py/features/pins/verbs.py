@@ -1,4 +1,4 @@
-"""``penroot lock``, and the option --lock of the verbs that take references."""
+"""``penroot lock``, and the option --lock of other verbs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 
 import click
 
-from enroot_py.cli.commands import CONTEXT, change, synopsis, there
+from enroot_py.cli.commands import CONTEXT, IMAGES, change, section, synopsis, there
 
 
 def add(penroot: click.Group) -> None:
     """Add the verb and the options."""
     penroot.add_command(lock)
+    section(IMAGES, lock)
     for verb in ("import", "create", "load"):
         penroot.commands[verb].params.insert(-1, _lock_option())
 
@@ -22,7 +23,7 @@ def _lock_option() -> click.Option:
         metavar="FILE",
         expose_value=False,
         callback=_use,
-        help="Lock file that says which digest a tag is.",
+        help="Lock file with the digests of tags.",
     )
 
 
@@ -33,15 +34,15 @@ def _use(ctx: click.Context, parameter: click.Parameter, path: str | None) -> No
 
 @synopsis
 @click.command("lock", context_settings=CONTEXT)
-@click.option("--check", is_flag=True, help="Change nothing: say which tags have moved, and fail where one has.")
+@click.option("--check", is_flag=True, help="Report tags that moved; exit 1 if any did. Changes nothing.")
 @click.argument("file", callback=there)
 @click.argument("images", nargs=-1, callback=there, metavar="[IMAGE...]")
 def lock(check: bool, file: str, images: tuple[str, ...]) -> None:
-    """Write into a lock FILE the digest that each IMAGE has now.
+    """Record the current digests of images in a lock file.
 
-    Without an IMAGE that is done with all that are in it, else with these, and with those that have no digest yet.
-    A lock file has a line "version 1", then a line IMAGE DIGEST for each image, or IMAGE alone for one that waits for
-    its digest, and comments, which begin with #.
+    Without IMAGE, refresh every line. With IMAGE, refresh only these and any line that has no digest. A lock file has a
+    line "version 1", then a line IMAGE DIGEST for each image, or IMAGE alone for one without a digest yet. Comments
+    begin with #.
     """
     from enroot_py.features.pins import locks
 

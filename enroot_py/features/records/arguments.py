@@ -1,4 +1,4 @@
-"""The argument of the plugin that says where steps are recorded."""
+"""The plugin's argument for event records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enroot_py.config.table import FeatureTable, Place, rows
 
 
 class RecordArguments(FeatureTable):
-    events = Place("", "where steps are recorded, whatever ENROOT_EVENTS says", "journald", "syslog")
+    events = Place("", "destination of event records of steps; overrides ENROOT_EVENTS", "journald", "syslog")
 
 
 ARGUMENTS = rows(RecordArguments)

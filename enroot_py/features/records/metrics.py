@@ -1,4 +1,4 @@
-"""``penroot cache metrics``: what the store holds and the records count, for the textfile collector of node_exporter.
+"""``penroot cache metrics``: metrics of store and event records for node_exporter's textfile collector.
 
 Source of the format: Prometheus, "Exposition formats", text-based. Of the records, which others may have written to,
 only known words become labels.
@@ -23,14 +23,14 @@ from enroot_py.store.store import Store
 METRICS = {
     "penroot_store_images": ("gauge", "images in the store"),
     "penroot_store_layers": ("gauge", "layers in the store"),
-    "penroot_store_bytes": ("gauge", "size of what the store holds, unpacked"),
+    "penroot_store_bytes": ("gauge", "unpacked size of the store"),
     "penroot_store_limit_bytes": ("gauge", "the setting cache_limit, 0 for none"),
     "penroot_containers": ("gauge", "containers under the data path"),
-    "penroot_events_total": ("counter", "records, by what was done and how it ended"),
-    "penroot_seconds_total": ("counter", "seconds of the records, by what was done"),
-    "penroot_phase_seconds_total": ("counter", "seconds of the records, by what was done and phase"),
-    "penroot_pulls_total": ("counter", "pulls, by what the store had of the image: hit, part, miss"),
-    "penroot_pulled_bytes_total": ("counter", "bytes of layers that pulls have fetched"),
+    "penroot_events_total": ("counter", "event records, by event and result"),
+    "penroot_seconds_total": ("counter", "seconds of the event records, by event"),
+    "penroot_phase_seconds_total": ("counter", "seconds of the event records, by event and phase"),
+    "penroot_pulls_total": ("counter", "pulls, by cache result: hit, part, miss"),
+    "penroot_pulled_bytes_total": ("counter", "bytes of downloaded layers"),
 }
 _LONGEST = 16384  # bytes of a record: ours are shorter
 
@@ -38,7 +38,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]  # a metric, and its labels
 
 
 def text(settings: Settings) -> str:
-    """All metrics, each with its head. Raises PenrootError."""
+    """Return all metrics with their headers. Raises PenrootError."""
     samples: defaultdict[Sample, float] = defaultdict(float)
     store = Store(settings.cache_path)
     for name, number in zip(("images", "layers", "bytes"), inventory.total(store), strict=True):
@@ -57,7 +57,7 @@ def text(settings: Settings) -> str:
 
 
 def write(path: str, content: str) -> None:
-    """Write a file by rename, so that a collector reads the old or the new one. Raises PenrootError."""
+    """Replace a file by rename, so that a collector never reads a partial one. Raises PenrootError."""
     try:
         making.write(path, content.encode(errors="surrogateescape"), 0o644)
     except OSError as e:
@@ -73,7 +73,7 @@ def _escaped(value: str) -> str:
 
 
 def _records(where: str) -> Iterator[dict[str, object]]:
-    """The records in the caller's file, if events go to one. Lines that are none are passed over."""
+    """Yield the records in the caller's file, if there is one. Invalid lines are skipped."""
     if not where.startswith("/"):
         return
     path = events.file_of(where)
@@ -109,6 +109,6 @@ def _count(record: dict[str, object], samples: defaultdict[Sample, float]) -> No
 
 
 def _number(value: object) -> float:
-    """Return a number of a record, or 0 for a value that no record of ours has."""
+    """Return a number of a record, or 0 for an impossible value."""
     # NaN compares with nothing; an integer of many digits is too large for math.isfinite().
     return value if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0

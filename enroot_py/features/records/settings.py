@@ -1,4 +1,4 @@
-"""The setting that says where records go."""
+"""The setting for event records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enroot_py.config.table import FeatureTable, Place, rows
 class RecordSettings(FeatureTable):
     events = Place(
         "",
-        "where pulls, creations, starts and steps are recorded, a line of JSON each; in a directory that is UID.jsonl",
+        "destination of event records, one line of JSON each: a file, a directory (UID.jsonl), journald or syslog",
         *("journald", "syslog"),
     )
 

@@ -9,7 +9,7 @@ from enroot_py.config import settings
 
 
 def add(penroot: click.Group) -> None:
-    """Add the verb to the group of the store."""
+    """Add the verb to ``penroot cache``."""
     cache = penroot.commands["cache"]
     assert isinstance(cache, click.Group)
     cache.add_command(cache_metrics)
@@ -17,9 +17,9 @@ def add(penroot: click.Group) -> None:
 
 @synopsis
 @click.command("metrics", context_settings=CONTEXT)
-@click.option("-o", "--output", metavar="FILE", help="Write them to FILE by rename, for node_exporter.")
+@click.option("-o", "--output", metavar="FILE", help="Replace FILE by rename, for node_exporter.")
 def cache_metrics(output: str | None) -> None:
-    """Print what the store holds and what the records count, in Prometheus' text format."""
+    """Print metrics of the store and the event records for Prometheus."""
     from enroot_py.features.records import metrics
 
     content = metrics.text(settings.load())

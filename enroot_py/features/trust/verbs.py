@@ -8,7 +8,7 @@ from enroot_py.cli.commands import loaded, shown_json
 
 
 def add(penroot: click.Group) -> None:
-    """Add the option to the verb of the core."""
+    """Add the option to ``penroot inspect``."""
     inspect = penroot.commands["inspect"]
     inspect_unsigned = inspect.callback
     assert inspect_unsigned is not None
@@ -21,6 +21,6 @@ def add(penroot: click.Group) -> None:
 
         click.echo(shown_json(signed.inspect(image, loaded(), arch)))
 
-    text = "Show who has signed an image of a registry, and which rules want it."
+    text = "Show the signatures of a registry image and the rules that need them."
     inspect.params.insert(1, click.Option(["--signatures"], is_flag=True, help=text))
     inspect.callback = callback

@@ -13,7 +13,7 @@ import sys
 import click
 
 from enroot_py.base.errors import UsageError
-from enroot_py.cli.commands import CONTEXT, synopsis
+from enroot_py.cli.commands import CONTEXT, JOBS, section, synopsis
 from enroot_py.config import settings
 
 TYPE_CHECKING = False
@@ -46,10 +46,11 @@ def add(penroot: click.Group) -> None:
     """Add the verbs of a login node."""
     for verb in (ssh_config, ssh_key, ssh_proxy):
         penroot.add_command(verb)
+    section(JOBS, ssh_config, ssh_key, ssh_proxy)
 
 
 _suffix = click.option(
-    "--suffix", metavar="WORD", default=_SUFFIX, show_default=True, help="What names of jobs end in."
+    "--suffix", metavar="WORD", default=_SUFFIX, show_default=True, help="Host-name suffix for jobs."
 )
 
 
@@ -58,17 +59,17 @@ _suffix = click.option(
 @_suffix
 @click.argument("login")
 def ssh_config(suffix: str, login: str) -> None:
-    """Print what lets a laptop's ssh reach containers of running jobs, for ~/.ssh/config there.
+    """Print an ssh configuration for a laptop to reach jobs.
 
-    LOGIN is [USER@]HOST, or a name of ~/.ssh/config, by which that laptop reaches this login node. Then
-    ssh JOB.cluster is a shell in the container of a job, and so with sftp, scp, rsync, forwarded ports and editors. JOB
-    is a number or a name; JOB.STEP, JOB.CONTAINER and JOB.NODE say which container of several.
+    Append it to ~/.ssh/config there. LOGIN is [USER@]HOST, or the name of this login node in that file. Then
+    ssh JOB.cluster opens a shell in the container of a job; sftp, scp, rsync, port forwarding and editors work too. JOB
+    is a number or a name; JOB.STEP, JOB.CONTAINER and JOB.NODE select one of several containers.
     """
     from pyxis_py.features.ssh.sshkeys import HOST
 
     for word in (login, suffix):
         if not re.fullmatch(r"[\w@.:%+\[\]][\w@.:%+\[\]-]*", word):
-            raise UsageError(f"{word!r} is no name of a host", hint="as in: penroot ssh-config me@login.example.org")
+            raise UsageError(f"{word!r} is not a host name", hint="example: penroot ssh-config me@login.example.org")
     program = os.path.abspath(sys.argv[0])
     if not re.fullmatch(r"[\w/.+-]+", program):
         raise UsageError(f"no ssh_config can have the path {program!r}", hint="install penroot elsewhere")
@@ -84,9 +85,10 @@ def ssh_config(suffix: str, login: str) -> None:
 @_suffix
 @click.argument("name")
 def ssh_key(suffix: str, name: str) -> None:
-    """Print the keys of a running job, for ssh: those lines of ~/.ssh/config run it.
+    """Print the ssh keys of a running job.
 
-    They are made when they are first asked for, and removed when the job has ended.
+    Called by the ssh configuration that ssh-config prints. The keys are created on first use and removed with
+    the job.
     """
     from pyxis_py.features.ssh import jobs
 
@@ -100,9 +102,10 @@ def ssh_key(suffix: str, name: str) -> None:
 @_suffix
 @click.argument("name")
 def ssh_proxy(suffix: str, name: str) -> None:
-    """Connect stdin and stdout with a server of ssh beside the container of a running job: a ProxyCommand of ssh.
+    """Connect ssh to a running job, as its ProxyCommand.
 
-    NAME is JOB, by number or name, with .STEP or .CONTAINER and .NODE where there are several.
+    Called by the ssh configuration that ssh-config prints. NAME is JOB (number or name), with .STEP,
+    .CONTAINER or .NODE if there are several.
     """
     from enroot_py.base.run import find
     from pyxis_py.features.ssh import jobs
@@ -139,5 +142,5 @@ def _without(name: str, suffix: str) -> str:
     """What is before the suffix. Raises UsageError."""
     stem = name.removesuffix(f".{suffix}")
     if not stem or not stem.isprintable():
-        raise UsageError(f"{name!r} is no name of a job", hint=f"as in: ssh 42.{suffix}")
+        raise UsageError(f"{name!r} is not a job name", hint=f"for example: ssh 42.{suffix}")
     return stem

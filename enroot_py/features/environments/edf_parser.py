@@ -1,4 +1,4 @@
-"""Environment files as people write them, TOML: where they are, what they may say, and in which line.
+"""Find and parse environment files in TOML, with the line of each value.
 
 Source: docs.cscs.ch, "EDF reference" and "Using container engine". Off the step path: TOML costs more than a start.
 """
@@ -33,18 +33,22 @@ _SUFFIX = ".toml"
 
 # What a key holds: a value, an array of strings, or a table of strings; how that is written; and what it means.
 KEYS: dict[str, tuple[type, str, str]] = {
-    "base_environment": (list, 'base_environment = ["common", "./mine.toml"]', "files that this one goes before"),
-    "image": (str, 'image = "ubuntu:24.04"', "the image, as --container-image of srun takes it"),
-    "mounts": (list, 'mounts = ["/data:/data:ro"]', "SRC[:DST[:FLAG+FLAG]], an entry each; those of bases too"),
+    "base_environment": (
+        list,
+        'base_environment = ["common", "./mine.toml"]',
+        "files to start from; this file overrides them",
+    ),
+    "image": (str, 'image = "ubuntu:24.04"', "the image, as for srun --container-image"),
+    "mounts": (list, 'mounts = ["/data:/data:ro"]', "SRC[:DST[:FLAG+FLAG]], one per entry, after those of the bases"),
     "workdir": (str, 'workdir = "/work"', "the working directory, if not the image's"),
     "entrypoint": (bool, "entrypoint = true", "run the entrypoint of the image; without a word, it is not run"),
-    "writable": (bool, "writable = false", "make the root filesystem writable; without a word, it is"),
-    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "names of CDI, or paths in /dev; those of bases too"),
-    "env": (dict, '[env] and below it NAME = "VALUE"', "variables; an empty one is unset"),
+    "writable": (bool, "writable = false", "make the root filesystem writable (default: true)"),
+    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "CDI names or paths in /dev, after those of the bases"),
+    "env": (dict, '[env] and below it NAME = "VALUE"', "variables; an empty value unsets one"),
     "annotations": (
         dict,
         '[annotations] and below it com.hooks.NAME.enabled = "true"',
-        "what hooks find in PENROOT_ANNOTATIONS, a line KEY=VALUE for each",
+        "annotations for hooks, which find them in PENROOT_ANNOTATIONS, one line KEY=VALUE each",
     ),
 }
 _WORDS = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
@@ -73,7 +77,7 @@ _OURS = {
 
 
 def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Environment:
-    """The environment that ``name``, which an option or variable ``origin`` gives, means to a process in ``cwd``.
+    """Read the environment ``name``, given by the option or variable ``origin``, for a process in ``cwd``.
 
     Raises UsageError where there is no such file, ConfigError for what is wrong in one.
     """
@@ -85,7 +89,7 @@ def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Enviro
 
 
 def check(environment: Environment) -> None:
-    """What can be wrong with a file as a whole. Raises UsageError for one that fits into no job, and ConfigError."""
+    """Check a file as a whole. Raises UsageError for one that does not fit into a job, and ConfigError."""
     for entry in environment.entries:
         if entry.key in ("devices", "annotations", "workdir"):  # others are looked at with options that they stand for
             text = environment.value(entry)
@@ -102,7 +106,7 @@ def check(environment: Environment) -> None:
 
 
 def lacking(environment: Environment) -> str:
-    """The hooks that annotations ask for and nothing of ours is like: a line for people, or ""."""
+    """Return a message about annotations that no hook implements, or ""."""
     wanted = {
         match[1]: entry
         for name, entry in environment.by_name("annotations").items()
@@ -116,7 +120,7 @@ def lacking(environment: Environment) -> str:
     hooks += [slip for name, entry in environment.by_name("annotations").items() if (slip := _slip(name, entry))]
     if not hooks:
         return ""
-    return f"{environment.path}: nothing here does what these annotations ask for: {', '.join(hooks)}"
+    return f"{environment.path}: no hook implements these annotations: {', '.join(hooks)}"
 
 
 def _is_true(entry: FileEntry) -> bool:
@@ -127,7 +131,7 @@ def _is_true(entry: FileEntry) -> bool:
 
 
 def _slip(name: str, entry: FileEntry) -> str:
-    """An annotation in words that nobody reads, though it begins as some do that we read; else ""."""
+    """Return an unknown annotation with a known prefix, or ""."""
     known = next((names for begin, names in _OURS.items() if name.startswith(begin)), (name,))
     if name in known:
         return ""
@@ -135,7 +139,7 @@ def _slip(name: str, entry: FileEntry) -> str:
 
 
 class _Reading:
-    """One file and those that it is based on, as a process in ``cwd`` finds them."""
+    """One file and its bases, as a process in ``cwd`` finds them."""
 
     def __init__(self, cwd: str, environ: Mapping[str, str]) -> None:
         self._cwd = cwd
@@ -143,7 +147,7 @@ class _Reading:
         self.paths: list[str] = []  # of the files that were read, the first one is that which was asked for
 
     def file(self, name: str, origin: str, above: tuple[str, ...]) -> Iterator[FileEntry]:
-        """The entries of the bases of a file, then its own. ``above`` are the files that led to it."""
+        """Return the entries of a file's bases, then its own. ``above`` are the files that led to it."""
         path = self._find(name, origin)
         self.paths.append(path)
         if any(os.path.realpath(path) == os.path.realpath(each) for each in above):
@@ -160,7 +164,7 @@ class _Reading:
         yield from (entry for entry in own if entry.key != "base_environment")
 
     def _find(self, name: str, origin: str) -> str:
-        """The path of a file. Raises UsageError."""
+        """Return the path of a file. Raises UsageError."""
         if name.startswith(("~", "$")):
             hint = f"write the path out; a file of that name is ./{name}"
             raise UsageError(f"{origin}: no shell has replaced the {name[0]}", hint=hint)
@@ -184,7 +188,7 @@ class _Reading:
         )
 
     def _hint(self, name: str, here: str) -> str:
-        """How to name a file that the user may mean."""
+        """Return how to write a file that the user may mean."""
         for suffix in ("", _SUFFIX):
             if os.path.exists(here + suffix):
                 there = here if name.startswith("/") else "./" + name.removeprefix("./")
@@ -195,14 +199,14 @@ class _Reading:
     def _nearest(name: str, places: list[str]) -> str:
         for place in places:
             if os.path.isdir(place) and not os.access(place, os.R_OK | os.X_OK):
-                return f"you may not look into {place}: is what you mean there?"
+                return f"you may not look into {place}: check the name"
         there = [file.removesuffix(_SUFFIX) for place in places for file in _listed(place) if file.endswith(_SUFFIX)]
         if meant := nearest(name.removesuffix(_SUFFIX), there):
             return f"did you mean {meant}?"
-        return "a path begins with / or ./, and EDF_PATH names other directories"
+        return "begin a path with / or ./, or set EDF_PATH to other directories"
 
     def _places(self) -> list[str]:
-        """The directories in which names are looked up. Raises ConfigError."""
+        """Return the directories in which names are searched. Raises ConfigError."""
         said = [place for place in self._environ.get("EDF_PATH", "").split(":") if place]
         for place in said:
             if not place.startswith("/"):
@@ -211,7 +215,7 @@ class _Reading:
 
 
 def _is_there(path: str) -> bool:
-    """Whether something may be at a path: a link, or what we may not see. Who opens it says what is wrong."""
+    """Whether a path may exist, as a link or in an unreadable directory: opening it reports the error."""
     try:
         os.lstat(path)
     except OSError as e:
@@ -227,27 +231,27 @@ def _listed(place: str) -> list[str]:
 
 
 def _check_place(place: str) -> None:
-    """Raises ConfigError for a directory in which everybody can put a file: it says what of the user's is mounted."""
+    """Raise ConfigError for a world-writable directory: an environment file decides which files are mounted."""
     if os.stat(place).st_mode & stat.S_IWOTH:
-        raise ConfigError(
-            f"{place} can be written by everybody: what it says is not believed", hint=f"chmod o-w {place}"
-        )
+        raise ConfigError(f"{place} is world-writable: it is not trusted", hint=f"chmod o-w {place}")
 
 
 def _entries(path: str) -> list[FileEntry]:
-    """What a file says, in its order. Raises ConfigError."""
+    """Return the entries of a file, in order. Raises ConfigError."""
     try:
         data = files.named(path) or b""
     except OSError as e:
-        hint = "in a directory that everybody can write to it has to be your own or root's, and closed to their writing"
-        raise ConfigError(f"{path}: {e.strerror}: what it says is not believed", hint=hint) from e
+        hint = (
+            "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
+        )
+        raise ConfigError(f"{path}: {e.strerror}: the file is not trusted", hint=hint) from e
     if len(data) > _LARGEST:
         raise ConfigError(f"{path} is larger than {_LARGEST >> 10} KiB", hint="is it an environment file?")
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
-        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8, which TOML is") from e
+        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8") from e
     try:
         text, said = _parse(path, text)
         lines = _lines(text)
@@ -258,12 +262,12 @@ def _entries(path: str) -> list[FileEntry]:
         ]
     except RecursionError:
         raise ConfigError(
-            f"{path}: tables or arrays are too deep in each other", hint="is it an environment file?"
+            f"{path}: tables or arrays are nested too deeply", hint="is it an environment file?"
         ) from None
 
 
 def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
-    """A text of TOML, and what it says. A comma at the end of a line, as examples of CSCS have, is a space to us.
+    """Parse TOML. A comma at the end of a line, which examples of CSCS have, counts as a space.
 
     Raises ConfigError.
     """
@@ -289,7 +293,7 @@ def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line in which each key stands, of a text that parses; of one that takes too long, of those at its beginning.
+    """Return the line of each key of a valid text; if that takes too long, only of the first keys.
 
     A statement ends with the first line at which it parses by itself; headers of tables hold for what follows.
     """
@@ -320,7 +324,7 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
-    """The names of all that is in a table, and within tables in it."""
+    """Yield the names in a table and in its nested tables."""
     if not isinstance(value, dict) or not value:
         yield ()
         return
@@ -329,7 +333,7 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _of_key(key: str, value: Any, origin: Callable[..., str]) -> Iterator[FileEntry]:
-    """The entries of one key of a file; ``origin`` tells where names are in it. Raises ConfigError."""
+    """Yield the entries of one key of a file; ``origin`` returns the place of a name. Raises ConfigError."""
     if key not in KEYS:
         meant = nearest(key.lower(), KEYS)
         hint = f"did you mean {meant}?" if meant else f"keys are {', '.join(KEYS)}"
@@ -350,7 +354,7 @@ def _of_key(key: str, value: Any, origin: Callable[..., str]) -> Iterator[FileEn
 
 
 def _of_table(key: str, table: dict[str, Any], origin: Callable[..., str]) -> Iterator[FileEntry]:
-    """The entries of ``env``, or of ``annotations``, whose names may be tables in tables. Raises ConfigError."""
+    """Yield the entries of ``env``, or of ``annotations`` with its nested tables. Raises ConfigError."""
     for names in filter(None, _leaves(table)):
         value: Any = table
         for name in names:
@@ -367,21 +371,21 @@ def _of_table(key: str, table: dict[str, Any], origin: Callable[..., str]) -> It
 
 
 def _checked(entry: FileEntry) -> FileEntry:
-    """Raises ConfigError for a text that can mean nothing, whatever variables say."""
+    """Raise ConfigError for a text that is invalid with any variables."""
     if "\0" in entry.text or "\0" in entry.name:
-        raise ConfigError(f"{entry.where}: it holds a NUL, which no variable and no path does", hint="take \\u0000 out")
+        raise ConfigError(f"{entry.where}: it contains a NUL byte", hint="take \\u0000 out")
     if entry.key == "env" and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", entry.name):
         raise ConfigError(f"{entry.where}: {entry.name!r} is not the name of a variable", hint='write NAME = "VALUE"')
     if entry.key in _PATHS and (bare := _BARE.search(entry.text)):
         name = bare[1]
-        hint = f"write ${{{name}}}; a dollar itself is $$"
+        hint = f"write ${{{name}}}; a dollar sign is $$"
         raise ConfigError(f"{entry.where}: ${name} is no variable without braces", hint=hint)
     _variables(entry)
     return entry
 
 
 def _variables(entry: FileEntry) -> list[str]:
-    """The variables that an entry names. Raises ConfigError."""
+    """Return the variables in an entry. Raises ConfigError."""
     try:
         return edf.names(entry.text)
     except ValueError as e:
