@@ -158,7 +158,7 @@ _TARGET = "a container or an image"
 # For options of docker and podman: the line to type instead. {0} is penroot, {1} the option.
 _TERMINAL = "remove {1}: a container always has the caller's terminal"
 _MOUNT = "{0} start --mount SOURCE:TARGET[:ro] NAME"
-_USER = "{0} start --root NAME to be root; without --root you stay yourself"
+_USER = "{0} start --root NAME (without --root you stay yourself)"
 _WORKDIR = "{0} start NAME sh -c 'cd DIR && exec COMMAND'"
 _BACKGROUND = "{0} start NAME COMMAND &"
 _INSTEAD = {
@@ -175,7 +175,7 @@ _INSTEAD = {
     "-w": _WORKDIR,
     "--workdir": _WORKDIR,
     "--name": "{0} create --name NAME IMAGE && {0} start NAME",
-    "--network": "{0} start --net NAME for a private network; without --net it is the host's",
+    "--network": "{0} start --net NAME (without --net it is the host's network)",
     "--entrypoint": "{0} start --rc SCRIPT NAME COMMAND",
     "-p": "remove {1}: a container uses the host's network",
     "--publish": "remove {1}: a container uses the host's network",
@@ -251,7 +251,7 @@ def read_description(options: Options, verb: str) -> None:
         words = (options.target, *options.command) if options.target else ()
         options.target, options.command = options.file.target, words
     elif not options.target:
-        raise mistake(verb, f"start needs {_TARGET}", f"{value} names none: add an image there, or on the command line")
+        raise mistake(verb, f"start needs {_TARGET}", f"name an image in {value}, or on the command line")
 
 
 def mistake(verb: str, message: str, hint: str = "") -> UsageError:
@@ -307,7 +307,7 @@ def enter_own(settings: Settings, options: Options) -> Container:
 
 
 def read_settings(options: Options, *, batch: bool) -> Settings:
-    """Read the settings of a start. Precedence, lowest first: files, variables, configuration script, options."""
+    """Read the settings of a start. Precedence, lowest first: files, variables, directives, description, options."""
     directives: dict[str, tuple[str, str]] = {}
     if batch:
         options.conf = [options.target]
