@@ -38,9 +38,9 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 
         if called_as() == "enroot":
             sys.stdout.write(getattr(e, "usage", ""))
-        of_image = cause(e)
-        _say(of_image or e)
-        sys.exit((of_image or e).exit_code)
+        image_error = cause(e)
+        _print_error(image_error or e)
+        sys.exit((image_error or e).exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -53,13 +53,13 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
         from enroot_py import LIBRARY
 
         hint = f"install penroot again, or run `make dev` in a source tree ({LIBRARY})"
-        _say(PenrootError(f"the installation of penroot is incomplete: {e}", hint=hint))
+        _print_error(PenrootError(f"the installation of penroot is incomplete: {e}", hint=hint))
         sys.exit(1)
     except OSError as e:
         if os.environ.get("PENROOT_DEBUG"):
             raise
-        if of_image := cause(e):
-            _say(of_image)
+        if image_error := cause(e):
+            _print_error(image_error)
         else:
             _report(e)
         sys.exit(1)
@@ -128,7 +128,7 @@ def _help() -> str:
     return "" if 0 < columns < 80 else pack.help_text()
 
 
-def _say(error: PenrootError) -> None:
+def _print_error(error: PenrootError) -> None:
     from enroot_py.base import log
 
     log.error(str(error))
