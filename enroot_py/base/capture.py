@@ -45,7 +45,7 @@ class Capture:
         kept, size = bytes(self._head + self._tail), self._size
         self._begin()
         if size > limit:
-            left_out = f"\n[INFO] {size - limit} bytes of output are left out here\n".encode()
+            left_out = f"\n[INFO] {size - limit} bytes of output are omitted here\n".encode()
             kept = kept[: limit // 2] + left_out + kept[-(limit // 2) :]
         return os.fsdecode(kept)
 

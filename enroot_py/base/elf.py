@@ -51,7 +51,7 @@ def read(fd: int, prefix: str = "") -> Elf:
     try:
         return _ElfFile(fd).read(prefix.encode())
     except (StructError, IndexError, OverflowError) as e:
-        raise NotElf("it is damaged: what it says to be in it is not") from e
+        raise NotElf("damaged file: it is shorter than its headers state") from e
 
 
 class _ElfFile:
@@ -81,7 +81,7 @@ class _ElfFile:
 
     def _pread(self, size: int, offset: int) -> bytes:
         if not 0 <= offset < 1 << 62:
-            raise NotElf("it is damaged: it names a place outside of it")
+            raise NotElf("damaged file: an offset points outside of it")
         data = os.pread(self.fd, size, offset)
         while 0 < len(data) < size and (more := os.pread(self.fd, size - len(data), offset + len(data))):
             data += more  # a server of FUSE gives as much as it likes
@@ -91,14 +91,14 @@ class _ElfFile:
         """Read the headers and the dynamic section; its machine."""
         head = self._pread(64, 0)
         if head[:4] != b"\x7fELF":
-            raise NotElf("it is no ELF file")
+            raise NotElf("not an ELF file")
         if head[4] != 2 or head[5] != _NATIVE:
-            raise NotElf("it is of 32 bits" if head[4] == 1 else "it is of another byte order")
+            raise NotElf("a 32-bit file" if head[4] == 1 else "the byte order differs")
         kind, machine = unpack_from("=HH", head, 16)
         (at,) = unpack_from("=Q", head, 32)
         size, count = unpack_from("=HH", head, 54)
         if kind != _ET_DYN or size != 56 or not 0 < count <= _HEADERS:
-            raise NotElf("it is no shared library")
+            raise NotElf("not a shared library")
         headers = self._pread(size * count, at)
         dynamic = (0, 0)
         for number in range(count):
@@ -118,7 +118,7 @@ class _ElfFile:
             else:
                 self.tags[tag] = value
         if not self.tags or len(self.needed) > _LIST:
-            raise NotElf("it is no shared library" if not self.tags else "it needs more libraries than any")
+            raise NotElf("not a shared library" if not self.tags else "it needs too many libraries")
         return MACHINES.get(machine, f"machine {machine}")
 
     def _at(self, address: int, size: int) -> bytes:
@@ -126,12 +126,12 @@ class _ElfFile:
         for offset, begin, length in self.loads:
             if begin <= address < begin + length:
                 return self._pread(min(size, begin + length - address), offset + address - begin)
-        raise NotElf("it is damaged: it names a place outside of it")
+        raise NotElf("damaged file: an offset points outside of it")
 
     def _name(self, at: int) -> str:
         end = self.strings.find(b"\0", at, at + 4096)
         if not 0 <= at <= end:
-            raise NotElf("it is damaged: a name in it has no end")
+            raise NotElf("damaged file: a name does not end")
         return self.strings[at:end].decode("utf-8", "surrogateescape")
 
     def _needs(self) -> list[tuple[str, tuple[str, ...]]]:

@@ -17,7 +17,7 @@ NETWORK = frozenset(
 # What no other place helps against.
 OF_PROCESS = {
     errno.EAGAIN: "this user, or the job, may have no more processes: ulimit -u, pids.max of the control group",
-    errno.ENOMEM: "there is no memory for it: ulimit -v, --mem of the job",
+    errno.ENOMEM: "out of memory: raise ulimit -v, or --mem of the job",
     errno.EMFILE: "no more files may be open: ulimit -n",
     errno.ENFILE: "no more files may be open on this machine: sysctl fs.file-max",
 }
@@ -70,7 +70,7 @@ def in_words(error: OSError) -> tuple[str, str]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             hint = way_out(error, where)
     elif isinstance(error, FileNotFoundError) and _is_gone("."):
-        where, hint = "the working directory is gone", "cd to one that exists"
+        where, hint = "the working directory is gone", "cd to an existing directory"
     elif error.errno in OF_PROCESS:
         where, hint = "cannot start a process", OF_PROCESS[error.errno]
     else:

@@ -266,7 +266,7 @@ def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
             free = ours and not os.path.exists(f"/proc/{pid}")
         if not free or not locks.is_at(fd, path):
             return
-        log.info(f"removing what a killed process left: {path}")
+        log.info(f"removing leftovers of a killed process: {path}")
         if is_directory:
             trees.remove(path)
         else:

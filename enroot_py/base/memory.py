@@ -26,7 +26,7 @@ def refusal() -> tuple[str, str] | None:
     if not limit or limit >= _FLOOR + _REST:
         return None
     why = f"writing an image takes {_FLOOR + _REST >> 20} MiB of memory, and {limit >> 20} are allowed here"
-    return why, "in a job of Slurm give it more: --mem"
+    return why, "in a Slurm job, ask for more --mem"
 
 
 def share(left: int, processors: int) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class Foreign(OSError):
     """A path of the container that leads to what is mounted from the host, where nothing is read or made."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(errno.EXDEV, f"it leads to what is mounted from {os.uname().nodename}", path)
+        super().__init__(errno.EXDEV, f"it leads into a mount of {os.uname().nodename}", path)
 
 
 def is_own(root: int, fd: int) -> bool:
@@ -235,7 +235,7 @@ def copy(root: int, source: str, target: str) -> None:
                 path, state = f"{place}/{name}", os.stat(name, dir_fd=directory, follow_symlinks=False)
                 number += 1
                 if number > _MOST or path.count("/") > _MAXSYMLINKS or state.st_size > room:
-                    raise OSError(errno.EFBIG, "it is too large to be copied", source)
+                    raise OSError(errno.EFBIG, "it is too large to copy", source)
                 if stat.S_ISDIR(state.st_mode):
                     os.close(make_directory(root, target + path, state.st_mode & 0o777 | 0o700))
                     pending.append(path)
@@ -260,7 +260,7 @@ def foreign_group(error: BaseException) -> str:
     """The way out where ``error`` means a group that the container's user namespace has not, which has one; else ""."""
     if not isinstance(error, OSError) or error.errno != errno.EOVERFLOW:
         return ""
-    way_out = "newgrp to that, or give each group its own: $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
+    way_out = "run newgrp GROUP, or use $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
     return f"the files of the image or container are of another group than this process: {way_out}"
 
 

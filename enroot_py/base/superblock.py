@@ -25,7 +25,7 @@ def fault(fd: int, offset: int = 0) -> tuple[str, str]:
     except BlockingIOError:  # a FIFO whose writer writes nothing
         block, size = b"", 0
     if block[:4] != _MAGIC:
-        return "is no squashfs file", "penroot import makes one of an image, mksquashfs one of a directory"
+        return "is no squashfs file", "make one with penroot import or mksquashfs"
     again = "import or copy it again"
     if len(block) < SIZE:
         return f"is truncated: {size} bytes", again

@@ -135,12 +135,12 @@ def _look(path: str, state: os.stat_result, strict: bool) -> bool:
     everybody = bool(state.st_mode & _EVERYBODY)
     if everybody:
         if not state.st_mode & stat.S_ISVTX:
-            why = f"lies in {path or '/'}, where others can swap it (mode {state.st_mode & 0o7777:o}, not sticky)"
+            why = f"lies in {path or '/'}, where others can replace it (mode {state.st_mode & 0o7777:o}, not sticky)"
             raise PermissionError(errno.EPERM, why, path)
         if state.st_uid not in (os.geteuid(), 0) and state.st_uid != _root():
             raise PermissionError(errno.EPERM, f"lies in {path}, where uid {state.st_uid} can swap it", path)
     elif strict and state.st_mode & _GROUP and not state.st_mode & stat.S_ISVTX and not _is_own_group(state):
-        raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where a group can swap it", path)
+        raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where a group can replace it", path)
     if strict and state.st_uid not in (os.geteuid(), 0) and state.st_uid != _root():
         raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where uid {state.st_uid} can swap it", path)
     return everybody

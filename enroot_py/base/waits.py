@@ -19,7 +19,7 @@ from enroot_py.base.fds import Fd
 
 NOTICE_AFTER_S = 2.0
 STALLED_AFTER_S = 600.0
-HINT = "let that process go on (kill -CONT PID, scontrol resume JOB), or end it: kill -KILL PID, scancel JOB"
+HINT = "resume that process (kill -CONT PID, scontrol resume JOB), or end it: kill -KILL PID, scancel JOB"
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LOOK_S = 0.5
 _MAX_GAP_S = 2.0  # between looks: while this process is stopped, so may be the holder

@@ -47,12 +47,12 @@ class Node:
 
 def parse(path: str, data: bytes) -> Node:
     """Return the value in a file. Raises ConfigError."""
-    hint = "it is to be JSON, which has no comments"
+    hint = "write JSON, without comments"
     try:
         return Node(json.loads(data.decode(), object_pairs_hook=_object), path)
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
-        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8, which JSON is") from e
+        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8") from e
     except json.JSONDecodeError as e:
         raise ConfigError(f"{path}:{e.lineno}: {e.msg}", hint=hint) from None
     except (ValueError, RecursionError) as e:

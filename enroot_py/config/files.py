@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 16 << 20  # bytes
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_TEXT = "it is to be a file of text"
+_TEXT = "use a text file"
 _PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _OURS = LIBRARY + "/"
 
@@ -154,8 +154,8 @@ def check(directory: str) -> None:
     except PermissionError as e:
         if e.errno != errno.EPERM or e.filename == directory and _is_installers(directory):
             return
-        hint = "only you and root may own it and write to it"
-        raise ConfigError(f"{directory} {e.strerror}: what it says is not believed", hint=hint) from e
+        hint = "only you or root may own it and have write access: chown, chmod go-w"
+        raise ConfigError(f"{directory} {e.strerror}: the file is not trusted", hint=hint) from e
     except OSError:
         return  # it has gone
 
@@ -176,7 +176,7 @@ def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None
 
 
 def _unreadable(path: str, error: OSError) -> ConfigError:
-    hint = "it would change what is done: let it be read, or move it away"
+    hint = "make the file readable, or move it away"
     return ConfigError(f"cannot read {path}: {error.strerror}", hint=hint)
 
 

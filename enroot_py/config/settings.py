@@ -69,7 +69,7 @@ class Settings(Table):
         """A copy with devices added. Raises ConfigError without the feature that gives devices."""
         devices = tuple(more)
         if devices and "ENROOT_DEVICES" not in all_settings():
-            raise ConfigError(f"{origin}: this penroot gives no devices", hint="it was installed without that feature")
+            raise ConfigError(f"{origin}: this penroot gives no devices", hint="this installation lacks that feature")
         known, _ = self._values.get("devices", ("", ""))
         return self.replace(origin, devices=",".join(filter(None, (known, *devices)))) if devices else self
 

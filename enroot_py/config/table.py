@@ -305,7 +305,7 @@ def all_settings() -> dict[str, Setting]:
 
 # Settings of enroot that penroot does not need. They are no error: sites' files have them.
 UNUSED = {
-    "ENROOT_GZIP_PROGRAM": "layers are decompressed by penroot itself",
+    "ENROOT_GZIP_PROGRAM": "penroot decompresses layers itself",
     "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
 }
 # Variables that no file sets.

@@ -82,5 +82,5 @@ def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.N
 
 def _scalar(path: str, node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag == "tag:yaml.org,2002:null":
-        raise ConfigError(f"{path}:{node.start_mark.line + 1}: this is not one value", hint="write KEY: VALUE")
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: not a single value", hint="write KEY: VALUE")
     return str(node.value)

@@ -68,7 +68,7 @@ class _File:
             is_damaged = server.ended or isinstance(e, OSError)
             if not is_damaged or os.sysconf("SC_OPEN_MAX") < squashfuse.FILES:
                 raise
-            hint = "make it or copy it again"
+            hint = "recreate it or copy it again"
             raise MountError(f"{self._path} is damaged: squashfuse cannot read its root directory", hint=hint) from e
 
 
@@ -78,7 +78,7 @@ def open_file(path: str) -> Fd:
         with Fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as there:
             kind = os.fstat(there).st_mode
             if stat.S_ISDIR(kind):
-                hint = f"a directory is mounted without {mounting.SQUASHFS}; mksquashfs makes a file of it"
+                hint = f"a directory is mounted without {mounting.SQUASHFS}; convert it with mksquashfs"
                 raise MountError(f"{path} is a directory, not a squashfs file", hint=hint)
             if not stat.S_ISREG(kind):
                 raise MountError(f"{path} {trusted.IRREGULAR}", hint=f"{mounting.SQUASHFS} mounts squashfs files")
@@ -89,5 +89,5 @@ def open_file(path: str) -> Fd:
                 return file.keep()
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
-        hint = f"it must exist on the node {os.uname().nodename}" if missing else "give a file that you may read"
+        hint = f"it must exist on the node {os.uname().nodename}" if missing else "use a file that you can read"
         raise MountError(f"cannot mount {path}: {e.strerror}", hint=hint) from e

@@ -362,7 +362,7 @@ def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Moun
         os.close(paths.make_directory(root, image.workdir, named=named))
     except OSError as e:
         message = f"cannot make the image's working directory {image.workdir}: {e.strerror}"
-        raise ContainerError(message, hint="make it yourself where it belongs to the host; or: --rc SCRIPT") from e
+        raise ContainerError(message, hint="use --rc SCRIPT") from e
 
 
 def log_in(start: Start, context: hooks.Context, umask: int) -> int:

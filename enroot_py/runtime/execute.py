@@ -171,11 +171,11 @@ def candidates(name: str, search: str) -> list[str]:
 
 def _advice(path: str, error: int | None) -> str:
     if error == errno.ENOEXEC:
-        return f"file(1) shows what it is; the programs of this node are for {os.uname().machine}"
+        return f"check it with file(1); programs of this node are for {os.uname().machine}"
     if error not in (errno.ENOENT, errno.ENOTDIR):
         return ""
     if os.path.exists(path):
         return "the file exists: its interpreter (#! line or ELF loader) does not, or it is for another architecture"
     if path.startswith("-"):
-        return "what comes behind the container is its command: options go before it"
+        return "put options before the container: words after it are its command"
     return "the command is looked up inside the container"

@@ -78,7 +78,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
         except TimeoutError as e:
             failure = str(e)
         if failure:
-            hint = "see whether it mounts these directories: " + ":".join(lowerdirs)
+            hint = "try to mount these directories by hand: " + ":".join(lowerdirs)
             raise ContainerError(f"{program} {failure}", hint=hint)
         hostfiles.note_start(hostfiles.lifelines.get(hostfiles.ROOT, -1))
         return mount.keep()

@@ -87,7 +87,7 @@ def _broken(script: str, name: str) -> str:
     """What is wrong with the interpreter of a script or program; "" if it can run."""
     if name.endswith("\r") and _error(name) in _MISSING:
         return (
-            f"its first line ends in CR LF, so that its interpreter is '{name[:-1]}\\r': convert it: "
+            f"the first line ends in CR LF, so the interpreter is '{name[:-1]}\\r': convert it: "
             f"sed -i 's/\\r$//' {_quoted(script)}"
         )
     what = f"its interpreter {name}"
@@ -121,7 +121,7 @@ def _missing(what: str, name: str, *, named: bool = False) -> str:
     if error == errno.EACCES and not named:
         return f"{what} cannot be reached: {os.strerror(error)}"
     if error == errno.ELOOP:
-        return f"{what} is a link that leads back to itself"
+        return f"{what} is a link to itself"
     if error not in _MISSING:
         return ""
     target, parent, links = _follow(name)

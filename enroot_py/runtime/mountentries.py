@@ -80,7 +80,7 @@ class MountEntry:
             if source.startswith("~"):
                 hint = "no shell has replaced the ~: write $HOME"
             elif source.endswith((".sqsh", ".squashfs")):
-                hint += f"; {source}:{target}:{SQUASHFS} mounts what a squashfs file holds"
+                hint += f"; {source}:{target}:{SQUASHFS} mounts the content of a squashfs file"
             raise ValueError(f"the source {source!r} is neither a path nor tmpfs nor umount", hint)
         if target.startswith(".."):
             why = f"the target {target!r} leads out of the container: Invalid cross-device link"

@@ -50,7 +50,7 @@ def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
         return f"the container has no {mount.target}"
     fstype = "" if mount.fstype == "none" else mount.fstype
     whole = _spelled(mount, mount.target, ("x-create=auto", *mount.options), fstype)
-    return f"the container has no {mount.target}: x-create=auto makes it: {whole}"
+    return f"the container has no {mount.target}; create it with x-create=auto: {whole}"
 
 
 def _fix_type(mount: Mount) -> str:

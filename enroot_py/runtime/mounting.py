@@ -49,7 +49,7 @@ _OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto 
 BIND = ("rbind", "x-create=auto")  # the options of SOURCE:TARGET
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
 SEPARATORS = "a space in a path is \\040, a colon \\072"
-TRUSTED = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
+TRUSTED = "if you trust the image, set ENROOT_IMAGE_FSTAB=host or use --mount"
 
 # Where a squashfs file is mounted meanwhile, by its path; set by who serves it.
 served: dict[str, Callable[[], str]] = {}
@@ -228,8 +228,8 @@ class Mount:
     def _place_of_file(self) -> str:
         """Raises MountError, and what who serves the file raises."""
         if self.source not in served:  # a container has left the namespaces in which a server can be started
-            hint = "it is to be known before the container is made: mounts.d, --mount or --container-mounts say it"
-            raise MountError(f"cannot mount {self.source} on {self.target}: it is too late to serve it", hint=hint)
+            hint = "declare it with --mount, --container-mounts or in mounts.d; it cannot be added later"
+            raise MountError(f"cannot mount {self.source} on {self.target}: the container exists already", hint=hint)
         return served[self.source]()
 
     def _open_tree(self, directory: int, path: str, empty: int) -> Fd:

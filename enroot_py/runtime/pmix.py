@@ -61,7 +61,7 @@ def _without_munge(environ: Mapping[str, str]) -> str:
     offered = environ.get("PMIX_SECURITY_MODE", "")
     if "munge" not in offered.split(","):
         return f"it offers no MUNGE here (PMIX_SECURITY_MODE={offered}): the nodes need a PMIx built with MUNGE"
-    return "" if os.path.isdir(MUNGE) else f"there is no {MUNGE} on this node: munged must run there"
+    return "" if os.path.isdir(MUNGE) else f"there is no {MUNGE} on this node: start munged"
 
 
 def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
         return {"PMIX_SECURITY_MODE": ",".join(modes)} if modes[0] else {}
     left = [mode for mode in modes if mode != "munge"]
     if (remap_root or not left) and libraries.have(*_OPEN_MPI):
-        why = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx takes nothing but MUNGE here"
+        why = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx accepts only MUNGE here"
         hint = "install libmunge (Debian: libmunge2) and a PMIx with MUNGE in the image"
         if remap_root:
             hint += ", or be no root inside"
@@ -177,7 +177,7 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
 def mismatch(kind: str, libraries: Libraries) -> str:
     """Why the image's MPI would not see what ``srun --mpi=kind`` offers: each task a world of its own; else empty."""
     if kind.startswith("pmix") and libraries.have(*_MPICH) and not libraries.have(*_OPEN_MPI):
-        return "the image's MPI is MPICH or its kin without PMIx, and each task would be rank 0 of 1: take --mpi=pmi2"
+        return "the image's MPI is MPICH or related, without PMIx, so each task would be rank 0 of 1: use --mpi=pmi2"
     if kind == "pmi2" and libraries.have(*_OPEN_MPI) and not libraries.have(*_MPICH):
-        return "the image's MPI is Open MPI, which finds no other rank without PMIx: take --mpi=pmix"
+        return "the image's MPI is Open MPI, whose ranks find each other only with PMIx: use --mpi=pmix"
     return ""

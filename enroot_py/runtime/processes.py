@@ -168,7 +168,8 @@ def find(target: str, settings: Settings) -> int:
     if pid:
         return pid  # join() says why that cannot be
     raise ContainerError(
-        f"no running container {target} on {os.uname().nodename}", hint="penroot list --fancy shows those that run here"
+        f"no running container {target} on {os.uname().nodename}",
+        hint="penroot list --fancy shows the running containers",
     )
 
 
@@ -204,7 +205,7 @@ def join(pid: int, settings: Settings) -> tuple[dict[str, str], set[str], bool]:
     except FileNotFoundError as e:
         raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
     except OSError as e:
-        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
+        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="check that it is your container") from e
     _check_owner(spaces, pid)
     enter(spaces, pid, new_keyring=settings.unshare_keyring)
     os.chdir(cwd if os.path.isdir(cwd) else "/")
@@ -271,7 +272,7 @@ def enter(spaces: dict[str, int], pid: int, *, new_keyring: bool) -> None:
             with Fd(namespace):
                 linux.setns(namespace, 0)
     except OSError as e:
-        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
+        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="check that it is your container") from e
 
 
 def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], settings: Settings) -> int:

@@ -71,7 +71,7 @@ class Record:
         except OSError as e:
             raise ContainerError(f"cannot lock {self._path}: {e.strerror}", hint="ENROOT_JOIN=no does without") from e
         if why:
-            hint = "see that process; ENROOT_JOIN=no gives each rank a container of its own"
+            hint = "check that process, or set ENROOT_JOIN=no for one container per rank"
             raise ContainerError(f"cannot join the other ranks: {why}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
@@ -129,7 +129,7 @@ def _await_rank(fd: int) -> str:
     """Wait for the rank that makes or joins the container. Return why the wait was given up, or ""."""
     from enroot_py.base import waits
 
-    return waits.lock(fd, "starting the container that the ranks of this node share")
+    return waits.lock(fd, "starting the shared container of this node's ranks")
 
 
 def _directory(host: Mapping[str, str]) -> str:

@@ -98,7 +98,7 @@ class Scripts:
             _, status = os.waitpid(_spawn([path], self._exported), 0)
         if status:
             code = os.waitstatus_to_exitcode(status)
-            raise HookError(f"hook {path} failed with status {code}", hint="its own messages are above")
+            raise HookError(f"hook {path} failed with status {code}", hint="see its messages above")
         self._read_environ()
 
     def finish(self) -> tuple[list[Mount], str | None]:
@@ -140,7 +140,7 @@ class Scripts:
             self._shell = 0
             if status:
                 code = os.waitstatus_to_exitcode(status)
-                error = HookError(f"{what} failed with status {code}", hint="its own messages are above")
+                error = HookError(f"{what} failed with status {code}", hint="see its messages above")
                 error.exit_code = code if code > 0 else 128 - code
                 raise error
         else:

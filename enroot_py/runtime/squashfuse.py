@@ -102,7 +102,7 @@ class Server:
             self.failure = _killed(self.image)
         elif status:
             self.ended = True
-            hint = f"it is damaged, or of a compression that squashfuse does not know: unsquashfs -s {self.image}"
+            hint = f"the file is damaged, or squashfuse lacks its compression: check with unsquashfs -s {self.image}"
             if os.sysconf("SC_OPEN_MAX") < FILES:
                 from enroot_py.base import filesystems
 
@@ -186,7 +186,7 @@ def _fault() -> int | None:
 
 def _killed(image: str) -> ImageError:
     return ImageError(
-        f"the image {image} cannot be read any more: squashfuse, which served it, was killed",
+        f"the image {image} is no longer readable: its squashfuse was killed",
         hint="out of memory? see --mem and dmesg",
     )
 

@@ -109,7 +109,7 @@ def change_alone(source: Source) -> None:
         fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)
         while not flock(fd):
             if (other := _node(fd)) not in ("", node):
-                raise _taken(name, f"a step on node {other}", f"go there, or wait for it: squeue --nodelist={other}")
+                raise _taken(name, f"a step on node {other}", f"use that node, or wait: squeue --nodelist={other}")
             refuse_changed(source)
             if flock(fd, shared=True):
                 break  # a step holds it that changes nothing
@@ -135,7 +135,7 @@ def refuse_changed(source: Source) -> None:
         return
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(process.started))
     who = f"process {process.pid} ({process.comm}) on {os.uname().nodename}, since {since},"
-    hint = f"penroot exec {process.pid} COMMAND runs in it too; a start without --rw changes nothing"
+    hint = f"penroot exec {process.pid} COMMAND to run in it too, or start without --rw"
     raise _taken(process.name, who, hint)
 
 

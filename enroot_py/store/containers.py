@@ -164,7 +164,7 @@ def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
     if os.path.isdir(image) and not is_usable(image):
         raise ContainerError(
             f"the image of {name} was damaged when this node went down: {image}",
-            hint="import it again: the container keeps its changes",
+            hint="import it again; the container keeps its changes",
         )
     try:
         directories = layout.lowerdirs(image)
@@ -201,7 +201,7 @@ def _untrusted(path: str, error: OSError) -> ContainerError:
     own = "set ENROOT_DATA_PATH to a directory of your own"
     if (error.strerror or "").startswith("can be written"):
         own = f"if nobody has: chmod go-w {path}; else {own}"
-    return ContainerError(f"{path} {error.strerror}: what it holds is not trusted", hint=own)
+    return ContainerError(f"{path} {error.strerror}: its content is not trusted", hint=own)
 
 
 def check_name(name: str) -> str:
@@ -318,7 +318,7 @@ class _New:
             self._end()
         if isinstance(error, OSError):
             taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
-            hint = "another process has made it in this moment" if taken else _way_out(error, self._path)
+            hint = "another process has just created it" if taken else _way_out(error, self._path)
             raise ContainerError(f"cannot create {self._path}: {error.strerror}", hint=hint) from error
 
     def _end(self) -> None:

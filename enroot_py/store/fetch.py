@@ -61,7 +61,7 @@ class Fetch:
             if image is None or not image.hold():
                 raise ImageError(
                     f"{self._reference}: a layer vanished from the store {store.root}, or the image is damaged there",
-                    hint="try again; penroot cache verify --repair finds what is damaged",
+                    hint="try again, or check the store: penroot cache verify --repair",
                 )
         prune.shrink(store, self._settings)
         return image
@@ -150,13 +150,13 @@ class Fetch:
         if blob.digest not in (layer.blob_digest, diff_id):
             raise ImageError(
                 f"{self._reference}: the layer {blob.digest} came with the digest {layer.blob_digest}",
-                hint="damaged on its way, or in the registry: nothing of it was kept, try again",
+                hint="damaged in transit or in the registry: nothing was kept, try again",
             )
         if layer.diff_id != diff_id:
             was = f"the layer {blob.digest} unpacks to {layer.diff_id}"
             raise ImageError(
                 f"{self._reference}: {was}, the image config says {diff_id}",
-                hint="the image is wrong or hostile: nothing of it was kept",
+                hint="the image is wrong or hostile: nothing was kept",
             )
 
     # -- blobs

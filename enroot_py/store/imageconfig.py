@@ -35,7 +35,7 @@ class ImageConfig:
         except (ValueError, RecursionError) as e:
             raise ImageError(f"{name}: the image config is not JSON: {e}") from e
         if not isinstance(document, dict) or not isinstance(document.get("config") or {}, dict):
-            raise ImageError(f"{name}: the image config is not one")
+            raise ImageError(f"{name}: the image config is malformed")
         self._document: dict[str, Any] = document
         self._config: dict[str, Any] = document.get("config") or {}
 
@@ -100,7 +100,7 @@ class ImageConfig:
                 "environment": etc.write_environment(variables).encode("utf-8", "surrogateescape"),
             }
         except ValueError as e:
-            raise ImageError(f"{self._name}: the image config holds what is no text: {e}") from e
+            raise ImageError(f"{self._name}: the image config has a value that is not text: {e}") from e
 
     def _object(self, key: str) -> Mapping[str, object]:
         value = self._config.get(key) or {}

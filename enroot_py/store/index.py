@@ -179,7 +179,7 @@ def differences(directory: str) -> Iterator[str]:
         with open(f"{directory}/{SUMS}", "rb") as f:
             before = dict(_by_path(f))
     except FileNotFoundError:
-        yield "its sums are missing: it was made by an older version"
+        yield "it has no checksums: an older version made it"
         return
     now = dict(_by_path(sums(f"{directory}/{TREE}")))
     for name in sorted(before.keys() | now.keys()):

@@ -123,7 +123,7 @@ def check_options(settings: Settings) -> list[str]:
                 f"ENROOT_SQUASH_OPTIONS: {words[at]} is not allowed",
                 hint=f"did you mean {meant}?"
                 if meant
-                else "it takes what shapes an image, as -comp and -b, and nothing that runs programs or names files",
+                else "use only options that shape an image, such as -comp and -b",
             )
         count = _WORDS[words[at]]
         if len(words) <= at + count:

@@ -71,7 +71,7 @@ def _refuse_unseen(store: Store, bounds: Bounds) -> None:
     kind = filesystems.kind(store.root)
     if kind in filesystems.NETWORK and not bounds.age and not usage.has_leases(store):
         raise ImageError(
-            f"the store {store.root} is on {kind}: other nodes may use its images, which cannot be seen from here",
+            f"the store {store.root} is on {kind}: other nodes may use its images",
             hint="give an age after which no container can run any more: --older DAYS; starts leave a sign from now on",
         )
 
@@ -181,4 +181,4 @@ def shrink(store: Store, settings: Settings) -> None:
         log.debug(str(e))
         return
     if done.images:
-        log.info(f"the store was over its limit: removed {log.many(len(done.images), 'image')}, {log.size(done.size)}")
+        log.info(f"the store exceeded its limit: removed {log.many(len(done.images), 'image')}, {log.size(done.size)}")

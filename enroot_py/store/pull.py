@@ -190,7 +190,7 @@ class Pull:
         is_another = f"{self._reference} is {here} on {os.uname().nodename}"
         return ImageError(
             f"{is_another}, but {self._pin.origin} {self._wanted.digest}: {error}",
-            hint=f"the tag has moved, and what it was is gone; {self._pin.hint}",
+            hint=f"the tag has moved, and the old image is gone; {self._pin.hint}",
         )
 
     def _check_platform(self, image: Image) -> None:

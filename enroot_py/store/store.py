@@ -202,8 +202,8 @@ class Store:
             return None
         if self._owner != os.geteuid():
             raise ImageError(
-                f"the store {self.root} belongs to uid {self._owner} and has trees of files, which only he can use",
-                hint="who fills it for others sets ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH to your own",
+                f"the store {self.root} belongs to uid {self._owner} and contains trees, which only that user can use",
+                hint="to fill it for others, set ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH elsewhere",
             )
         for lowerdir in lowerdirs:
             # A lower directory that is gone does not fail at mount time in every case: it would read as empty.

@@ -72,7 +72,7 @@ class Tar(Decompressed):
             if stored:
                 left = stored - (self.position() - before)
                 if left < 0:
-                    raise ImageError(f"{shown(entry.path)}: a sparse map that is longer than its data")
+                    raise ImageError(f"{shown(entry.path)}: the sparse map is longer than the data")
                 self.skip(left)
                 self.read(-stored % _BLOCK)  # at the very end it may be missing: umoci insert, GNU tar and Go's reader
 

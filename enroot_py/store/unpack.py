@@ -90,7 +90,7 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
         if pods.is_on_overlay(place):
             hint = f"{place} {pods.ON_OVERLAY}, and cannot hold whiteouts: {pods.volume('ENROOT_CACHE_PATH')}"
     elif path and error.errno in (errno.ENOENT, errno.ENOTDIR):
-        hint = "the layer contradicts itself: the image is damaged"
+        hint = "the image is damaged"
     raise ImageError(f"cannot store{what or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
 
 
@@ -347,7 +347,7 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
                 f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
-                hint="a layer is unpacked by itself: docker and podman refuse that image too",
+                hint="rebuild the image: docker and podman refuse it too",
             ) from None
 
     def _whiteout(self, parent: int, path: bytes, name: bytes, mtime: int) -> None:

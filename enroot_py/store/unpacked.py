@@ -96,8 +96,8 @@ class _Copy:
             os.mkdir(root, 0o755)
             unsquashfs.unpack(self._path, root, self._settings)
             if identity(self._path) != self._digest:
-                message = f"{self._path} was changed while it was unpacked"
-                raise ImageError(message, hint="try again when it is complete")
+                message = f"{self._path} changed while it was unpacked"
+                raise ImageError(message, hint="try again when the file is complete")
             index.write(build.path, (index.layer_line(self._digest, _tame(root)),))
             build.publish()
 

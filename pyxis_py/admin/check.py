@@ -39,7 +39,7 @@ def findings(given: str | None) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "scontrol cannot tell the configuration of Slurm: proctrack and private directories are not looked at",
-            "is slurmctld up, and this node one of its cluster? scontrol show config",
+            "check that slurmctld runs and knows this node: scontrol show config",
         )
     stacks = _stacks(given, slurm)
     for path, lines in stacks.items():
@@ -106,7 +106,7 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
         return
     if len(ours) > 1:
         where = ", ".join(line.origin for line in ours)
-        yield Finding("bad", f"{PLUGIN} is loaded more than once: {where}", "remove all lines but one")
+        yield Finding("bad", f"{PLUGIN} is loaded more than once: {where}", "keep only one of the lines")
     line = ours[0]
     if error := _bad_arguments(line):
         yield Finding("bad", f"{line.origin}: {error}", error.hint)
@@ -158,10 +158,10 @@ def _built(line: Line) -> Finding:
     try:
         version = prebuilt.installed()
     except PenrootError as e:
-        return Finding("bad", f"the version of Slurm is not known: {e}", "is there a slurm.conf? " + e.hint)
+        return Finding("bad", f"the version of Slurm is not known: {e}", "check slurm.conf: " + e.hint)
     has = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not has:
-        return Finding("bad", "there is no Slurm on this machine", "install it, or add it to PATH")
+        return Finding("bad", "Slurm is not installed on this machine", "install it, or add it to PATH")
     if number is None:
         return Finding("bad", f"{line.path} is not penroot's, or older", "pyxis-py install")
     if (number >> 16, number >> 8 & 0xFF) != has:
@@ -179,7 +179,7 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
         if pods.cgroups_are_read_only():  # then it is the only one that starts
             verdict = "warn"
             fix = "control groups are read-only in this pod: privileged: true, then proctrack/cgroup"
-        what = f"ProctrackType={tracking} loses the helper of a step: what it holds may outlive jobs"
+        what = f"ProctrackType={tracking} loses the helper of a step: its mounts may outlive jobs"
         yield Finding(verdict, what, fix)
     kind = slurm.get("NamespaceType") or slurm.get("JobContainerType", "")  # renamed in 25.11
     if not kind.endswith(("tmpfs", "linux")):

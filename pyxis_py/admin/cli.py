@@ -66,14 +66,17 @@ def find_slurm(given: str | None) -> str:
 
 
 def check_for_users(path: str, purpose: str) -> None:
-    """Raise ConfigError unless every user can get at ``path``: jobs run it as their users."""
+    """Raise ConfigError unless every user can read ``path``: jobs run it as their users."""
     if not os.path.exists(path):
         raise ConfigError(f"{purpose} {path} does not exist")
     at = os.path.realpath(path)
     while at != "/":
         mode = os.stat(at).st_mode
         if not mode & 0o001 and (at != os.path.realpath(path) or not mode & 0o004):
-            raise ConfigError(f"{purpose} {path}: {at} is closed to ordinary users", hint="jobs run it as their users")
+            raise ConfigError(
+                f"{purpose} {path}: {at} is closed to ordinary users",
+                hint="let every user read and enter it: jobs run it as their users",
+            )
         at = os.path.dirname(at)
 
 
@@ -84,7 +87,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
     """
     for path, purpose in ((python, "the interpreter"), (library, "the packages' directory")):
         if not os.path.isabs(path) or any(c in path for c in "\"'\\\n"):
-            raise ConfigError(f"{purpose} {path}: not an absolute path that the plugin can hold")
+            raise ConfigError(f"{purpose} {path}: not an absolute path without quotes, backslashes and line breaks")
         check_for_users(path, purpose)
     compile_plugin(output, include, f'-DPENROOT_PYTHON="{python}"', f'-DPENROOT_LIB="{library}"')
 
@@ -96,7 +99,7 @@ def compile_plugin(output: str, include: str, *flags: str) -> None:
     """
     directory = os.path.dirname(os.path.abspath(output))
     if os.path.isdir(output) or not os.path.isdir(directory):
-        raise ConfigError(f"{output} is no file that can be written", hint="name a file in a directory that there is")
+        raise ConfigError(f"{output} is not a writable file", hint="use a file in an existing directory")
     sources = source_directory()
     compiler = find(os.environ.get("CC") or "cc", package="gcc")
     with tempfile.TemporaryDirectory(prefix=".spank-", dir=directory) as work:

@@ -190,7 +190,7 @@ def unconfigure(directory: str, plugin: str) -> list[str]:
         if not any(_is_same(word, plugin) for words in present for word in words):
             continue
         if len(present) > 1 or name != "pyxis.conf":
-            raise ConfigError(f"{path} loads {plugin}", hint="it is the site's own: remove the line yourself, first")
+            raise ConfigError(f"{path} loads {plugin}", hint="first remove the line yourself: the site has written it")
         os.unlink(path)
         removed.append(path)
     return removed

@@ -90,10 +90,10 @@ def choose(library: str) -> None:
         log.info(f"the plugin is that for Slurm {release}")
     elif version:
         came = ", ".join(releases(library)) or "none"
-        log.error(f"Slurm {version} is another one than those that plugins came for: {came}")
+        log.error(f"Slurm {version} has no prebuilt plugin; there are plugins for {came}")
         log.hint(f"with gcc and slurm/spank.h: pyxis-py build --output {versions.link(library)}/{PLUGIN}")
     else:
-        log.info("there is no Slurm on this machine; the plugin is chosen when there is")
+        log.info("Slurm is not installed on this machine; the plugin is chosen when there is")
 
 
 def _take_interpreter(library: str) -> None:

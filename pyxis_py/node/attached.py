@@ -64,7 +64,7 @@ def prepare(held: Held) -> Brought | None:
             take_back(held.spaces, brought)
             raise ContainerError(
                 f"cannot mount {needed[target]} in the running container {name}: {target}: {why}",
-                hint=f"for a container of its own: --container-name={name}:no_exec",
+                hint=f"for a separate container: --container-name={name}:no_exec",
             )
         # Only a warning: a step without MPI or X needs none of it, and PMIx has other ways to some of it.
         what = "X11" if target == container.authority else "MPI"

@@ -76,7 +76,7 @@ class Container:
         if mode == "create":
             raise ContainerError(
                 f"--container-name={self.step.request.name}:create: the container exists already and is running",
-                hint="use it without :create",
+                hint="remove :create",
             )
         return mode != "no_exec"
 
@@ -128,7 +128,7 @@ class Container:
             except OSError as e:
                 missing = isinstance(e, FileNotFoundError)
                 why = "source path does not exist" if missing else f"source path: {e.strerror}"
-                hint = f"it must exist on the node {self.step.job.node}" if missing else "give a path that you may read"
+                hint = f"it must exist on the node {self.step.job.node}" if missing else "use a path that you can read"
                 raise MountError(f"{origin}: {why}: {mount.source}", hint=hint) from e
 
     def _existing(self) -> rootfs.Source | None:
@@ -139,14 +139,14 @@ class Container:
         if mode == "exec":
             raise ContainerError(
                 f"--container-name={name}:exec: the container is not running on this node",
-                hint="use it without :exec, and it is started",
+                hint="remove :exec to start it",
             )
         if self.name not in containers.names(self.step.settings):
             return None
         if mode == "create":
             raise ContainerError(
                 f"--container-name={name}:create: the container exists already",
-                hint="use it without :create, or remove it: penroot remove " + self.name,
+                hint="remove :create, or remove the container: penroot remove " + self.name,
             )
         return containers.open_container(self.name, self.step.settings)
 
@@ -156,7 +156,7 @@ class Container:
         if image is None:
             raise ContainerError(
                 f"--container-name={name}: there is no such container on this node",
-                hint=self._other_name(name or "") or "give --container-image too, and it is made",
+                hint=self._other_name(name or "") or "add --container-image to create it",
             )
         if name is None and self.step.leaves_a_directory:
             return self._create_for_steps(image)
@@ -186,11 +186,11 @@ class Container:
         """How to name what the user may mean: a container of another job, or one of `penroot create`."""
         settings = self.step.settings
         if self.name != self.step.name:
-            mine = "give --container-image too, and this node makes one of its own"
+            mine = "add --container-image to create one on this node"
             other = claims.holder(self.step.name, settings.data_path)
             return f"it is that of node {other}, where a step runs it: {mine}"
         if self.step.plugin.container_scope == "job":
-            return "names hold within one job on this cluster: give --container-image too, and it is made"
+            return "add --container-image to create it: on this cluster, names are valid within one job"
         if name not in containers.names(settings):
             return ""
         if name.startswith("pyxis_"):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.execute import Container
 
 _SCRIPT, _STARTED, _END = 7, 8, 9  # a shell takes one digit
-_HINT = f"the entrypoint must leave descriptors {_SCRIPT} to {_END} alone; or leave it out: --no-container-entrypoint"
+_HINT = f"the entrypoint must leave descriptors {_SCRIPT} to {_END} alone, or use --no-container-entrypoint"
 _SILENCE_S = 10.0  # after which the user is told what the step waits for
 _MOMENT_S = 1.0  # from closing its descriptors to its end, for a process that ends
 
@@ -95,7 +95,7 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
     while True:
         ready = dict(poll.poll(max(0.0, told_at - time.monotonic()) * 1000 if told_at else None))
         if told_at and time.monotonic() >= told_at:
-            tell("waiting for the entrypoint of the image to run its command; --no-container-entrypoint leaves it out")
+            tell("waiting for the image's entrypoint to run its command; use --no-container-entrypoint to skip it")
             told_at = None
         output.read()
         if started not in ready:
@@ -122,7 +122,7 @@ def _failure(child: int, process: int) -> CommandError:
         return CommandError(message, hint=_HINT)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return CommandError(
-        f"the entrypoint of the image ended with status {code} and did not run the command that it was given",
+        f"the entrypoint of the image ended with status {code} and did not run the given command",
         hint=_HINT,
     )
 

@@ -58,7 +58,7 @@ class Lent:
         lent = cls(*channel.receive_with_fds(peer.pid))
         peer.check()
         if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
-            raise PermissionError(errno.EPERM, "it hands over no container")
+            raise PermissionError(errno.EPERM, "it returned no container")
         return lent
 
     def close(self) -> None:
@@ -167,14 +167,14 @@ class Held:
                 raise ContainerError(
                     f"--container-unshare={kind}: the running container {request.name} is "
                     f"not in a separate {_KINDS[kind]} namespace",
-                    hint=f"leave it out, or use another container: --container-name={request.name}:no_exec",
+                    hint=f"remove the option, or use another container: --container-name={request.name}:no_exec",
                 )
         said = [mount.origin or request.origins["mounts"] for mount in request.mounts]
         for origin in dict.fromkeys(said):
             tell(f"ignoring {origin} when attaching to a running container")
         if request.remap_root not in (None, self.remap_root):
             origin = request.origins["remap_root"]
-            tell(f"ignoring {origin} when attaching to a running container: it keeps the user that it was started with")
+            tell(f"ignoring {origin} when attaching to a running container: its user does not change")
         if self.served:
             # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
             log.warn(
@@ -378,7 +378,7 @@ def _silent(step: Step, other: str, why: str) -> PenrootError:
 def _imposter(step: Step, other: str, why: str) -> PenrootError:
     return ContainerError(
         f"what answers for the running container {step.request.name} is not the helper process of step {other}: {why}",
-        hint=f"scancel {other} ends that step; or use another container",
+        hint=f"scancel {other} to end that step, or use another container",
     )
 
 

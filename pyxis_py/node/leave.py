@@ -73,7 +73,7 @@ def _leave(container: Container, failed: bool, killed: bool) -> None:
         if step.request.save and not container.save_attempted and not failed:
             late = Save(step)
             if killed:
-                hint = "it is saved when the last task ends by itself"
+                hint = "a container is saved only if its last task ends by itself"
                 raise late.error("the container is not saved: its step was killed", hint)
             late.write(container.name)
     finally:

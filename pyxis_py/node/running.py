@@ -202,7 +202,7 @@ class RunningContainers:
             except _ElsewhereError:
                 raise PenrootError(
                     f"the container {name} runs in step {step}, whose job has namespaces of its own",
-                    hint="with NamespaceType=namespace/linux the steps of one job share it: take another name",
+                    hint="use another name: with NamespaceType=namespace/linux, jobs share no container",
                 ) from None
             except OSError as e:
                 raise PenrootError(

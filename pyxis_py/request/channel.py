@@ -149,9 +149,7 @@ def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
                 if stopped < _LOOKS:
                     continue
                 os.kill(child, 9)
-                raise PenrootError(
-                    "the process that enters the container was stopped", hint="do not stop it: run it again"
-                )
+                raise PenrootError("the process that enters the container was stopped", hint="run the command again")
             if socket not in ready:
                 raise EOFError
             pairs, fds = channel.receive_with_fds()

@@ -102,7 +102,7 @@ def image_text(text: str) -> str:
     elif len(text.encode(errors="surrogateescape")) >= PATH_MAX:
         raise ValueError(f"is longer than {PATH_MAX - 1} bytes")
     elif any(c.isspace() or not c.isprintable() for c in text):
-        raise ValueError("has characters that no image reference has")
+        raise ValueError("has characters that are invalid in an image reference")
     return text
 
 
@@ -127,7 +127,7 @@ def _save(text: str) -> str:
     if _is_directory_name(text):
         raise ValueError("is a directory", "give the file to write, for example ./saved.sqsh")
     if text == "-":
-        raise ValueError("is no file", "a step's stdout is that of its tasks: give a file, for example ./saved.sqsh")
+        raise ValueError("is no file", "use a file, for example ./saved.sqsh: stdout belongs to the tasks")
     return _path(text)
 
 
@@ -361,7 +361,7 @@ def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
     if said:
         raise UsageError(
             f"--{said[0][0]}: container options of {command} are switched off on this cluster",
-            hint="give them to srun, inside the job",
+            hint="use them with srun, inside the job",
         )
 
 
@@ -406,9 +406,7 @@ def parse(
     more = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
     request = Request(**values, file=file, origins=origins, of_features=more)
     if file and option_of_file and not request.wants_container:
-        message = (
-            f"{origins[option_of_file.sets]}={file.name}: neither the file nor those that it is based on say an image"
-        )
+        message = f"{origins[option_of_file.sets]}={file.name}: neither the file nor its bases name an image"
         raise UsageError(message, hint='add image = "ubuntu:24.04" to it, or give --container-image')
     return request
 
@@ -440,7 +438,10 @@ def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tupl
         if entry and (job is not None or not file.waits(text)):
             values[option.sets] = option.from_file(entry, text), entry.where
         elif entry and option.sets == "image":
-            raise UsageError(f"{entry.where}: only the job knows {text}", hint="which image that is, is asked before")
+            raise UsageError(
+                f"{entry.where}: only the job knows {text}",
+                hint="use a variable of the submitter: the image must be known before",
+            )
     for option in all_options():
         if option.annotated and (said := file.annotation(f"com.pyxis.{option.sets}")):
             values[option.sets] = said
@@ -474,7 +475,7 @@ def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origi
         return
     if before == origin:
         hint = (
-            f"Slurm passes only the last one on: give it once, as {origin}={option.arginfo}; "
+            f"give it once (Slurm passes on only the last one), as {origin}={option.arginfo}; "
             "components of a heterogeneous job: an srun each, with --het-group; "
             "what salloc was given holds for each srun in it"
         )

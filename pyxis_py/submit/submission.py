@@ -191,13 +191,13 @@ def _check_words(job: Job) -> None:
     words = _words(job)
     if job.context == "srun" and _is_given("--wait-|for-children", words):
         raise UsageError(
-            "--wait-for-children: srun would wait for the process that holds the container, which waits for srun",
+            "--wait-for-children: srun would wait for the process that holds the container, and that process for srun",
             hint="let a shell wait for the children: sh -c 'program; wait'",
         )
     if job.context == "salloc" and _is_given("--no-s|hell", words):
         raise UsageError(
             "--no-shell: steps get the container options of salloc by the environment of a command, and there is none",
-            hint="give them to each srun --jobid",
+            hint="use the options with each srun --jobid",
         )
 
 

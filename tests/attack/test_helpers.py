@@ -192,7 +192,7 @@ def test_no_link_leads_a_batch_script_to_a_cover(lab: Lab, cover: None) -> None:
     said = lab.run("cat out; rm -f out").stdout
     assert done.returncode != 0
     assert "cannot mount the batch script in the running container one: " in said
-    assert "it leads to what is mounted from n1" in said
+    assert "it leads into a mount of n1" in said
     out, err = end(first)
     assert out == "1\n", err
     assert lab.run("ls cover").stdout == "file\n"

@@ -228,7 +228,7 @@ def test_nothing_is_written_in_dev_shm_through_a_link(
     account.own(rootfs)
     done = account.run("sh", "-c", "penroot start box true; true", env={"ENROOT_LOGIN_SHELL": "yes"})
     assert os.listdir(shared) == [], done.stderr
-    assert f"it leads to what is mounted from {os.uname().nodename}" in done.stderr or name == "var/log"
+    assert f"it leads into a mount of {os.uname().nodename}" in done.stderr or name == "var/log"
     assert "Traceback" not in done.stderr
 
 
@@ -253,7 +253,7 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
     done = user.penroot("start", *options, "box", "true", status=int(how != "rc"), env=environ)
     assert os.listdir(shared) == []
     assert "Traceback" not in done.stderr
-    assert how in ("home", "rc") or f"it leads to what is mounted from {os.uname().nodename}" in done.stderr
+    assert how in ("home", "rc") or f"it leads into a mount of {os.uname().nodename}" in done.stderr
 
 
 @pytest.mark.security("I3")

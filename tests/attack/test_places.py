@@ -54,7 +54,7 @@ def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: s
         data.chmod(0o775)
     said = user.penroot("start", "w", "echo", status=1, env={"ENROOT_DATA_PATH": str(data)})
     assert "BOB" not in said.stdout + said.stderr
-    assert f"uid {BOB}" in said.stderr or "others can swap" in said.stderr or "written by others" in said.stderr
+    assert f"uid {BOB}" in said.stderr or "others can replace" in said.stderr or "written by others" in said.stderr
 
 
 @pytest.mark.security("U1")
@@ -104,7 +104,7 @@ def test_settings_and_hooks_of_another_user(
         (place if how == "everybody's" else hook.parent).chmod(0o777)
     variable = {"config": "ENROOT_CONFIG_PATH", "sysconf": "ENROOT_SYSCONF_PATH"}[which]
     said = user.penroot("start", "box", "true", status=1, env={variable: str(place)}).stderr
-    assert "not believed" in said and str(place) in said
+    assert "not trusted" in said and str(place) in said
     assert not (user.home / "ran").exists()
 
 

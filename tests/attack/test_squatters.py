@@ -210,7 +210,7 @@ def swap_file(place: str, stop: object) -> None:
                 os.rename(f"{place}/new", f"{place}/it.toml")
 
 
-@pytest.mark.parity("a file or directory that others write to is not believed")
+@pytest.mark.parity("a file or directory that others can write to is not trusted")
 @pytest.mark.security("H5")
 @pytest.mark.parametrize("way", ["path", "name", "base"])
 def test_environment_file_of_another_user_is_refused(user: User, scratch: pathlib.Path, way: str) -> None:
@@ -223,7 +223,7 @@ def test_environment_file_of_another_user_is_refused(user: User, scratch: pathli
     asked = {"path": "./it.toml", "name": "it.toml", "base": str(own)}[way]
     for verb in (("start", f"--environment={asked}", "true"), ("env", "render", asked)):
         done = user.penroot(*verb, cwd=scratch, status=1)
-        assert f"it.toml: belongs to uid {BOB}, not to uid {UID} or root: what it says is not believed" in done.stderr
+        assert f"it.toml: belongs to uid {BOB}, not to uid {UID} or root: the file is not trusted" in done.stderr
         assert "squatted" not in done.stdout
 
 
@@ -245,7 +245,7 @@ def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathli
         for _ in range(20):
             done = user.run("sh", "-c", f"{PREFIX}/bin/penroot env render {place}/it.toml || true")
             assert "theirs" not in done.stdout, done.stdout
-            assert "mine.sqsh" in done.stdout or "is not believed" in done.stderr, done.stderr
+            assert "mine.sqsh" in done.stdout or "is not trusted" in done.stderr, done.stderr
     finally:
         stop.set()
         process.join()

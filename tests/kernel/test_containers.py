@@ -184,7 +184,7 @@ def test_an_image_goes_to_stdout_but_to_no_terminal(user: User, rootfs: pathlib.
     shown = user.run("script", "-qec", "penroot export -o - box", "/dev/null", status=1).stdout
     assert "redirect stdout, or name the file: --output FILE" in shown
     assert "hsqs" not in shown
-    assert "name it: --output FILE" in user.penroot("bundle", "-o", "-", "piped.sqsh", status=1).stderr
+    assert "use --output FILE" in user.penroot("bundle", "-o", "-", "piped.sqsh", status=1).stderr
     assert not (user.home / "-").exists()
 
 

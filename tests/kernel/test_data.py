@@ -166,7 +166,7 @@ def test_a_file_named_by_a_directory_says_both_ways(user: User, rootfs: pathlib.
 def test_a_configuration_script_comes_too_late(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     script = user.write("conf", f"mounts() {{ echo {data} /data sqsh; }}\n")
     said = user.penroot("start", "--conf", str(script), "box", "true", status=1).stderr
-    assert f"cannot mount {data} on /data: it is too late to serve it" in said
+    assert f"cannot mount {data} on /data: the container exists already" in said
     assert f"mounts.d, --mount or --container-mounts say it; asked for by mounts() of {script}:1" in said
 
 

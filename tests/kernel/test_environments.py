@@ -192,7 +192,7 @@ def test_validate(files: Files) -> None:
     assert done.stdout == good and "bad.toml:2: unknown key 'volumes'" in done.stderr
 
 
-@pytest.mark.parity("a file or directory that others write to is not believed")
+@pytest.mark.parity("a file or directory that others can write to is not trusted")
 @pytest.mark.security("H5")
 def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None:
     place = files.user.home / "open"
@@ -202,13 +202,13 @@ def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None
     environ = {"EDF_PATH": str(place)}
     assert files.user.start("--environment=it", "true", env=environ) == ""
     place.chmod(0o1777)
-    assert "can be written by everybody" in files.refused("--environment=it", "true", env=environ)
+    assert "is world-writable" in files.refused("--environment=it", "true", env=environ)
     named = f"--environment={place}/it.toml"
     assert files.user.start(named, "true") == ""
     if os.geteuid() == 0:
         os.chown(place / "it.toml", 4711, 4711)
         said = files.refused(named, "true")
-        assert f"{place}/it.toml: belongs to uid 4711" in said and "what it says is not believed" in said
+        assert f"{place}/it.toml: belongs to uid 4711" in said and "not trusted" in said
         files.user.own(place)
     place.chmod(0o755)
     (place / "it.toml").chmod(0o666)

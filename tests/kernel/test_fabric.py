@@ -246,7 +246,7 @@ def test_preflight_of_an_image(user: User, info: pathlib.Path) -> None:
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     assert f"libfabric  {library}" in user.penroot("fabric").stdout
     unasked = user.penroot("fabric", "box").stdout
-    assert "libfabric  none: programs that are built for it do not start" in unasked
+    assert "libfabric  none: programs built for it do not start" in unasked
     assert " would fit: ENROOT_FABRIC=libfabric, or com.hooks.cxi.enabled" in unasked
     asked = user.penroot("fabric", "box", env=REAL).stdout
     assert (
@@ -275,7 +275,7 @@ def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
     """By what the image's MPI goes, and which plugin its NCCL would load, by itself or by a variable of the image."""
     require_nodes()
     become(user, efa(user.home / "efa"))
-    assert "mpi        none where the loader looks" in user.penroot("fabric", "box").stdout
+    assert "mpi        none in the loader's directories" in user.penroot("fabric", "box").stdout
     mpi = build(box, f"{LIB}/libmpi.so.40.30.4", soname="libmpi.so.40")
     assert f"mpi        {mpi} can go by neither libfabric nor UCX" in user.penroot("fabric", "box").stdout
     (box / LIB[1:] / "openmpi/lib/openmpi3").mkdir(parents=True)
@@ -298,7 +298,7 @@ def test_preflight_fails_where_the_start_would(user: User, box: pathlib.Path) ->
     become(user, slingshot(user.home / "cray"))
     done = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx"}, status=1)
     assert "ENROOT_FABRIC, environment asks for the host's: an error: " in done.stdout
-    assert "[ERROR] the start of box asks for what does not fit" in done.stderr
+    assert "[ERROR] the start of box requests libraries that do not fit" in done.stderr
     assert (
         "a warning: "
         in user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx", "ENROOT_FABRIC_UNFIT": "warn"}).stdout

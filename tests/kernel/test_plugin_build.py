@@ -938,7 +938,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: pathlib.Path, capsys: 
 @pytest.mark.parametrize("output", ["none/x.so", "."])
 def test_a_place_where_no_plugin_can_be_is_named(tmp_path: pathlib.Path, output: str) -> None:
     path = f"{tmp_path}/{output}"
-    with pytest.raises(ConfigError, match=f"^{path} is no file that can be written"):
+    with pytest.raises(ConfigError, match=f"^{path} is not a writable file"):
         cli.build(path, python="/usr/bin/env", library="/usr/lib", include="/usr/include")
 
 

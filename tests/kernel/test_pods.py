@@ -184,7 +184,7 @@ def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
     os.chown(user.home, 0, 0)
     user.home.chmod(0o777)
     prefix = pod(volumes=(user.home,))
-    why = f"lies in {user.home}, where others can swap it (mode 777, not sticky)"
+    why = f"lies in {user.home}, where others can replace it (mode 777, not sticky)"
     assert why in user.penroot("start", "box", "true", prefix=prefix, status=1).stderr
     told = user.penroot("doctor", prefix=prefix, status=1).stdout
     assert f"bad  containers are in {user.data}, which {why}\n     fix: chmod 1777" in told

@@ -205,14 +205,14 @@ def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
     uri = f"docker://{registry.host}/test/bundled:1"
     digest_only = {"type": "digestOnly"}
     write(user, wanted(key, identity=digest_only))
-    assert "no signature of an image" in user.penroot("start", uri, "true", status=1).stderr
+    assert "not an image signature" in user.penroot("start", uri, "true", status=1).stderr
     push_bundles(registry.pusher, "test/bundled", digest, [attested, bundle(OTHER, statement(digest))])
-    assert "no signature of an image" in user.penroot("start", uri, "true", status=1).stderr
+    assert "not an image signature" in user.penroot("start", uri, "true", status=1).stderr
     good = bundle(SIGNER, statement(digest))
     push_bundles(registry.pusher, "test/bundled", digest, [attested, bundle(OTHER, statement(digest)), good])
     write(user, wanted(key))
     said = user.penroot("start", uri, "true", status=1).stderr
-    assert "its signature names no image, as those of cosign 3: signedIdentity digestOnly takes it" in said
+    assert "the signature names no image, as with cosign 3: use signedIdentity digestOnly" in said
     write(user, wanted(key, identity=digest_only))
     assert user.start(uri, "cat", "/number") == "6"
     shown = json.loads(user.penroot("inspect", "--signatures", uri).stdout)
@@ -247,7 +247,7 @@ def test_files_and_directories_have_no_signature(user: User, registry: Server, k
     write(user, wanted(key))
     for target in ("./box.sqsh", "./made.sqsh", "plain", "box"):
         said = user.penroot("start", target, "true", status=1).stderr
-        assert "has no signature, which is wanted by" in said and "[HINT] start the image of the registry" in said
+        assert "lacks the required signature by" in said and "[HINT] start the image of the registry" in said
     assert "has no signature" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
     (user.home / "link.sqsh").symlink_to("box.sqsh")
     write(user, REJECT, squashfs={str(image): ACCEPT}, dir={str(user.data): ACCEPT})

@@ -117,7 +117,7 @@ def started_under_strace(user: User, signal: str, *words: str, **env: str) -> st
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_squashfuse_killed_as_it_starts(user: User, image: pathlib.Path, signal: str, options: tuple[str, ...]) -> None:
     lines = started_under_strace(user, signal, *options, str(image), "true").splitlines()
-    what = "which served it, was killed" if signal == "KILL" else "squashfuse is stopped"
+    what = "its squashfuse was killed" if signal == "KILL" else "squashfuse is stopped"
     assert len(lines) == 2 and lines[0].startswith("[ERROR]") and what in lines[0] and lines[1].startswith("[HINT]")
     assert user.start(*options, str(image), "echo", "up") == "up\n"
 
@@ -142,7 +142,7 @@ def killed_while_running(user: User, server: str, *words: str, **env: str) -> tu
     subprocess.run(["pkill", "-KILL", "-u", str(user.uid), server], check=True)
     line = "" if "--pid" in words else run.stderr.readline()  # by a process beside the container
     _, err = run.communicate("go\n", timeout=60)
-    assert (line + err).count("which served") == 1
+    assert (line + err).count("its squashfuse") == 1
     return run.returncode, line + err
 
 
@@ -151,7 +151,7 @@ def test_start_with_pid_names_killed_squashfuse(user: User, image: pathlib.Path,
     """The process outside the PID namespace waits for the container and prints the line."""
     status, err = killed_while_running(user, "squashfuse", *options, str(image))
     assert status > 0
-    assert f"which served {image}, was killed by signal 9 while the container ran" in err
+    assert f"its squashfuse {image}, was killed by signal 9 while the container ran" in err
     assert "squashfuse" not in user.penroot("start", *options, str(image), "true").stderr
 
 
@@ -159,13 +159,13 @@ def test_start_with_pid_names_killed_squashfuse(user: User, image: pathlib.Path,
 def test_start_names_killed_squashfuse(user: User, image: pathlib.Path, options: tuple[str, ...]) -> None:
     status, err = killed_while_running(user, "squashfuse", *options, str(image))
     assert status > 0
-    assert f"[WARN] squashfuse, which served {image}, was killed while the container ran" in err
+    assert f"[WARN] its squashfuse {image}, was killed while the container ran" in err
 
 
 def test_start_names_killed_server_of_data(user: User, image: pathlib.Path) -> None:
     status, err = killed_while_running(user, "squashfuse", "--mount", f"{image}:/mnt:sqsh", "box")
     assert status == 3
-    assert f"squashfuse, which served {image}, was killed while the container ran" in err
+    assert f"its squashfuse {image}, was killed while the container ran" in err
 
 
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
@@ -173,7 +173,7 @@ def test_start_names_killed_fuse_overlayfs(user: User, image: pathlib.Path, targ
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
     status, err = killed_while_running(user, "fuse-overlayfs", target, ENROOT_NATIVE_OVERLAYFS="no")
     assert status > 0
-    assert "[WARN] fuse-overlayfs, which served the root file system, was killed while the container ran" in err
+    assert "[WARN] fuse-overlayfs, its squashfuse the root file system, was killed while the container ran" in err
 
 
 def test_server_that_ends_with_its_container_is_not_named(user: User, image: pathlib.Path) -> None:
@@ -183,7 +183,7 @@ def test_server_that_ends_with_its_container_is_not_named(user: User, image: pat
     for words in ((), ("--rw",), ("--mount", fstab), ("--mount", f"{image}:/mnt:sqsh")):
         for command in (("true",), ("sh", "-c", "sleep 0.3; kill -KILL $$")):
             done = user.penroot("start", *words, str(image), *command, status=-9 * (len(command) > 1))
-            assert "which served" not in done.stderr
+            assert "its squashfuse" not in done.stderr
 
 
 def test_exec_names_killed_squashfuse(user: User, image: pathlib.Path) -> None:
@@ -193,7 +193,7 @@ def test_exec_names_killed_squashfuse(user: User, image: pathlib.Path) -> None:
         subprocess.run(["pkill", "-KILL", "-u", str(user.uid), "squashfuse"], check=True)
         done = user.penroot("exec", str(run.pid), "/bin/ls", status=126)
         assert "cannot run /bin/ls: Transport endpoint is not connected" in done.stderr
-        assert "squashfuse, which served the image, was killed" in done.stderr
+        assert "its squashfuse the image, was killed" in done.stderr
 
 
 def test_image_starts_with_few_open_files(user: User, image: pathlib.Path) -> None:

@@ -246,7 +246,7 @@ INTERPRETERS = {
     "dangling link": ("#!{p}/link", 127, "{p}/link leads to /opt/py/bin/python, which does not exist in"),
     "covered": ("#!{p}/covered", 127, f"its interpreter {{p}}/covered {COVERED} is mounted from tmpfs[/]"),
     "mounted over": ("#!/srv/py/python", 127, "/srv/py/python does not exist in the container; /srv is mounted from"),
-    "loop": ("#!{p}/loop", 126, "its interpreter {p}/loop is a link that leads back to itself"),
+    "loop": ("#!{p}/loop", 126, "its interpreter {p}/loop is a link to itself"),
 }
 
 
@@ -279,7 +279,7 @@ def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, 
 PROGRAMS = {
     "covered": (127, f"No such file or directory: it {COVERED}"),
     "link": (127, "No such file or directory: it leads to /opt/py/bin/python, which does not exist in the container"),
-    "loop": (126, "Too many levels of symbolic links: it is a link that leads back to itself"),
+    "loop": (126, "Too many levels of symbolic links: it is a link to itself"),
     "data": (126, "Permission denied: it is not executable"),
     "pipe": (126, "Permission denied: it is not a regular file"),
     "foreign": (126, "Exec format error"),

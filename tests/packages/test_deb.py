@@ -43,14 +43,14 @@ def test_two_commands_run_mpi_and_purge_leaves_nothing(debian: Machine, packages
 def test_slurm_that_comes_goes_or_is_another(debian: Machine, packages: Path) -> None:
     debian.run("apt-get -qq purge --yes slurmctld slurmd slurm-client")
     said = install(debian, packages, "penroot", "penroot-slurm-plugin", "penroot-enroot-names")
-    assert said.count("[INFO] there is no Slurm on this machine; the plugin is chosen when there is\n") == 1
+    assert said.count("[INFO] Slurm is not installed on this machine; the plugin is chosen when there is\n") == 1
     assert debian.run("enroot version; penroot --version").stdout.splitlines()[1].endswith(", deb)")
     said = debian.run("apt-get -qq install --yes --no-install-recommends slurmd 2>&1").stdout
     assert "[INFO] the plugin is that for Slurm 24.11\n" in said
     fake = "printf '#!/bin/sh\\necho slurm 27.02.1\\n' > /usr/local/bin/slurmd; chmod 755 /usr/local/bin/slurmd"
     done = debian.run(f"{fake}; /usr/libexec/penroot/packaged plugin")
     assert done.stderr.splitlines() == [
-        "[ERROR] Slurm 27.02.1 is another one than those that plugins came for: "
+        "[ERROR] Slurm 27.02.1 has no prebuilt plugin; there are plugins for "
         "22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11, 26.05",
         "[HINT] with gcc and slurm/spank.h: pyxis-py build --output /usr/lib/penroot/spank_pyxis.so",
     ]

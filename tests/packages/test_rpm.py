@@ -94,7 +94,7 @@ def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, t
         dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)} {python}")
         before = debian.files()
         said = dnf(debian, "install ./penroot-1*.rpm ./penroot-slurm-plugin-1*.rpm")
-        assert "[INFO] there is no Slurm on this machine; the plugin is chosen when there is\n" in said
+        assert "[INFO] Slurm is not installed on this machine; the plugin is chosen when there is\n" in said
         (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # in spite of the trigger
         # Install Slurm, upgrade it, reinstall Python, install AppArmor.
         for slurm in ("24.11", "25.05"):

@@ -101,7 +101,7 @@ USES = {
     "writes the arguments": ('echo "$*" >&8; exec "$@"', "ran\n"),
     "writes no line": ('printf junk >&8; exec "$@"', "ran\n"),
     "joins the arguments": ('exec bash -lc "$*"', "ran\n"),
-    "closes": ('exec "$@" 7<&- 8>&- 9<&-', "did not run the command that it was given"),
+    "closes": ('exec "$@" 7<&- 8>&- 9<&-', "did not run the given command"),
     "redirects": ('exec 8> /tmp/log; exec "$@"', "the entrypoint of the image closed descriptor 8"),
     "locks by 9": (
         'exec 9> /tmp/lock; exec "$@"',
@@ -132,7 +132,7 @@ def test_silent_entrypoint_is_named(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, RUN, "--container-mounts=/home/alice/stuck.rc:/etc/rc", "true"])
     try:
         assert step.stderr
-        until(lambda: "waiting for the entrypoint of the image" in step.stderr.readline(), "the step says so")
+        until(lambda: "waiting for the image's entrypoint" in step.stderr.readline(), "the step says so")
     finally:
         lab.run(["scancel", "--user=alice"])
         step.communicate(timeout=60)
@@ -162,6 +162,6 @@ def test_output_of_entrypoint_is_bounded(lab: Lab) -> None:
         words = ("-w", "n1", "--mem=100", "--container-image=./loud.sqsh", RUN, "--container-entrypoint-log")
         done = lab.run(["srun", *words, *sh(script)])
         assert "first words" in done.stderr and "last words" in done.stderr
-        assert "bytes of output are left out here" in done.stderr and len(done.stderr) < 20_000_000
+        assert "bytes of output are omitted here" in done.stderr and len(done.stderr) < 20_000_000
     finally:
         lab.run(["rm", "loud.sqsh"])

@@ -99,7 +99,7 @@ def test_a_variable_names_it(lab: Lab) -> None:
     [
         ('image = "a"\nvolumes = []\n', f"{LOGIN}/bad.toml:2: unknown key 'volumes'"),
         ('image = "a"\nmounts = ["/a:/b:rodent"]\n', f"{LOGIN}/bad.toml:2: mounts"),
-        ('workdir = "/x"\n', "--environment=bad: neither the file nor those that it is based on say an image"),
+        ('workdir = "/x"\n', "--environment=bad: neither the file nor its bases name an image"),
         ('image = "a"\nworkdir = "${NOTHING}"\n', f"{LOGIN}/bad.toml:2: workdir: the variable NOTHING is not set"),
         ('base_environment = "none"\n', f"{LOGIN}/bad.toml:1: base_environment: there is no none.toml in {LOGIN}"),
         ('image = "a\0b"\n', f"{LOGIN}/bad.toml:1: Illegal character"),

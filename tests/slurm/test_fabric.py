@@ -40,7 +40,7 @@ def test_the_annotation_brings_libfabric_to_each_node(lab: Lab) -> None:
         ["srun", "-N2", "--environment=./it.toml", *sh("/mnt/fi_info -p tcp | grep -x 'provider: tcp' | sort -u")]
     )
     assert done.stdout == "provider: tcp\n" * 2
-    assert "nothing here does what these annotations ask for" not in done.stderr
+    assert "no hook implements these annotations" not in done.stderr
     by_setting = [f"--container-image={MINIMAL}", "--container-mounts=/usr/bin/fi_info:/mnt/fi_info"]
     done = lab.run(["srun", "-N2", *by_setting, "/mnt/fi_info", "-p", "tcp"], env={"ENROOT_FABRIC": "libfabric"})
     assert "provider: tcp\n" in done.stdout

@@ -127,7 +127,7 @@ def test_output_of_bash_hook_is_bounded(lab: Lab, site: Path) -> None:
     bashhooks.write(site, {"50-flood": flood.format(1)})
     said = refused(lab, *ON_N1, "--mem=100", IMAGE, "true")
     assert "first words" in said and "last words" in said and "failed with status 1" in said
-    assert "bytes of output are left out here" in said and len(said) < 1_000_000
+    assert "bytes of output are omitted here" in said and len(said) < 1_000_000
     bashhooks.write(site, {"50-flood": flood.format(0)})
     assert srun(lab, *ON_N1, "--mem=100", IMAGE, "echo", "up") == "up\n"
 

@@ -30,7 +30,7 @@ def tools(lab: Lab) -> Iterator[None]:
     [
         ("/p/tool", "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container"),
         ("tool", "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container"),
-        ("/p/crlf", r"cannot run /p/crlf: its first line ends in CR LF, so that its interpreter is '/bin/sh\r'"),
+        ("/p/crlf", r"cannot run /p/crlf: the first line ends in CR LF, so the interpreter is '/bin/sh\r'"),
         ("/p/nested", "cannot run /p/nested: its interpreter /opt/none/sh2 does not exist in the container"),
         ("/p/closed", "cannot run /p/closed: its interpreter /p/data is not executable"),
     ],

@@ -83,5 +83,5 @@ def test_who_enters_a_container_is_told_what_serves_its_data(lab: Lab, data: str
     name = next_line(first).strip()
     done = lab.run(["srun", *ON_N1, f"--container-name={name}", "cat", "/data/file"])
     assert done.stdout == "of data\n"
-    assert f"come from a process of step {name} and are gone when that one ends" in done.stderr
+    assert f"come from a process of step {name} and disappear when that step ends" in done.stderr
     assert end(first)[0] == "of data\n"

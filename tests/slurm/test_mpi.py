@@ -88,9 +88,9 @@ def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
 @pytest.mark.parametrize(
     ("image", "kind", "said"),
     [
-        (MPICH, "pmix", "take --mpi=pmi2"),
+        (MPICH, "pmix", "use --mpi=pmi2"),
         (MPICH, "none", ""),
-        (MPI, "pmi2", "take --mpi=pmix"),
+        (MPI, "pmi2", "use --mpi=pmix"),
         (MPI, "pmix", ""),
         (IMAGE, "pmix", ""),
     ],
@@ -179,7 +179,7 @@ def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
 def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) -> None:
     said = refused(lab, MPI, "-n2", "--mpi=pmix", "--container-remap-root", "./hello")
     assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in said
-    assert "with MPI: --no-container-remap-root" in said
+    assert "use --no-container-remap-root" in said
     assert "sum 1" in srun(lab, MPI, "-n2", "--mpi=pmix", "--no-container-remap-root", "./hello")
     # One task may be no MPI program. One that is must not get as far as to be refused: its slurmstepd would stay.
     alone = lab.run(["srun", *ON_N1, MPI, "-n1", "--mpi=pmix", "--container-remap-root", "./hello"], check=False)

@@ -133,7 +133,7 @@ def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
         first = lab.popen(["srun", *ON_N1, "--container-image=./name.sqsh", *script])
         name = next_line(first).strip()
         done = lab.run(["srun", *ON_N1, f"--container-name={name}", "true"])
-        assert f"come from a process of step {name} and are gone when that one ends" in done.stderr
+        assert f"come from a process of step {name} and disappear when that step ends" in done.stderr
         end(first)
     finally:
         lab.run(["rm", "-f", "name.sqsh"])
@@ -209,7 +209,7 @@ def test_a_container_of_another_name_is_told(lab: Lab) -> None:
     assert "the container pyxis_one is --container-name=one" in refused(lab, "--container-name=pyxis_one", "true")
     lab.run(["penroot", "create", "--name", "own", "docker://registry:5000#minimal:1"], node="n1")
     assert "penroot create --name pyxis_own" in refused(lab, "--container-name=own", "true")
-    assert "give --container-image too" in refused(lab, "--container-name=nobody", "true")
+    assert "add --container-image" in refused(lab, "--container-name=nobody", "true")
 
 
 def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> None:

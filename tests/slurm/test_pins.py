@@ -245,14 +245,14 @@ def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
     with lab.unreachable("ctl", "registry"):
         lab.run("cat > job.sh", input=f"#!/bin/sh\n{SHOW}\n")
         done = lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"])
-        said = f"--container-image={tag.image} is not pinned, and each step of the job resolves it: "
+        said = f"--container-image={tag.image} cannot be looked up now; each step will look it up: "
         assert done.stderr.count(said) == 1, done.stderr
         assert output(lab, done.stdout.strip()).endswith("1\n")
         refused = lab.run(["sbatch", *words, "--container-pin=yes", "job.sh"], check=False)
         assert refused.returncode != 0 and "cannot be pinned: " in refused.stderr
         assert not lab.run(["squeue", "-h"]).stdout
         said = run_refused(lab, *words, "--container-pin=yes", "true")
-        assert "--container-pin: nobody has resolved" in said and "--container-pin=no lets each node" in said
+        assert "--container-pin: nobody has resolved" in said and "use --container-pin=no to let each node" in said
 
 
 @pytest.mark.parity("a registry that says nothing is not waited for")
@@ -271,7 +271,7 @@ def test_a_registry_that_says_nothing_is_not_waited_for(lab: Lab, tag: Tag) -> N
             done = lab.run(words)
     finally:
         over.set()
-    assert "is not pinned" in done.stderr and "does not answer within" in done.stderr, done.stderr
+    assert "cannot be looked up now" in done.stderr and "does not answer within" in done.stderr, done.stderr
     lab.run(["scancel", done.stdout.strip()])
 
 
@@ -287,7 +287,7 @@ def test_a_login_is_used_at_submit(lab: Lab, tag: Tag) -> None:
         assert output(lab, job).endswith("1\n")
         lab.run("rm .config/enroot/.credentials")
         done = lab.run(["sbatch", "--parsable", "--hold", f"--container-image={tag.image}", "job.sh"])
-        assert "is not pinned" in done.stderr
+        assert "cannot be looked up now" in done.stderr
         lab.run(["scancel", done.stdout.strip()])
         refused = lab.run(["sbatch", f"--container-image={tag.image}", "--container-pin=yes", "job.sh"], check=False)
         assert refused.returncode != 0 and "cannot be pinned" in refused.stderr
@@ -399,7 +399,7 @@ def test_a_slip_is_told_before_anything_is_queued(lab: Lab, command: str, text: 
         done = lab.run(words, check=False)
         assert done.returncode != 0 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
         if "not in" in says:
-            assert f"to add it: penroot lock {LOCK} registry:5000#minimal:1" in done.stderr
+            assert f"add it: penroot lock {LOCK} registry:5000#minimal:1" in done.stderr
         assert not lab.run(["squeue", "-h"]).stdout
     finally:
         lab.run(["rm", "-f", LOCK])

@@ -38,8 +38,8 @@ def test_step_names_killed_squashfuse(lab: Lab, image: str) -> None:
     on_node(lab, "pkill -KILL -u alice squashfuse")
     _, err = end(step)
     assert step.returncode == 3 or step.returncode > 100
-    assert "squashfuse, which served ./own.sqsh, was killed by signal 9 while the container ran" in err
-    assert err.count("which served") == 1
+    assert "squashfuse, its squashfuse ./own.sqsh, was killed by signal 9 while the container ran" in err
+    assert err.count("its squashfuse") == 1
 
 
 def test_step_says_nothing_of_squashfuse_that_ended(lab: Lab, image: str) -> None:

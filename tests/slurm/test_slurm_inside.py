@@ -206,7 +206,7 @@ def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writa
 def test_root_in_it_is_told_that_srun_fails(lab: Lab) -> None:
     done = lab.run(["srun", *ON_N1, IMAGE, "--container-slurm", "--container-remap-root", *sh("squeue -h -o %u")])
     assert done.stdout == "alice\n"
-    assert "srun and sbatch do not work for root in it" in done.stderr
+    assert "srun and sbatch do not work for root in the container" in done.stderr
 
 
 def privately(lab: Lab, change: str, command: str) -> subprocess.CompletedProcess[str]:
@@ -225,11 +225,11 @@ BAD = {
     "socket": ("mount -t tmpfs none /run/munge", "n1 has no socket /run/munge/munge.socket.2, by which auth/munge "),
     "left socket": (
         f"{LEFT} && chmod 777 /run/munge/munge.socket.2",
-        "n1: the socket /run/munge/munge.socket.2, by which auth/munge tells Slurm who somebody is: Connection refused",
+        "n1: the socket /run/munge/munge.socket.2, by which auth/munge authenticates users: Connection refused",
     ),
     "closed socket": (
         f"{LEFT} && chmod 700 /run/munge/munge.socket.2",
-        "n1: the socket /run/munge/munge.socket.2, by which auth/munge tells Slurm who somebody is: Permission denied",
+        "n1: the socket /run/munge/munge.socket.2, by which auth/munge authenticates users: Permission denied",
     ),
     "pipe": (
         "rm /etc/slurm/slurm.conf && mkfifo -m 644 /etc/slurm/slurm.conf",
@@ -260,7 +260,7 @@ def test_what_a_node_lacks_is_one_line(lab: Lab, debian: str, what: str) -> None
     assert done.returncode == 1 and done.stdout == "", done.stdout
     error, hint = done.stderr.splitlines()
     assert error.startswith(f"[ERROR] Slurm in the container: {says}"), done.stderr
-    assert re.match(r"\[HINT\] .*; without it: --no-container-slurm, or ENROOT_SLURM=no$", hint), hint
+    assert re.match(r"\[HINT\] .*; or turn it off: --no-container-slurm, or ENROOT_SLURM=no$", hint), hint
 
 
 SACK = """\

@@ -289,7 +289,7 @@ def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop
         on_node(lab, f"{limit}1:; done", user="alice")
         done = laptop.run("ssh", *shared, "echo in", check=False)
         assert (done.returncode, done.stdout) == (11, "")
-        assert done.stderr == "[ERROR] it cannot be run: Resource temporarily unavailable\n"
+        assert done.stderr == "[ERROR] cannot run it: Resource temporarily unavailable\n"
         assert laptop.run("sftp", "-b", "-", *shared, input="ls\n", check=False).returncode != 0
         on_node(lab, f"{limit}5000:; done", user="alice")
         assert laptop.ssh(*shared, "echo in") == "in\n"
@@ -394,7 +394,7 @@ def test_names(lab: Lab, laptop: Laptop) -> None:
 def test_what_is_no_running_container_is_told_in_one_line(lab: Lab, laptop: Laptop) -> None:
     assert laptop.refused("987654.cluster") == ["[ERROR] there is no job 987654", "[HINT] squeue --me shows yours"]
     assert laptop.refused("nothing.cluster") == [
-        "[ERROR] none of your jobs has the name nothing", "[HINT] none of your jobs runs: squeue --me"
+        "[ERROR] you have no running job with the name nothing", "[HINT] none of your jobs is running: squeue --me"
     ]  # fmt: skip
     with job(lab) as number:
         line, hint = laptop.refused(f"{number}.cluster")

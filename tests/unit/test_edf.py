@@ -133,12 +133,12 @@ def test_file_overrides_its_bases(home: Home) -> None:
         ("[annotations]\ncom.hooks.cxi.enabled = true", 2, "com.hooks.cxi.enabled in annotations", '"true"'),
         ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML: a key or table comes once"),
         ("[env]\nA = '1'\n[env]\nB = '2'", 3, "Cannot declare", "TOML: a key or table comes once"),
-        ('[annotations]\ncom.hooks.cxi.enabled = "1"', 2, "com.hooks.cxi.enabled=1: it is neither true", '"true"'),
+        ('[annotations]\ncom.hooks.cxi.enabled = "1"', 2, "com.hooks.cxi.enabled=1: neither true", '"true"'),
         ("env = {A = '1', A = '2'}", 1, "Duplicate inline table key", "TOML: a key or table comes once"),
         ('image = "a\0b"', 1, "Illegal character", "TOML"),
         ('workdir = "work"', 1, "workdir=work is no absolute path", 'workdir = "/work"'),
         ('devices = ["/etc/passwd"]', 1, "devices=/etc/passwd is no path in /dev", "nvidia.com/gpu=all"),
-        ('[annotations]\ncom.pyxis.slurm = "yes"', 2, "com.pyxis.slurm=yes: it is neither true nor false", '"true"'),
+        ('[annotations]\ncom.pyxis.slurm = "yes"', 2, "com.pyxis.slurm=yes: neither true nor false", '"true"'),
         ("image = 'a'\nmounts = [\n'/a'", 3, "", "TOML"),
         ("image = ubuntu", 1, "Invalid value", "in double quotes"),
         ('image = "a" "b"', 1, "Expected newline", "nothing is behind a value"),
@@ -148,7 +148,7 @@ def test_file_overrides_its_bases(home: Home) -> None:
         ('[env]\nA = "${A-B}"', 2, "A: ${A-B} is no variable", "write ${NAME}"),
         ('devices = ["${NONE}"]', 1, "devices: the variable NONE is not set", "write ${NONE:-} for nothing"),
         ('[annotations]\nx = "${NONE}"', 2, "x: the variable NONE is not set", "export it"),
-        ('[env]\nA = "a\\u0000b"', 2, "A: it holds a NUL", "take \\u0000 out"),
+        ('[env]\nA = "a\\u0000b"', 2, "A: it contains a NUL", "take \\u0000 out"),
         (b'image = "a"\n# \xff\n', 2, "this is not UTF-8", "save it as UTF-8"),
     ],
 )
@@ -193,13 +193,13 @@ def test_where_files_are_found(home: Home) -> None:
     [
         ("ubunto", {}, "there is no ubunto.toml in HOME/.edf", "did you mean ubuntu?"),
         ("here", {}, "there is no here.toml in HOME/.edf", "it may be ./here.toml"),
-        ("there", {}, "there is no there.toml in HOME/.edf", "EDF_PATH names other directories"),
+        ("there", {}, "there is no there.toml in HOME/.edf", "set EDF_PATH to other directories"),
         ("./here", {}, "there is no file HOME/here", "it may be ./here.toml"),
         ("/none.toml", {}, "there is no file /none.toml", "a name is looked for in EDF_PATH"),
-        ("loop", {}, "cannot read HOME/.edf/loop.toml: Too many levels of symbolic links", "let it be read"),
-        ("./loop", {}, "cannot read HOME/loop: No such file", "let it be read"),
-        (f"./{'long' * 100}", {}, "File name too long", "let it be read"),
-        ("./mem", {}, "cannot read HOME/mem: Input/output error", "let it be read"),
+        ("loop", {}, "cannot read HOME/.edf/loop.toml: Too many levels of symbolic links", "make the file readable"),
+        ("./loop", {}, "cannot read HOME/loop: No such file", "make the file readable"),
+        (f"./{'long' * 100}", {}, "File name too long", "make the file readable"),
+        ("./mem", {}, "cannot read HOME/mem: Input/output error", "make the file readable"),
         ("~/x.toml", {}, "no shell has replaced the ~", "write the path out"),
         ("x", {"EDF_PATH": "edf"}, "EDF_PATH: edf is not an absolute path", "EDF_PATH=$PWD/edf"),
         ("x", {"EDF_PATH": "/no:/where"}, "in /no, /where", ""),
@@ -252,7 +252,7 @@ def test_bases_end(home: Home) -> None:
     [
         (lambda file: file.chmod(0o666), "can be written by others"),
         (lambda file: file.chmod(0o606), "can be written by others"),
-        (lambda file: file.parent.chmod(0o1777), "can be written by everybody"),
+        (lambda file: file.parent.chmod(0o1777), "is world-writable"),
         (lambda file: (file.unlink(), os.mkfifo(file)), "is not a regular file"),  # nobody waits for it
         (lambda file: file.write_text("# " + 70_000 * "x"), "larger than 64 KiB"),
     ],
@@ -275,7 +275,7 @@ def test_lines_that_all_look_like_ends_are_read_in_time(home: Home) -> None:
 @pytest.mark.parametrize("text", ["annotations." + "a." * 3000 + 'x="1"', "x=" + 3000 * "[" + 3000 * "]"])
 def test_what_is_too_deep_is_told(home: Home, text: str) -> None:
     message, hint = home.refused(text)
-    assert message == "it.toml: tables or arrays are too deep in each other" and hint
+    assert message == "it.toml: tables or arrays are nested too deeply" and hint
 
 
 @pytest.mark.parity("${NAME}")

@@ -75,7 +75,7 @@ def test_a_file_may_be_asked_for_by_a_variable() -> None:
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
-        ("workdir /x", "--environment=it: neither the file nor those that it is based on", "container-image"),
+        ("workdir /x", "--environment=it: neither the file nor its bases name", "container-image"),
         ("image ", "it.toml:1: image= needs a value", "for example image="),
         ("image a b", "it.toml:1: image=a b: has characters", "for example image=ubuntu"),
         ("image a\nworkdir ~/x", "it.toml:2: workdir=~/x: no shell has replaced the ~", "write the path out"),
@@ -83,7 +83,7 @@ def test_a_file_may_be_asked_for_by_a_variable() -> None:
         ("image a\nmounts :/b", "it.toml:2: mounts: the source is empty", "for example mounts = ["),
         ("image a\nmounts /a:b", "it.toml:2: mounts: the target 'b' is not an absolute path", "/a:/PATH"),
         ("image ${NONE}", "it.toml:1: image: the variable NONE is not set", "${NONE:-}"),
-        ("image a:${SLURM_JOB_ID}", "it.toml:1: image: only the job knows a:${SLURM_JOB_ID}", "asked before"),
+        ("image a:${SLURM_JOB_ID}", "it.toml:1: image: only the job knows a:${SLURM_JOB_ID}", "must be known before"),
         ("image a\nmounts /${NONE}:/x", "it.toml:2: mounts: the variable NONE is not set", "export it"),
     ],
 )
@@ -193,4 +193,4 @@ def test_a_node_that_was_told_nothing_reads_the_file_itself(tmp_path: Path) -> N
 def test_hooks_that_are_lacking_are_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = 'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nssh.enabled = "true"'
     submission.check(with_file(tmp_path, text))
-    assert capfd.readouterr().err.count("nothing here does what these annotations ask for") == 1
+    assert capfd.readouterr().err.count("no hook implements these annotations") == 1

@@ -161,9 +161,7 @@ def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) 
     )
     [fit], edits = fits(cray, tmp_path, caller(CXI))
     path = f"{CRAY}/libfabric.so.1.27.0"
-    assert fit.reasons == [
-        f"{path} lacks FABRIC_1.10, which programs may ask for of the image's {LIB}/libfabric.so.1.99"
-    ]
+    assert fit.reasons == [f"{path} lacks FABRIC_1.10, which programs may need of the image's {LIB}/libfabric.so.1.99"]
     assert not edits.files
 
 

@@ -96,7 +96,7 @@ def test_a_squashfs_file_is_not_mounted_to_write() -> None:
 def test_a_squashfs_file_without_its_flag_says_it() -> None:
     with pytest.raises(UsageError) as caught:
         parse([("container-mounts", "d.sqsh:/d")], {})
-    assert "d.sqsh:/d:sqsh mounts what a squashfs file holds" in caught.value.hint
+    assert "d.sqsh:/d:sqsh mounts the content of a squashfs file" in caught.value.hint
 
 
 BAD = {

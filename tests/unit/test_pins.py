@@ -52,7 +52,7 @@ def test_a_lock_file_names_an_image_however_it_is_written() -> None:
     assert file.pin(remote("reg#b/c:1")) and not file.pin(remote(f"ubuntu@{B}"))
     with pytest.raises(ConfigError, match=r"/x\.lock: reg/b/c:2 is not in this lock file") as caught:
         file.pin(remote("reg#b/c:2"))
-    assert caught.value.hint == "to add it: penroot lock /x.lock reg#b/c:2"
+    assert caught.value.hint == "add it: penroot lock /x.lock reg#b/c:2"
     with pytest.raises(ConfigError, match=r"/x\.lock:6: waits:1 has no digest yet"):
         file.pin(remote("waits:1"))
 

@@ -29,7 +29,7 @@ def test_munge_is_mounted_where_it_is_offered(tmp_path: pathlib.Path, monkeypatc
     assert [path for path, _, _ in pmix.directories(MUNGE, remap_root=True)] == [str(tmp_path)]
     assert pmix.directories(MUNGE, remap_root=False) == pmix.directories(NATIVE, remap_root=True) == []
     monkeypatch.setattr(pmix, "MUNGE", f"{tmp_path}/none")
-    with pytest.raises(ConfigError, match="munged must run there"):
+    with pytest.raises(ConfigError, match="start munged"):
         pmix.check_root(MUNGE, 2)
 
 

@@ -283,7 +283,9 @@ def test_nobody_is_told_to_open_what_is_named_by_mistake(tmp_path: pathlib.Path,
     for read in (lambda: policy.load(named), lambda: policy.KeySource("P:1", named).content()):
         with pytest.raises(ConfigError) as said:
             read()
-        assert f"{named} " in str(said.value) and said.value.hint.startswith("it is to be a file")
+        assert f"{named} " in str(said.value) and said.value.hint.startswith(
+            ("make it a file of root", "use a text file")
+        )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -304,7 +306,7 @@ def test_a_policy_or_key_of_another_user_is_not_believed(tmp_path: pathlib.Path)
 def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
     """As to that of podman; one that leads nowhere is not as if there were none."""
     (tmp_path / "policy.json").symlink_to("other.json")
-    with pytest.raises(ConfigError, match="is a link that leads nowhere"):
+    with pytest.raises(ConfigError, match="is a dangling link"):
         policy.load(str(tmp_path / "policy.json"))
     put(tmp_path / "other.json", json.dumps({"default": [REJECT]}).encode())
     assert policy.load(str(tmp_path / "policy.json"))

@@ -72,7 +72,7 @@ def test_plugins(tmp_path: pathlib.Path) -> None:
         ("Include slurm.conf\n", "files include each other"),
         ("Include none.conf\n", "none.conf, which DIRECTORY/slurm.conf names: No such file"),
         ("Include /dev/zero\n", "/dev/zero, which DIRECTORY/slurm.conf names, is not a regular file"),
-        ("PlugStackConfig=/no\0ne\n", "DIRECTORY/slurm.conf names a file that no file system has"),
+        ("PlugStackConfig=/no\0ne\n", "DIRECTORY/slurm.conf has an impossible file name"),
         ("PlugStackConfig=/none/stack\n", "cannot read /none/stack, which DIRECTORY/slurm.conf names"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_directory_that_others_see_is_refused(tmp_path: pathlib.Path, mode: in
     (tmp_path / "ssh").chmod(mode)
     with pytest.raises(PenrootError, match=rf"cannot keep keys in .*/ssh: can be {what} by others") as raised:
         JobKeys(str(tmp_path), "lab", "42").make()
-    assert raised.value.hint == f"it must be yours alone: chmod 700 {tmp_path}/ssh"
+    assert raised.value.hint == f"make it private: chmod 700 {tmp_path}/ssh"
 
 
 def test_without_asyncssh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,11 +61,11 @@ class Bundle:
         squashfs.check(self.image)
         containers.admit_file(self.image, self.settings)
         if self.output == mksquashfs.STDOUT:
-            raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
+            raise ImageError("a bundle is a file to run", hint="use --output FILE")
         mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
         if not squashfuse.installed("squashfuse_ll", "squashfuse"):
-            log.warn("squashfuse is not installed here: the bundle will unpack its image for each run")
+            log.warn("squashfuse is not installed: the bundle will unpack its image for each run")
         with _readable(self.image, self.settings) as source:
             runtime = self._runtime(source)
             try:

@@ -119,7 +119,7 @@ class WorkDirectory:
                 try:
                     _remove(self._above, name)
                 except OSError as e:
-                    log.warn(f"cannot delete what a killed bundle left, {name}: {e.strerror}")
+                    log.warn(f"cannot delete leftovers of a killed bundle, {name}: {e.strerror}")
 
     def outlive(self) -> None:
         """Go on in a child. This process waits for it, removes the directory, and ends as it ends.

@@ -217,7 +217,7 @@ def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File
     """Yield the loader and the libraries of programs and extension modules. Raises PenrootError."""
     loader = interpreter(programs["python3"])
     if not loader:
-        raise PenrootError(f"{programs['python3']} has no loader: a bundle cannot carry it")
+        raise PenrootError(f"{programs['python3']} has no loader: it cannot be part of a bundle")
     name = os.path.basename(loader)
     found = {name: loader}
     environ = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_AUDIT")}

@@ -153,7 +153,7 @@ class Specifications:
         for variable in wanted.get("env") or ():
             name, equals, value = str(variable).partition("=")
             if not name or not equals:
-                raise ValueError(f"{variable!r} is no variable with its value")
+                raise ValueError(f"{variable!r} is not NAME=VALUE")
             # By this NVIDIA keeps its own hook from doing the work again.
             if (name, value) != ("NVIDIA_VISIBLE_DEVICES", "void"):
                 edits.environ[name] = value
@@ -218,7 +218,7 @@ def _parse(path: str, data: bytes) -> dict[str, Any]:
     else:
         spec = _parse_yaml(text)
     if not isinstance(spec, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("not a mapping")
     return spec
 
 
@@ -241,5 +241,5 @@ def split_name(name: str) -> tuple[str, str]:
     """``vendor.com/class=device`` in two. Raises HookError."""
     kind, equals, device = name.partition("=")
     if not equals or not device or kind.count("/") != 1:
-        raise HookError(f"{name!r} is no CDI device", hint="it is written vendor.com/class=name, as nvidia.com/gpu=0")
+        raise HookError(f"{name!r} is no CDI device", hint="write vendor.com/class=name, for example nvidia.com/gpu=0")
     return kind, device

@@ -79,9 +79,7 @@ class Environment(Frozen):
         try:
             value = true_or_false(text)
         except ValueError as e:
-            raise ConfigError(
-                f"{entry.where}={e}: it is neither true nor false", hint=f'write {name} = "true"'
-            ) from None
+            raise ConfigError(f"{entry.where}={e}: neither true nor false", hint=f'write {name} = "true"') from None
         return None if value is None else (value, entry.where)
 
     @staticmethod
@@ -158,8 +156,8 @@ def loads(text: str) -> Environment:
             raise ValueError("an entry has other fields")
         return Environment(str(said["name"]), str(said["path"]), entries, host)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-        message = f"PYXIS_EDF, what the step was told of its environment file, does not parse: {e}"
-        raise ConfigError(message, hint="unset it: srun and sbatch set it themselves") from e
+        message = f"PYXIS_EDF, the content of the step's environment file, does not parse: {e}"
+        raise ConfigError(message, hint="unset it: srun and sbatch set it") from e
 
 
 def expand(text: str, value: Callable[[str], str | None], quote: Callable[[str], str] = str) -> str:
@@ -173,11 +171,11 @@ def expand(text: str, value: Callable[[str], str | None], quote: Callable[[str],
             doubled, written = False, written[1:]
         elif after.startswith("{") and written == "$":
             inner, close, _ = after.partition("}")
-            raise ValueError(f"${inner}{close} is no variable", "write ${NAME} or ${NAME:-TEXT}; a dollar itself is $$")
+            raise ValueError(f"${inner}{close} is no variable", "write ${NAME} or ${NAME:-TEXT}; a dollar sign is $$")
         elif written.startswith("${"):
             found = value(name)
             if found is None and default is None:
-                hint = f"export it, or write ${{{name}:-}} for nothing; a dollar itself is $$"
+                hint = f"export it, or write ${{{name}:-}} for nothing; a dollar sign is $$"
                 raise ValueError(f"the variable {name} is not set", hint)
             written = found or quote(default or "")
         elif written:

@@ -33,18 +33,22 @@ _SUFFIX = ".toml"
 
 # What a key holds: a value, an array of strings, or a table of strings; how that is written; and what it means.
 KEYS: dict[str, tuple[type, str, str]] = {
-    "base_environment": (list, 'base_environment = ["common", "./mine.toml"]', "files that this one goes before"),
-    "image": (str, 'image = "ubuntu:24.04"', "the image, as --container-image of srun takes it"),
-    "mounts": (list, 'mounts = ["/data:/data:ro"]', "SRC[:DST[:FLAG+FLAG]], an entry each; those of bases too"),
+    "base_environment": (
+        list,
+        'base_environment = ["common", "./mine.toml"]',
+        "files to start from; this file overrides them",
+    ),
+    "image": (str, 'image = "ubuntu:24.04"', "the image, as for srun --container-image"),
+    "mounts": (list, 'mounts = ["/data:/data:ro"]', "SRC[:DST[:FLAG+FLAG]], one per entry, after those of the bases"),
     "workdir": (str, 'workdir = "/work"', "the working directory, if not the image's"),
     "entrypoint": (bool, "entrypoint = true", "run the entrypoint of the image; without a word, it is not run"),
-    "writable": (bool, "writable = false", "make the root filesystem writable; without a word, it is"),
-    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "names of CDI, or paths in /dev; those of bases too"),
-    "env": (dict, '[env] and below it NAME = "VALUE"', "variables; an empty one is unset"),
+    "writable": (bool, "writable = false", "make the root filesystem writable (default: true)"),
+    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "CDI names or paths in /dev, after those of the bases"),
+    "env": (dict, '[env] and below it NAME = "VALUE"', "variables; an empty value unsets one"),
     "annotations": (
         dict,
         '[annotations] and below it com.hooks.NAME.enabled = "true"',
-        "what hooks find in PENROOT_ANNOTATIONS, a line KEY=VALUE for each",
+        "annotations for hooks, which find them in PENROOT_ANNOTATIONS, one line KEY=VALUE each",
     ),
 }
 _WORDS = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
@@ -116,7 +120,7 @@ def lacking(environment: Environment) -> str:
     hooks += [slip for name, entry in environment.by_name("annotations").items() if (slip := _slip(name, entry))]
     if not hooks:
         return ""
-    return f"{environment.path}: nothing here does what these annotations ask for: {', '.join(hooks)}"
+    return f"{environment.path}: no hook implements these annotations: {', '.join(hooks)}"
 
 
 def _is_true(entry: FileEntry) -> bool:
@@ -195,11 +199,11 @@ class _Reading:
     def _nearest(name: str, places: list[str]) -> str:
         for place in places:
             if os.path.isdir(place) and not os.access(place, os.R_OK | os.X_OK):
-                return f"you may not look into {place}: is what you mean there?"
+                return f"you may not look into {place}: check the name"
         there = [file.removesuffix(_SUFFIX) for place in places for file in _listed(place) if file.endswith(_SUFFIX)]
         if meant := nearest(name.removesuffix(_SUFFIX), there):
             return f"did you mean {meant}?"
-        return "a path begins with / or ./, and EDF_PATH names other directories"
+        return "begin a path with / or ./, or set EDF_PATH to other directories"
 
     def _places(self) -> list[str]:
         """The directories in which names are looked up. Raises ConfigError."""
@@ -229,9 +233,7 @@ def _listed(place: str) -> list[str]:
 def _check_place(place: str) -> None:
     """Raises ConfigError for a directory in which everybody can put a file: it says what of the user's is mounted."""
     if os.stat(place).st_mode & stat.S_IWOTH:
-        raise ConfigError(
-            f"{place} can be written by everybody: what it says is not believed", hint=f"chmod o-w {place}"
-        )
+        raise ConfigError(f"{place} is world-writable: it is not trusted", hint=f"chmod o-w {place}")
 
 
 def _entries(path: str) -> list[FileEntry]:
@@ -239,15 +241,17 @@ def _entries(path: str) -> list[FileEntry]:
     try:
         data = files.named(path) or b""
     except OSError as e:
-        hint = "in a directory that everybody can write to it has to be your own or root's, and closed to their writing"
-        raise ConfigError(f"{path}: {e.strerror}: what it says is not believed", hint=hint) from e
+        hint = (
+            "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
+        )
+        raise ConfigError(f"{path}: {e.strerror}: the file is not trusted", hint=hint) from e
     if len(data) > _LARGEST:
         raise ConfigError(f"{path} is larger than {_LARGEST >> 10} KiB", hint="is it an environment file?")
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
-        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8, which TOML is") from e
+        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8") from e
     try:
         text, said = _parse(path, text)
         lines = _lines(text)
@@ -258,7 +262,7 @@ def _entries(path: str) -> list[FileEntry]:
         ]
     except RecursionError:
         raise ConfigError(
-            f"{path}: tables or arrays are too deep in each other", hint="is it an environment file?"
+            f"{path}: tables or arrays are nested too deeply", hint="is it an environment file?"
         ) from None
 
 
@@ -369,12 +373,12 @@ def _of_table(key: str, table: dict[str, Any], origin: Callable[..., str]) -> It
 def _checked(entry: FileEntry) -> FileEntry:
     """Raises ConfigError for a text that can mean nothing, whatever variables say."""
     if "\0" in entry.text or "\0" in entry.name:
-        raise ConfigError(f"{entry.where}: it holds a NUL, which no variable and no path does", hint="take \\u0000 out")
+        raise ConfigError(f"{entry.where}: it contains a NUL byte", hint="take \\u0000 out")
     if entry.key == "env" and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", entry.name):
         raise ConfigError(f"{entry.where}: {entry.name!r} is not the name of a variable", hint='write NAME = "VALUE"')
     if entry.key in _PATHS and (bare := _BARE.search(entry.text)):
         name = bare[1]
-        hint = f"write ${{{name}}}; a dollar itself is $$"
+        hint = f"write ${{{name}}}; a dollar sign is $$"
         raise ConfigError(f"{entry.where}: ${name} is no variable without braces", hint=hint)
     _variables(entry)
     return entry

@@ -21,9 +21,12 @@ _PLACES = (
 )
 EXAMPLES = {
     "env": (
-        ("penroot env render ubuntu", "What ~/.edf/ubuntu.toml says with all that it is based on, and from where."),
-        ("penroot env validate ./*.toml", "Whether files may say what they say."),
-        ("penroot start --environment ubuntu ls", "A command in what it describes; so does srun --environment=ubuntu."),
+        ("penroot env render ubuntu", "Show ~/.edf/ubuntu.toml merged with its bases, with the origin of each value."),
+        ("penroot env validate ./*.toml", "Check files."),
+        (
+            "penroot start --environment ubuntu ls",
+            "Run a command in that environment, as srun --environment=ubuntu does.",
+        ),
     ),
 }
 SECTIONS = (
@@ -33,6 +36,6 @@ SECTIONS = (
         "penroot-srun.7",
         "ENVIRONMENT FILES",
         _STEPS,
-        (("srun --environment=pytorch python train.py", "What ~/.edf/pytorch.toml says: image, mounts, variables."),),
+        (("srun --environment=pytorch python train.py", "Use image, mounts and variables of ~/.edf/pytorch.toml."),),
     ),
 )

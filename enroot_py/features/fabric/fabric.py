@@ -182,7 +182,7 @@ class Stock:
         of = f", variant {want.variant}," if want.variant else ""
         where = ":".join(self._path) or "its loader's directories"
         there = f"; it has {', '.join(variants)}" if want.part == "nccl" and (variants := self._variants()) else ""
-        return f"{os.uname().nodename} has no {missing[0]}{of} in {where} or where vendors put it{there}"
+        return f"{os.uname().nodename} has no {missing[0]}{of} in {where} or in the vendors' directories{there}"
 
     def _variants(self) -> list[str]:
         """The variants of the plugin that there are."""

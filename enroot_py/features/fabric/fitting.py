@@ -198,7 +198,7 @@ class Fitting:
         for copy in self.image.copies(library.name):
             theirs = {each for each in copy.elf.versions - library.elf.versions if "_PRIVATE" not in each}
             if gone := theirs or copy.elf.symbols - library.elf.symbols:
-                yield f"lacks {newest(gone)}, which programs may ask for of the image's {copy.path}"
+                yield f"lacks {newest(gone)}, which programs may need of the image's {copy.path}"
 
     def add(self, edits: Edits, fit: Fit) -> dict[str, HostLibrary]:
         """Let a container have what fits; its main libraries, by where they then are."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 EXAMPLES = {
     "fabric": (
-        ("penroot fabric ubuntu+latest.sqsh", "Which libfabric, UCX and plugin of NCCL its programs get, and why."),
-        ("penroot fabric --environment pytorch", "The same with what ~/.edf/pytorch.toml asks for."),
+        (
+            "penroot fabric ubuntu+latest.sqsh",
+            "Show the libfabric, UCX and NCCL plugin that its programs use, and why.",
+        ),
+        ("penroot fabric --environment pytorch", "The same with the requests of ~/.edf/pytorch.toml."),
     ),
 }

@@ -36,9 +36,9 @@ _MAIN = {"libfabric": LIBFABRIC, "ucx": UCX[0]}
 _ASKING = {"libfabric": fabric.CXI, "nccl": fabric.OFI_NCCL}
 _EFA = b"0x1d0f"  # Amazon's vendor, in sysfs
 _WITHOUT = {
-    "libfabric": "programs that are built for it do not start",
-    "ucx": "programs that are built for it do not start",
-    "nccl": "NCCL takes its own transports: verbs of InfiniBand, or sockets",
+    "libfabric": "programs built for it do not start",
+    "ucx": "programs built for it do not start",
+    "nccl": "NCCL uses its own transports: InfiniBand verbs, or sockets",
 }
 _UNFIT = 3  # the status of a child that found so
 
@@ -66,8 +66,10 @@ def report(options: start.Options) -> None:
     child = fork()
     if child:
         if status := wait(child):
-            why = "asks for what does not fit" if status == _UNFIT else "fails as shown above"
-            raise ContainerError(f"the start of {options.target} {why}", hint="penroot start --explain shows all of it")
+            why = "requests libraries that do not fit" if status == _UNFIT else "fails as shown above"
+            raise ContainerError(
+                f"the start of {options.target} {why}", hint="penroot start --explain lists everything"
+            )
         return
     status = 1
     try:
@@ -182,7 +184,7 @@ def _mpi(context: hooks.Context) -> Iterator[str]:
                 ways |= {_COMPONENTS[each] for each in context.list(f"{above}/{folder}") if each in _COMPONENTS}
             yield f"{copy.path} can go by {' and '.join(sorted(ways)) or 'neither libfabric nor UCX'}"
             return
-    yield "none where the loader looks"
+    yield "none in the loader's directories"
 
 
 def _say(what: str, lines: list[str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HEADER = "version 1"
-_OWN = "in a directory that everybody can write to it has to be your own or root's, and closed to the others' writing"
+_OWN = "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
 _FORM = "a line is IMAGE sha256:DIGEST, and a lock file is made by penroot lock"
 _LARGEST = 48 << 10  # bytes: with its job it travels as a variable, which may have 128 KiB
 
@@ -53,12 +53,12 @@ class LockFile(Frozen):
         # Whoever asks for it: the name that a Reference has is without the user.
         locked = next((locked for locked in self.images if str(locked.image) == str(image)), None)
         if locked is None:
-            hint = f"to add it: penroot lock {self.path} {_word(image)}"
+            hint = f"add it: penroot lock {self.path} {_word(image)}"
             raise ConfigError(f"{self.path}: {image} is not in this lock file", hint=hint)
         where = f"{self.path}:{locked.line}"
         if not locked.digest:
             raise ConfigError(f"{where}: {locked.text} has no digest yet", hint=f"penroot lock {self.path}")
-        hint = f"to lock what the tag is now: penroot lock {self.path} {_word(image)}"
+        hint = f"lock the current digest: penroot lock {self.path} {_word(image)}"
         return Pin(locked.digest, f"{where} locks it to", hint)
 
 
@@ -82,9 +82,9 @@ def content(path: str) -> str:
         raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWN) from e
     if data is None:
         path = reference.without_password(path)  # the FILE may have been forgotten before an image
-        raise ConfigError(f"there is no lock file {path}", hint=f"to make it: penroot lock {path} IMAGE...")
+        raise ConfigError(f"there is no lock file {path}", hint=f"create it: penroot lock {path} IMAGE...")
     if len(data) > _LARGEST:
-        hint = "is it a lock file? a job takes it along: give it one with its own images"
+        hint = "a job carries the whole file: use a lock file with the job's images only"
         raise ConfigError(f"{path} is larger than the {_LARGEST >> 10} KiB that a lock file has at most", hint=hint)
     try:
         return data.decode("utf-8-sig")
@@ -99,11 +99,11 @@ def parse(path: str, text: str) -> LockFile:
     lines = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
     number, header = lines[0] if lines else (1, [])
     if header[:1] != ["version"]:
-        hint = f"its first line is: {HEADER}"
+        hint = f"the first line must be: {HEADER}"
         raise ConfigError(f"{path}:{number}: this is no lock file of penroot", hint=hint)
     if header != HEADER.split():
         said = " ".join(header)
-        hint = f"a newer penroot may know it; to make it anew, move it away: penroot lock {path} IMAGE..."
+        hint = f"use a newer penroot, or move the file away and recreate it: penroot lock {path} IMAGE..."
         raise ConfigError(f"{path}:{number}: unknown {said!r}", hint=hint)
     return LockFile(path, _unique(path, [locked(path, number, words) for number, words in lines[1:]]))
 
@@ -112,7 +112,7 @@ def locked(path: str, number: int, words: list[str]) -> LockedImage:
     """One line of an image. Raises ConfigError."""
     where = f"{path}:{number}"
     if len(words) > 2:
-        raise ConfigError(f"{where}: there is more than IMAGE DIGEST: {' '.join(words[2:])[:80]}", hint=_FORM)
+        raise ConfigError(f"{where}: unexpected words after IMAGE DIGEST: {' '.join(words[2:])[:80]}", hint=_FORM)
     digest = words[1] if len(words) == 2 else ""
     if digest and not is_digest(digest):
         raise ConfigError(f"{where}: {digest[:80]} is no digest", hint=_FORM)
@@ -127,9 +127,11 @@ def tag(text: str) -> Reference:
     is_path = text.startswith(("/", "./", "../")) or text.endswith(".sqsh")
     image = None if is_path else reference.parse(text)
     if not isinstance(image, Reference):
-        raise ImageReferenceError(f"{text} is no image of a registry", hint="only those have tags, which can be locked")
+        raise ImageReferenceError(
+            f"{text} is no image of a registry", hint="lock an image of a registry: only those have tags"
+        )
     if image.digest:
-        raise ImageReferenceError(f"{text} is a digest already", hint="lock a tag; what has a digest needs no lock")
+        raise ImageReferenceError(f"{text} is a digest already", hint="remove it: an image with a digest needs no lock")
     return image
 
 
@@ -140,5 +142,5 @@ def _unique(path: str, images: Iterable[LockedImage]) -> tuple[LockedImage, ...]
         first = known.setdefault(str(image.image), image)
         if first is not image:
             message = f"{path}:{image.line}: {image.text} is the image of line {first.line}"
-            raise ConfigError(message, hint="take one of the lines out")
+            raise ConfigError(message, hint="remove one of the lines")
     return tuple(known.values())

@@ -33,7 +33,7 @@ def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
             text, locked = _read(path, makes=True)  # which somebody else may have changed meanwhile
             _write(path, text, _changed(text, locked, found))
     except OSError as e:
-        raise ConfigError(f"cannot write {path}: {e.strerror}", hint="may you write to its directory?") from e
+        raise ConfigError(f"cannot write {path}: {e.strerror}", hint="check the permissions of its directory") from e
     for name, (image, digest) in found.items():
         old = locked.digest(name)
         if old != digest:
@@ -96,5 +96,5 @@ def _check(locked: LockFile, found: _Found) -> None:
         click.echo(f"{text} is {digest}, " + (f"and locked to {old}" if old else "and has no digest in the file"))
     if moved:
         what = f"{len(moved)} of {log.many(len(found), 'tag')} moved"
-        raise PenrootError(f"{locked.path}: {what}", hint=f"to lock what they are now: penroot lock {locked.path}")
+        raise PenrootError(f"{locked.path}: {what}", hint=f"lock the current digests: penroot lock {locked.path}")
     log.info(f"{locked.path}: no tag has moved")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 EXAMPLES = {
     "lock": (
-        ("penroot lock images.lock ubuntu:24.04", "Which digest the tag has now, kept in the file."),
-        ("penroot lock images.lock", "All that are in the file, as they are now."),
-        ("penroot lock --check images.lock", "Which of them have moved; the status is 1 if any has."),
-        ("penroot start --lock images.lock docker://ubuntu:24.04", "By the file; so does srun --container-lock."),
+        ("penroot lock images.lock ubuntu:24.04", "Record the current digest of the tag in the file."),
+        ("penroot lock images.lock", "Refresh every image in the file."),
+        ("penroot lock --check images.lock", "Report tags that moved; exit 1 if any did."),
+        (
+            "penroot start --lock images.lock docker://ubuntu:24.04",
+            "Use the digest in the file, as srun --container-lock does.",
+        ),
     ),
 }
 SECTIONS = (
@@ -23,7 +26,7 @@ job has that file as it was, too.
         (
             (
                 "srun --container-lock=./images.lock --container-image=ubuntu:24.04 ./program",
-                "The image that a team has locked the tag to.",
+                "Use the digest that the team has locked.",
             ),
         ),
     ),

@@ -30,7 +30,7 @@ PIN = Option(
 LOCK = Option(
     "container-lock",
     "lock",
-    "lock file, made by penroot lock, that says which digest each tag is; one that it does not name is an error",
+    "lock file of penroot lock with the digest of each tag; other tags are errors",
     parse=file_name,
     arginfo="FILE",
     example="./images.lock",

@@ -96,7 +96,7 @@ def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | No
         if job.resolved(image.uri()) == REFUSED:
             raise ImageError("")  # srun has printed why
         message = f"{request.origins['pin']}: nobody has resolved {image} for the step: srun and sbatch could not"
-        raise ImageError(message, hint="--container-pin=no lets each node resolve it")
+        raise ImageError(message, hint="use --container-pin=no to let each node resolve the tag")
     return None
 
 
@@ -123,7 +123,7 @@ def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
     if len(pins) > CARRIED_BYTES:
         raise UsageError(
             f"the pinned images need more than the {CARRIED_BYTES >> 10} KiB that fit into the environment of a job",
-            hint="give it fewer of them",
+            hint="pin fewer images",
         )
     return pins
 
@@ -145,7 +145,9 @@ def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tupl
         if isinstance(image, Reference) and not image.digest:
             yield f"{origin}={text}", image
         elif text in named and not image.digest:
-            raise UsageError(f"{origin}={text} is no image of a registry", hint="only those have tags, which can move")
+            raise UsageError(
+                f"{origin}={text} is no image of a registry", hint="pin an image of a registry: only those have tags"
+            )
 
 
 def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, image: Reference) -> str:
@@ -156,7 +158,7 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
     if path := LockSettings(loaded).lock:
         pin = lockfile.read(path).pin(image)
         return pin.digest if pin else ""
-    hint = "--container-pin=no lets each step resolve it"
+    hint = "use --container-pin=no to let each step resolve the tag"
     try:
         if digest := tags.soon(image, loaded, plugin.resolve_timeout, plugin.resolve_silence):
             return digest
@@ -165,7 +167,7 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
         why, hint = str(e), e.hint or hint
     if request.value(PIN):
         raise ImageError(f"{origin} cannot be pinned: {why}", hint=hint)
-    log.warn(f"{origin} is not pinned, and each step of the job resolves it: {why}")
+    log.warn(f"{origin} cannot be looked up now; each step will look it up: {why}")
     return ""
 
 

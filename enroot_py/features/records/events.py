@@ -20,31 +20,31 @@ from enroot_py.base.errors import PenrootError
 
 SOCKETS = {"journald": "/run/systemd/journal/socket", "syslog": "/dev/log"}
 KINDS = {
-    "pull": "an image is looked for, and fetched where the store lacks something of it",
-    "create": "a container is made of an image",
+    "pull": "an image is looked up, and downloaded if the store lacks a part of it",
+    "create": "a container is created from an image",
     "start": "`penroot start` or `batch` enters a container",
-    "step": "a step of Slurm gets its container on a node",
+    "step": "a Slurm step gets its container on a node",
 }
 PHASES = ("resolve", "fetch", "compose", "wait", "attach", "image", "rootfs", "mounts", "hooks")
 FIELDS = {
     "version": "number of this schema: 1",
     "event": ", ".join(KINDS),
-    "time": "when it began, UTC",
-    "seconds": "how long it took",
+    "time": "start time, UTC",
+    "seconds": "duration in seconds",
     "phases": "seconds by phase: " + ", ".join(PHASES),
     "result": "ok or error",
-    "error": "the message of an error, its first line",
-    "user": "name of the user, or his number",
-    "uid": "number of the user",
+    "error": "first line of the error message",
+    "user": "name of the user, or the user ID",
+    "uid": "user ID",
     "node": "host name",
-    "job": "number of the job",
+    "job": "job ID",
     "step": "JOB.STEP",
     "image": "reference or path of the image",
-    "digest": "of the image's manifest",
+    "digest": "digest of the image's manifest",
     "container": "name of the container, if it has one",
-    "cache": "hit: nothing was fetched; part: some layers were; miss: all",
-    "layers": "how many layers were fetched",
-    "bytes": "their size, as the registry has them",
+    "cache": "hit: nothing was downloaded; part: some layers; miss: all layers",
+    "layers": "number of downloaded layers",
+    "bytes": "compressed size of these layers in bytes",
 }
 _LONGEST = 400  # characters of a text
 _MAX_JOB_DIGITS = 10  # a job's number has 32 bits

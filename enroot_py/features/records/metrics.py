@@ -23,14 +23,14 @@ from enroot_py.store.store import Store
 METRICS = {
     "penroot_store_images": ("gauge", "images in the store"),
     "penroot_store_layers": ("gauge", "layers in the store"),
-    "penroot_store_bytes": ("gauge", "size of what the store holds, unpacked"),
+    "penroot_store_bytes": ("gauge", "unpacked size of the store"),
     "penroot_store_limit_bytes": ("gauge", "the setting cache_limit, 0 for none"),
     "penroot_containers": ("gauge", "containers under the data path"),
-    "penroot_events_total": ("counter", "records, by what was done and how it ended"),
-    "penroot_seconds_total": ("counter", "seconds of the records, by what was done"),
-    "penroot_phase_seconds_total": ("counter", "seconds of the records, by what was done and phase"),
-    "penroot_pulls_total": ("counter", "pulls, by what the store had of the image: hit, part, miss"),
-    "penroot_pulled_bytes_total": ("counter", "bytes of layers that pulls have fetched"),
+    "penroot_events_total": ("counter", "event records, by event and result"),
+    "penroot_seconds_total": ("counter", "seconds of the event records, by event"),
+    "penroot_phase_seconds_total": ("counter", "seconds of the event records, by event and phase"),
+    "penroot_pulls_total": ("counter", "pulls, by cache result: hit, part, miss"),
+    "penroot_pulled_bytes_total": ("counter", "bytes of downloaded layers"),
 }
 _LONGEST = 16384  # bytes of a record: ours are shorter
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LAUNCHER = "/libexec/penroot-slurm"
 _FOR = "Slurm in the container"
-_WITHOUT = "without it: --no-container-slurm, or ENROOT_SLURM=no"
+_WITHOUT = "or turn it off: --no-container-slurm, or ENROOT_SLURM=no"
 _READ_ONLY = ("x-create=auto", "bind", "ro", "nosuid", "nodev", "private")
 
 
@@ -42,7 +42,7 @@ def bring(context: Context, origin: str) -> None:
 
 
 def warn_root() -> None:
-    log.warn(f"{_FOR}: srun and sbatch do not work for root in it: they take this user for root of the node")
+    log.warn(f"{_FOR}: srun and sbatch do not work for root in the container: they treat this user as root of the node")
 
 
 def fill(root: int, host: Mapping[str, str], origin: str) -> SlurmNode:

@@ -18,7 +18,7 @@ from enroot_py.base.frozen import Frozen
 
 _DEEPEST = 10  # files that include each other
 _LARGEST = 16 << 20  # bytes, with all that is included: nodes of a large cluster take some
-_WHICH = "is it the configuration of Slurm? SLURM_CONF names another one"
+_WHICH = "set SLURM_CONF to Slurm's configuration file"
 _CONTINUED = re.compile(r"\\\r?\n")
 _PAIR = r"(?:(?<=\s)|^)({})\s*=\s*(\"[^\"]*\"|[^\s#]*)"
 _INCLUDE = re.compile(r"\s*include\s+(\S.*?)\s*", re.IGNORECASE)
@@ -58,7 +58,7 @@ class SlurmConf:
 
     def _text(self, path: str, origin: str) -> str:
         if "\0" in path:
-            raise ConfigError(f"{origin} names a file that no file system has: {path}", hint=_WHICH)
+            raise ConfigError(f"{origin} has an impossible file name: {path}", hint=_WHICH)
         try:
             fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
             with open(fd, encoding="utf-8", errors="surrogateescape") as f:
@@ -68,7 +68,7 @@ class SlurmConf:
             by = f", which {origin} names" if origin != path else ""
             if e.strerror == trusted.IRREGULAR:
                 raise ConfigError(f"{path}{by}{',' * bool(by)} {e.strerror}", hint=_WHICH) from e
-            hint = "Slurm's own programs could not read it either: see who may, on this node"
+            hint = "make it readable on this node: Slurm's own programs need it too"
             raise ConfigError(f"cannot read {path}{by}: {e.strerror}", hint=hint) from e
         self._size += len(text)
         if self._size > _LARGEST:

@@ -87,7 +87,7 @@ class SlurmNode:
         if not found:
             raise ConfigError(
                 f"{_node()} has no client programs of Slurm, as srun and squeue, in {', '.join(search)}",
-                hint="install them there (Debian: slurm-client), or put their directory into PATH",
+                hint="install them there (Debian: slurm-client), or add their directory to PATH",
             )
         return found
 
@@ -101,7 +101,7 @@ class SlurmNode:
                 return f"{place}/slurm.conf"
         raise ConfigError(
             f"{_node()} has no slurm.conf in {', '.join(dict.fromkeys(places))}",
-            hint="SLURM_CONF=FILE says where it is; where configless programs ask slurmctld, let sackd(8) keep it",
+            hint="set SLURM_CONF=FILE; on a configless login node, run sackd(8)",
         )
 
     def _find_libraries(self) -> list[str]:
@@ -139,7 +139,7 @@ class SlurmNode:
         else:
             return ""
         daemon = "munged" if self.uses_munge else "slurmd or sackd"
-        by = f"by which {self._auth} tells Slurm who somebody is"
+        by = f"by which {self._auth} authenticates users"
         for place in places:
             if _is_socket(place):
                 if why := _silence(place):

@@ -67,7 +67,7 @@ class SentFile:
         except OSError as e:
             raise ImageError(f"{self.origin}: cannot read {self.path}: {e.strerror}") from e
         if self.changed():
-            raise ImageError(f"{self.origin}: {self.path} is being written", hint="try again when it is complete")
+            raise ImageError(f"{self.origin}: {self.path} is being written", hint="try again when the file is complete")
         return self._read[1]
 
     def _known_digest(self) -> str:

@@ -120,7 +120,7 @@ class Admission:
                 why = signatures.met(requirement, identities.of(self._name), covered, evidence.signatures)
                 if why:
                     message = f"{self._name} ({digest[:19]}…) is not signed as {requirement.where} ({rule.scope}) wants"
-                    hint = "penroot inspect --signatures shows who has signed it; use an image that is signed"
+                    hint = "use a signed image; penroot inspect --signatures shows the signatures"
                     raise PolicyError(f"{message}: {why}", hint=hint)
 
     def ask(self, digest: str, named: str) -> Evidence:
@@ -155,7 +155,7 @@ def gather(name: Reference, settings: Settings, digest: str, named: str) -> Iter
     try:
         yield from _evidence(registry, digest, named)
     except (RegistryError, ImageError) as e:
-        raise type(e)(f"{name} is to be signed, and its signatures cannot be had: {e}", hint=e.hint) from e
+        raise type(e)(f"{name} must be signed, and its signatures cannot be fetched: {e}", hint=e.hint) from e
 
 
 def evidence(name: Reference, digest: str, named: str, settings: Settings) -> bytes:
@@ -283,7 +283,7 @@ def _check_unsigned(path: object, rules: tuple[Rule, ...]) -> None:
 def _unsigned(name: object, rule: Rule, requirement: Requirement) -> PolicyError:
     transport = "its transport" if isinstance(name, LocalImage) else "squashfs or dir"
     hint = f"start the image of the registry, docker://…; or let the site accept this place: {transport} in policy.json"
-    return policy.refused(name, rule, requirement, "has no signature, which is wanted", hint)
+    return policy.refused(name, rule, requirement, "lacks the required signature", hint)
 
 
 def rules_for(name: Reference | LocalImage, settings: Settings) -> tuple[Rule, ...]:

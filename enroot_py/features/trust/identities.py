@@ -88,7 +88,7 @@ def canonical_scope(scope: str, where: str) -> str:
     if host != host.lower() or bare != bare.lower() or "://" in scope or scope.endswith("/"):
         hint = "write HOST[:PORT][/REPOSITORY[:TAG]] in small letters"
     elif "*" in (scope[1:] if scope.startswith("*.") else scope):
-        hint = "write *.DOMAIN for all hosts in it"
+        hint = "write *.DOMAIN for all its hosts"
     elif not scope.startswith("*."):
         try:
             name = canonical_registry(host)

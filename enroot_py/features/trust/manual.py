@@ -10,7 +10,7 @@ SECTIONS = (
         (
             (
                 "penroot inspect --signatures docker://registry.example.org#approved/box:1",
-                "Who has signed it, and what each rule of policy.json makes of that.",
+                "Show its signatures, and the decision of each rule of policy.json.",
             ),
         ),
     ),

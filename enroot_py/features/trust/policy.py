@@ -65,7 +65,7 @@ class KeySource:
             return self.data
         read = _content(self.path, self.where, self.owner)
         if read is None:
-            raise ConfigError(f"{self.where}: there is no key {self.path}", hint="cosign generate-key-pair makes one")
+            raise ConfigError(f"{self.where}: there is no key {self.path}", hint="create one: cosign generate-key-pair")
         return read[0]
 
 
@@ -185,7 +185,7 @@ class Policy:
                 return KeySource(node.where, data=base64.b64decode(text, validate=True))
             except ValueError:
                 raise ConfigError(
-                    f"{node.where}: {name} is not base64", hint="write what base64 -w0 KEY.pub prints"
+                    f"{node.where}: {name} is not base64", hint="use the output of base64 -w0 KEY.pub"
                 ) from None
         if not text.startswith("/"):
             raise ConfigError(f"{node.where}: {name}={text!r} must be an absolute path", hint="write /etc/…/cosign.pub")
@@ -242,7 +242,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     except FileNotFoundError as e:
         if not os.path.islink(path):
             return None
-        raise _not_believed(path, origin, "is a link that leads nowhere") from e
+        raise _not_believed(path, origin, "is a dangling link") from e
     except OSError as e:
         why = trusted.IRREGULAR if e.strerror == trusted.IRREGULAR else f"cannot be read: {e.strerror}"
         raise _not_believed(path, origin, why) from e
@@ -263,8 +263,8 @@ def _places(path: str) -> Iterator[str]:
 def _not_believed(path: str, origin: str, why: str, command: str = "") -> ConfigError:
     """No ``command`` where it could be any other file, as one of the system's, that is named by mistake."""
     before = "" if origin == path else f"{origin}: "
-    hint = "it is to be a file of root's that all who use penroot can read"
-    return ConfigError(f"{before}{path} {why}: it says which images are let in", hint=command or hint)
+    hint = "make it a file of root that every user can read"
+    return ConfigError(f"{before}{path} {why}: it decides which images are admitted", hint=command or hint)
 
 
 def _checked_scope(transport: str, scope: str, where: str) -> str:

@@ -159,7 +159,7 @@ def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) ->
                 signature = base64.b64decode(written, validate=True)
                 yield Signature(_fetched(place, known, seen), signature)
         except (KeyError, TypeError, ValueError, RecursionError) as e:
-            log.debug(f"a signature that is none: {e}")
+            log.debug(f"malformed signature: {e}")
 
 
 def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, bytes]) -> bytes:
@@ -173,7 +173,7 @@ def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, byte
         if digests.of(payload) != descriptor.digest:
             raise ImageError(
                 f"the payload {descriptor.digest} has the digest {digests.of(payload)}",
-                hint="its registry, or who is before that, gives another one: have the image signed again",
+                hint="the registry or a proxy returned another one: sign the image again",
             )
         seen[descriptor.digest] = payload
     return seen[descriptor.digest]
@@ -286,11 +286,11 @@ def met(requirement: Requirement, image: DockerName, covered: Collection[str], t
             continue
         its = claim(signature.payload)
         if its is None:
-            why = why or "what the key has signed is no signature of an image"
+            why = why or "the signed content is not an image signature"
         elif not requirement.identity.matches(image, its.name):
             why = f"its signature is for {its.name}, and {requirement.identity.describe(image)} is wanted"
             if its.name is None:
-                why = "its signature names no image, as those of cosign 3: signedIdentity digestOnly takes it"
+                why = "the signature names no image, as with cosign 3: use signedIdentity digestOnly"
         elif its.digest not in covered:
             why = f"its signature is for {its.digest}"
         else:
@@ -324,7 +324,7 @@ def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
         return lambda signed: _any_hash(key, signed, algorithms)
     what = f"RSA of {key.key_size} bits" if isinstance(key, rsa.RSAPublicKey) else type(key).__name__
     raise ConfigError(
-        f"{source.where}: {source} is no key that penroot takes: {what}",
+        f"{source.where}: {source} is not a supported key: {what}",
         hint=f"ECDSA P-256 or P-384, Ed25519, or RSA of {_RSA_BITS} bits and more",
     )
 
@@ -345,9 +345,9 @@ def _any_hash(key: Any, signed: Signature, algorithms: list[Any]) -> bool:
 def _no_key(source: KeySource, data: bytes) -> ConfigError:
     """The error for a file that holds no public key, by what it holds instead."""
     head = data.partition(b"-----BEGIN ")[2].partition(b"-----")[0].decode("ascii", "replace")
-    hint = "cosign public-key --key cosign.key prints it in PEM"
+    hint = "convert it to PEM: cosign public-key --key cosign.key"
     if "PRIVATE" in head:
-        hint = "keep that one to yourself; " + hint
+        hint = "keep the private key secret; " + hint
     elif "CERTIFICATE" in head:
         hint = "openssl x509 -pubkey -noout prints the key in it; that it expires is not looked at"
     what = f"a {head.lower()}, " if head and head != "PUBLIC KEY" else ""

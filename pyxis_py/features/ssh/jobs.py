@@ -118,8 +118,8 @@ def _job(name: str) -> tuple[SlurmJob, list[str]]:
         shown = ", ".join(job.shown for job in running)
         hint = f"where it is a container's, say of which job, {shown}: JOB.{name}"
     else:
-        hint = "none of your jobs runs: squeue --me"
-    raise ContainerError(f"none of your jobs has the name {name}", hint=hint)
+        hint = "none of your jobs is running: squeue --me"
+    raise ContainerError(f"you have no running job with the name {name}", hint=hint)
 
 
 def _only(what: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
@@ -127,7 +127,7 @@ def _only(what: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
     running = [job for job in jobs if job.state == "RUNNING"]
     if len(running) > 1:
         shown = ", ".join(job.shown for job in running)
-        raise ContainerError(f"{what} means several jobs: {shown}", hint="give the number of one")
+        raise ContainerError(f"{what} means several jobs: {shown}", hint="use a job ID")
     return (running or list(jobs))[0]
 
 

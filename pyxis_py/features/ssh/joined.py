@@ -114,7 +114,7 @@ class Nursery:
             pid = os.fork()
         except OSError as e:  # the job has all the processes that it may: what runs already goes on
             if request["kind"] == "run":
-                os.write(fds[-1], f"[ERROR] it cannot be run: {e.strerror}\n".encode())
+                os.write(fds[-1], f"[ERROR] cannot run it: {e.strerror}\n".encode())
             self._answer(request["number"], e.errno or 1)
         else:
             if pid == 0:

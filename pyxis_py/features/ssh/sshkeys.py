@@ -36,7 +36,7 @@ class JobKeys:
         except OSError as e:
             hint = "ENROOT_CONFIG_PATH names another directory, which login nodes and compute nodes see, and yours"
             if e.errno == errno.EPERM:  # of trusted.py
-                hint = f"it must be yours alone: chmod 700 {self.parent}"
+                hint = f"make it private: chmod 700 {self.parent}"
             raise ConfigError(f"cannot keep keys in {e.filename or self.path}: {e.strerror}", hint=hint) from e
 
     def _generate(self) -> None:

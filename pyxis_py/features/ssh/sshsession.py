@@ -143,7 +143,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
         try:
             ended = await self._start()
         except OSError as e:
-            self._chan.write(f"[ERROR] it cannot be run: {e.strerror}\n".encode(), EXTENDED_DATA_STDERR)
+            self._chan.write(f"[ERROR] cannot run it: {e.strerror}\n".encode(), EXTENDED_DATA_STDERR)
             return self._chan.exit(1)
         status = await ended
         await asyncio.wait([pump.ended for pump in self._outputs], timeout=_REST if self._terminal else None)

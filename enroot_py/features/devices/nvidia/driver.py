@@ -241,7 +241,7 @@ def check_requirements(requirements: dict[str, str], version: str, known: list[G
             raise HookError(
                 f"{name}={shown(alternatives[0])}: the driver {version} of {os.uname().nodename} "
                 f"runs CUDA {cuda[0]}.{cuda[1]} at most",
-                hint="it needs a newer driver; NVIDIA_DISABLE_REQUIRE=1 starts the container all the same",
+                hint="install a newer driver, or set NVIDIA_DISABLE_REQUIRE=1 to start anyway",
             )
 
 

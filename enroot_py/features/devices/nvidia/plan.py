@@ -130,7 +130,7 @@ class Plan:
         beyond = ", ".join(sorted(self.gpus.nodes(chosen) - self.gpus.nodes(step)))
         if not beyond:
             return chosen
-        log.warn(f"{self._origin} names GPUs that are not of this step ({beyond}): it has {allocated}")
+        log.warn(f"{self._origin} names GPUs outside of this step ({beyond}): it has {allocated}")
         return step
 
     def _of_step(self, allocated: str) -> tuple[Selection, bool]:
@@ -190,7 +190,7 @@ class Plan:
             why = f"there is no specification of {KIND}"
         why = "; ".join([why, *specifications.failures()])
         if stale and self.driver.version and self.mode != "cdi":
-            log.warn(f"the CDI specification of {KIND} is out of date: {why}; the driver is used as it is found")
+            log.warn(f"the CDI specification of {KIND} is out of date: {why}; using the driver as found on the host")
         return HookError(f"CDI: {why}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
 
     def _by_program(self, selection: Selection) -> None:

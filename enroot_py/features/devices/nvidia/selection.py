@@ -120,7 +120,7 @@ class GPUs:
 
     def _have(self) -> str:
         if not self.all:
-            return "it has none that its driver knows of: nvidia-smi -L"
+            return "its driver knows no GPU: run nvidia-smi -L"
         names = {gpu: str(gpu.index) if gpu.index >= 0 else f"{gpu.bus} without a node" for gpu in self.all}
         return "it has " + ", ".join(f"{name} ({gpu.uuid})" if gpu.uuid else name for gpu, name in names.items())
 
@@ -135,7 +135,7 @@ class GPUs:
         else:
             raise HookError(
                 f"{origin}: cannot find {shown(word)}: libnvidia-ml.so.1 is not on {os.uname().nodename}",
-                hint="without it MIG devices are named GPU:MIG, such as 0:1",
+                hint="name MIG devices GPU:MIG, such as 0:1, or install it",
             )
         if not mig:
             message = f"{origin}: no MIG device {shown(word)} on {os.uname().nodename}"
