@@ -1,4 +1,4 @@
-"""Entry of the command ``penroot``: runs start, batch, version and --help itself, other verbs through click."""
+"""Entry point of ``penroot``. start, batch, version and --help run without click, all other verbs with it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 
         if called_as() == "enroot":
             sys.stdout.write(getattr(e, "usage", ""))
-        image_error = cause(e)
-        _print_error(image_error or e)
-        sys.exit((image_error or e).exit_code)
+        root_cause = cause(e)
+        _print_error(root_cause or e)
+        sys.exit((root_cause or e).exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -58,8 +58,8 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
     except OSError as e:
         if os.environ.get("PENROOT_DEBUG"):
             raise
-        if image_error := cause(e):
-            _print_error(image_error)
+        if root_cause := cause(e):
+            _print_error(root_cause)
         else:
             _report(e)
         sys.exit(1)
@@ -71,7 +71,7 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams: stdin write-only, stdout read-only, so that their use fails.
+    """Open /dev/null for closed standard streams: stdin write-only and stdout read-only, so that I/O fails.
 
     Otherwise the next open(2) would get the number, and a program's output would go to that file.
     """

@@ -200,7 +200,7 @@ def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
 
 
 def fuse() -> Iterator[Finding]:
-    # In a pod, a device plugin grants devices only to those that need them.
+    # In a pod, a device plugin may withhold the device from containers that need no FUSE.
     verdict = "warn" if pods.is_made() else "bad"
     try:
         info = os.stat("/dev/fuse")
@@ -249,7 +249,7 @@ _STICKY = (
 
 
 def _distrust(path: str) -> str:
-    """Return why other users could replace ``path``, or "" if they cannot."""
+    """Return why other users could replace ``path``, or "" if none can."""
     try:
         trusted.place(f"{path}/any")
     except OSError as e:

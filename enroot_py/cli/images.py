@@ -1,4 +1,4 @@
-"""Import an image to a file, resolve its digest, inspect it: ``penroot import``, ``digest`` and ``inspect``."""
+"""``penroot import``, ``digest`` and ``inspect``: verbs for images outside containers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
 def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
     """Describe the image of a URI, a container or a squashfs file. Raises PenrootError.
 
-    The description of a URI needs no unpacking. That of a file or a plain container comes from its files in /etc.
+    A URI is not unpacked. Squashfs files and plain containers are described by their files in /etc.
     """
     if is_uri(image):
         reference = of_command_line(image)

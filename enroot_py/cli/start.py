@@ -216,7 +216,7 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
 
 
 def _value(verb: str, name: str, value: str, rest: list[str]) -> str:
-    """Return the value of an option: the first word of ``rest``, removed from it, else ``value``. Raises UsageError."""
+    """Return the value of an option: pop it from ``rest`` if there is one. Raises UsageError."""
     value = rest.pop(0) if rest else value
     if not value:
         raise mistake(verb, f"option {name} needs a value")

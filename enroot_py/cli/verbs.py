@@ -41,7 +41,7 @@ _PASSWORD = re.compile("//[^/@]*@")  # in the URL of a proxy
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Print the version; as enroot only its number, which scripts compare."""
+    """Print the version. Called as enroot, print only the number: scripts compare it."""
     if value:
         from enroot_py.base import build
 
@@ -167,7 +167,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 @click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
-    """Print the digest that an image has in its registry."""
+    """Print the current digest of an image in its registry."""
     from enroot_py.cli import images
 
     click.echo(images.digest(uri, loaded(), arch))
@@ -340,7 +340,7 @@ def info() -> None:
 
 
 def _info_of_enroot(options: Settings) -> None:
-    """Print the settings in enroot's form, which scripts read. It leaves out booleans that are off."""
+    """Print the settings in enroot's form, which scripts read. Booleans that are off are left out."""
     site, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},
