@@ -55,20 +55,21 @@ SYNOPSIS = {
 HELP = """\
 Start a container and run its command, or COMMAND.
 
-NAME is a container of 'penroot create'. IMAGE is a squashfs image or a
+NAME is a container created by 'penroot create'. IMAGE is a squashfs image or a
 reference such as docker://ubuntu. CONFIG is a configuration script with a line
 #ENROOT_ROOTFS=NAME|IMAGE.
 
  Options:
-   -c, --conf CONFIG        run a configuration script before the container starts
+   -c, --conf CONFIG        run a configuration script before the start
    -e, --env KEY[=VALUE]    set KEY, or copy it from your environment
-   -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], such as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
+   -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], such as /a:/b:ro, or
+                            SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
        --pid, --net, --ipc, --uts
                             use private PID, network, IPC or UTS namespaces
-       --explain            print all mounts, variables and hooks of the start, and do not run it
+       --explain            print mounts, variables and hooks without a start
    -h, --help               show this help
 """
 

@@ -100,9 +100,17 @@ def command(function: Callable[..., None]) -> click.Command:
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 
+_arch_option = click.option(
+    "-a", "--arch", callback=there, metavar="ARCH", help="Architecture, such as arm64 (default: this machine's)."
+)
+_name_option = click.option(
+    "-n", "--name", callback=there, metavar="NAME", help="Name of the container (default: the image's)."
+)
+
+
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
-@click.option("-o", "--output", callback=there, help="Image file; - is stdout (default: IMAGE.sqsh).")
+@_arch_option
+@click.option("-o", "--output", callback=there, metavar="FILE", help="Image file; - is stdout (default: IMAGE.sqsh).")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
 @force_option
 @click.argument("uri")
@@ -118,7 +126,7 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri
 
 
 @command
-@click.option("-n", "--name", callback=there, help="Name of the container (default: the image's).")
+@_name_option
 @force_option
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
@@ -140,8 +148,8 @@ def create(name: str | None, force: bool, image: str) -> None:
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
-@click.option("-n", "--name", callback=there, help="Name of the container (default: the image's).")
+@_arch_option
+@_name_option
 @force_option
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
@@ -164,7 +172,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
+@_arch_option
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
     """Print the current digest of an image in its registry."""
@@ -174,7 +182,7 @@ def digest(arch: str | None, uri: str) -> None:
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
+@_arch_option
 @click.argument("image")
 def inspect(arch: str | None, image: str) -> None:
     """Show digests, layers and config of an image as JSON.
@@ -256,7 +264,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 
 
 @command
-@click.option("-o", "--output", callback=there, help="Image file; - is stdout (default: NAME.sqsh).")
+@click.option("-o", "--output", callback=there, metavar="FILE", help="Image file; - is stdout (default: NAME.sqsh).")
 @force_option
 @click.argument("name", shell_complete=container_names)
 def export(output: str | None, force: bool, name: str) -> None:
