@@ -48,9 +48,7 @@ def cache_list() -> None:
 @synopsis
 @cache.command("prune", context_settings=CONTEXT)
 @click.option("--keep", metavar="SIZE", default="0", help="Stop when the store has SIZE, such as 20G (default: 0).")
-@click.option(
-    "--older", metavar="DAYS", type=Days(0), default=0, help="Remove only images unused for at least DAYS days."
-)
+@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only images unused for at least DAYS days.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 def cache_prune(keep: str, older: float, dry_run: bool) -> None:
     """Remove unused images, least recently used first."""

@@ -51,14 +51,11 @@ class Commands(click.Group):
             raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=usage(ctx))
         return super().resolve_command(ctx, args)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         visible = [(name, command) for name, command in sorted(self.commands.items()) if not command.hidden]
         for title in (RUN, IMAGES, CACHE, JOBS, SET_UP):
-            rows = [(name, command.get_short_help_str(64)) for name, command in visible if _section(command) == title]
-            if rows:
+            commands = [(name, command) for name, command in visible if getattr(command, "section", SET_UP) == title]
+            if rows := [(name, command.get_short_help_str(64)) for name, command in commands]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
@@ -124,10 +121,6 @@ def section(name: str, *commands: click.Command) -> None:
     """Show these commands in a section of the help text."""
     for command in commands:
         command.section = name  # type: ignore[attr-defined]
-
-
-def _section(command: click.Command) -> str:
-    return getattr(command, "section", SET_UP)
 
 
 def synopsis(command: click.Command) -> click.Command:

@@ -86,9 +86,7 @@ def kernel() -> Finding:
         linux.mount_setattr(-1, "", 0, 0, 0, 0)
     except OSError as e:
         if e.errno == errno.ENOSYS:
-            return Finding(
-                "bad", f"the kernel is Linux {release}, and containers need {linux.FLOOR}", "install a newer kernel"
-            )
+            return Finding("bad", f"the kernel is Linux {release}, and containers need {linux.FLOOR}", "upgrade it")
     return Finding("ok", f"the kernel is Linux {release}")
 
 
@@ -122,9 +120,7 @@ def container() -> Iterator[Finding]:
         fix = getattr(error, "hint", "") or advice
         yield Finding("bad", f"an ordinary user cannot start a container: {error}", fix)
         return
-    yield Finding(
-        "ok", "an ordinary user can mount an overlay in a user namespace, and switch the root directory to it"
-    )
+    yield Finding("ok", "an ordinary user can mount an overlay in a user namespace, and switch the root to it")
     if error := _failure(_mount_proc):
         fix = getattr(error, "hint", "")
         yield Finding("warn", f"containers with a private PID namespace cannot start: {error}", fix)
@@ -218,9 +214,7 @@ def fuse() -> Iterator[Finding]:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as e:
         if e.errno == errno.EPERM:  # the mode gives EACCES
-            slurm_fix = (
-                "add /dev/fuse to cgroup_allowed_devices_file.conf if this Slurm reads it, else ConstrainDevices=no"
-            )
+            slurm_fix = "/dev/fuse in cgroup_allowed_devices_file.conf if this Slurm reads it, else ConstrainDevices=no"
             yield Finding(
                 verdict,
                 "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
@@ -243,9 +237,7 @@ def programs() -> Iterator[Finding]:
             yield Finding("warn", what, "install squashfs-tools")
 
 
-_STICKY = (
-    "chmod 1777 DIRECTORY (in a pod: an initContainer for the emptyDir), or set a private directory in enroot.conf"
-)
+_STICKY = "chmod 1777 DIRECTORY (for an emptyDir: by an initContainer), or set a private directory in enroot.conf"
 
 
 def _distrust(path: str) -> str:

@@ -150,23 +150,21 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
 
 
 def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> dict[str, Any]:
-    document, image_config = json.loads(manifest), json.loads(config)
+    document, image = json.loads(manifest), json.loads(config)
     digest = digests.of(manifest)
     layers = [
         {"digest": layer["digest"], "size": layer["size"], "diff_id": diff_id, "mediaType": layer.get("mediaType")}
-        for layer, diff_id in zip(document["layers"], image_config["rootfs"]["diff_ids"], strict=True)
+        for layer, diff_id in zip(document["layers"], image["rootfs"]["diff_ids"], strict=True)
     ]
     return {
         "name": name,
         "digest": digest,
         **({"index": named} if named not in ("", digest) else {}),
-        "platform": "/".join(
-            str(image_config[key]) for key in ("os", "architecture", "variant") if image_config.get(key)
-        ),
-        "created": image_config.get("created"),
+        "platform": "/".join(str(image[key]) for key in ("os", "architecture", "variant") if image.get(key)),
+        "created": image.get("created"),
         "size": sum(layer["size"] for layer in document["layers"]),
         "layers": layers,
-        "config": image_config.get("config") or {},
+        "config": image.get("config") or {},
     }
 
 

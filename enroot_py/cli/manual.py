@@ -19,10 +19,7 @@ from enroot_py.config.words import COMMANDS
 EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "import": (
         ("penroot import docker://ubuntu", "Import ubuntu from Docker Hub to ubuntu+latest.sqsh."),
-        (
-            "penroot import -o cuda.sqsh docker://nvcr.io#nvidia/cuda:12.4.0-base-ubuntu22.04",
-            "Import from another registry.",
-        ),
+        ("penroot import -o cuda.sqsh docker://nvcr.io#nvidia/cuda:12.4.0-base-ubuntu22.04", "Import from nvcr.io."),
         ("penroot import podman://localhost/mine", "Import an image that podman has built."),
     ),
     "create": (("penroot create --name box ubuntu+latest.sqsh", "Unpack an image as the container box."),),
@@ -44,9 +41,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "remove": (("penroot remove --force ubuntu", "Remove without a prompt."),),
     "export": (("penroot export --output mine.sqsh ubuntu", "Write the container with its changes to an image."),),
     "cache": (("penroot cache prune --keep 20G", "Remove the least recently used images, down to 20 GB."),),
-    "completion": (
-        ("source <(penroot completion bash)", "Enable completion in this shell; make install enables it for all."),
-    ),
+    "completion": (("source <(penroot completion bash)", "Enable completion in this shell."),),
 }
 FILES = (
     ("/etc/enroot/enroot.conf, /etc/enroot/enroot.conf.d/*.conf", "Settings of the system, as enroot reads them."),

@@ -109,18 +109,7 @@ def feature_flags() -> dict[str, FeatureFlag]:
 class Options:
     """The parsed command line of ``penroot start``."""
 
-    __slots__ = (
-        "env",
-        "of_features",
-        "file",
-        "mounts",
-        "conf",
-        "rc",
-        "explain",
-        "changes",
-        "target",
-        "command",
-    )
+    __slots__ = ("env", "of_features", "file", "mounts", "conf", "rc", "explain", "changes", "target", "command")
 
     def __init__(self) -> None:
         self.env: list[str] = []
@@ -157,31 +146,18 @@ VALUES = {
 
 _TARGET = "a container or an image"
 # For options of docker and podman: the line to type instead. {0} is penroot, {1} the option.
-_TERMINAL = "remove {1}: a container always has the caller's terminal"
-_MOUNT = "{0} start --mount SOURCE:TARGET[:ro] NAME"
-_USER = "{0} start --root NAME (without --root you stay yourself)"
-_WORKDIR = "{0} start NAME sh -c 'cd DIR && exec COMMAND'"
-_BACKGROUND = "{0} start NAME COMMAND &"
 _INSTEAD = {
+    **dict.fromkeys(("-d", "--detach"), "{0} start NAME COMMAND &"),
+    **dict.fromkeys(("-i", "-t", "--interactive", "--tty"), "remove {1}: a container has its caller's terminal"),
+    **dict.fromkeys(("-p", "--publish"), "remove {1}: a container uses the host's network"),
+    **dict.fromkeys(("-u", "--user"), "{0} start --root NAME (without --root you stay yourself)"),
+    **dict.fromkeys(("-v", "--volume"), "{0} start --mount SOURCE:TARGET[:ro] NAME"),
+    **dict.fromkeys(("-w", "--workdir"), "{0} start NAME sh -c 'cd DIR && exec COMMAND'"),
+    "--entrypoint": "{0} start --rc SCRIPT NAME COMMAND",
     "--gpus": "{0} start --device nvidia.com/gpu=all NAME",
-    "-i": _TERMINAL,
-    "-t": _TERMINAL,
-    "--interactive": _TERMINAL,
-    "--tty": _TERMINAL,
-    "--rm": "remove {1}: only '{0} create' leaves a container behind",
-    "-d": _BACKGROUND,
-    "--detach": _BACKGROUND,
-    "-u": _USER,
-    "--user": _USER,
-    "-w": _WORKDIR,
-    "--workdir": _WORKDIR,
     "--name": "{0} create --name NAME IMAGE && {0} start NAME",
     "--network": "{0} start --net NAME (without --net it is the host's network)",
-    "--entrypoint": "{0} start --rc SCRIPT NAME COMMAND",
-    "-p": "remove {1}: a container uses the host's network",
-    "--publish": "remove {1}: a container uses the host's network",
-    "-v": _MOUNT,
-    "--volume": _MOUNT,
+    "--rm": "remove {1}: only '{0} create' leaves a container behind",
 }
 
 
@@ -210,7 +186,7 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
         options.target, options.command = rest[0], tuple(rest[1:])
         if "rootfs_writable" in options.changes and options.target.startswith("/") and os.path.isdir(options.target):
             message = f"{options.target} is a directory: -w means --rw, and takes no value"
-            raise mistake(verb, message, _WORKDIR.format(called_as()))
+            raise mistake(verb, message, _INSTEAD["-w"].format(called_as()))
     elif verb == "batch" or not described_by(options):  # a description may name the image
         raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
@@ -288,10 +264,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
 
 
 def execute(container: Container, settings: Settings, command: tuple[str, ...], *, superuser: bool) -> NoReturn:
-    """Drop descriptors and privileges, and execute the program.
-
-    Raises CommandError, ContainerError, NamespaceError.
-    """
+    """Drop descriptors and privileges, and execute. Raises CommandError, ContainerError, NamespaceError."""
     if settings.close_descriptors:
         close_descriptors(container.environ)
     if not superuser:
@@ -367,9 +340,7 @@ def read_script(path: str) -> str:
     try:
         return os.fsdecode(files.script(path))
     except OSError as e:
-        raise UsageError(
-            f"--rc {path}: {e.strerror}", hint="give a shell script that the container's /bin/sh runs"
-        ) from e
+        raise UsageError(f"--rc {path}: {e.strerror}", hint="give a shell script: --rc SCRIPT") from e
 
 
 def joins(settings: Settings) -> bool:

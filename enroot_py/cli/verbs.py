@@ -100,16 +100,12 @@ def command(function: Callable[..., None]) -> click.Command:
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 
-_arch_option = click.option(
-    "-a", "--arch", callback=there, metavar="ARCH", help="Architecture, such as arm64 (default: this machine's)."
-)
-_name_option = click.option(
-    "-n", "--name", callback=there, metavar="NAME", help="Name of the container (default: the image's)."
-)
+_arch = click.option("-a", "--arch", callback=there, metavar="ARCH", help="Architecture (default: this machine's).")
+_name = click.option("-n", "--name", callback=there, metavar="NAME", help="Container name (default: the image's).")
 
 
 @command
-@_arch_option
+@_arch
 @click.option("-o", "--output", callback=there, metavar="FILE", help="Image file; - is stdout (default: IMAGE.sqsh).")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
 @force_option
@@ -126,7 +122,7 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri
 
 
 @command
-@_name_option
+@_name
 @force_option
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
@@ -148,8 +144,8 @@ def create(name: str | None, force: bool, image: str) -> None:
 
 
 @command
-@_arch_option
-@_name_option
+@_arch
+@_name
 @force_option
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
@@ -172,7 +168,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 
 
 @command
-@_arch_option
+@_arch
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
     """Print the current digest of an image in its registry."""
@@ -182,7 +178,7 @@ def digest(arch: str | None, uri: str) -> None:
 
 
 @command
-@_arch_option
+@_arch
 @click.argument("image")
 def inspect(arch: str | None, image: str) -> None:
     """Show digests, layers and config of an image as JSON.
@@ -196,9 +192,7 @@ def inspect(arch: str | None, image: str) -> None:
 
 @command
 @click.option("-f", "--fancy", is_flag=True, help="Show a table with the processes of each container.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format (default: text)."
-)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Format (default: text).")
 def list_(fancy: bool, form: str) -> None:
     """List the containers."""
     from enroot_py.cli import listing
@@ -292,14 +286,14 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
     return click.Command(name, callback=never, params=[*options, argument, command_words], help=text)
 
 
-penroot.add_command(cache)
-penroot.add_command(login)
-penroot.add_command(logout)
-penroot.add_command(
-    _entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=container_names))
-)
+_target = click.Argument(["name"], shell_complete=container_names)
 _config = click.Argument(["config"], type=click.Path())
-penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
+for verb in (
+    _entered_before("start", "Start a container.", _target),
+    _entered_before("batch", "Start a container from a configuration script.", _config),
+    *(cache, login, logout),
+):
+    penroot.add_command(verb)
 
 
 @command

@@ -59,7 +59,7 @@ def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:
         *((word, "penroot start --help") for word in ("--foo", "-x", "-rw")),
         *(
             ("-v", "penroot start --mount"),
-            ("-it", "remove -it: a container always has"),
+            ("-it", "remove -it: a container has"),
             ("-d", "penroot start NAME COMMAND &"),
         ),
         *(
