@@ -1,4 +1,4 @@
-"""The Slurm side of penroot: what a step asks for, and which container it gets."""
+"""The Slurm side of penroot: requests of steps, and their containers."""
 
 from enroot_py.base.pack import MODULES
 

@@ -1,9 +1,8 @@
-"""The process that the SPANK plugin executes: it decides for a step, builds its container and holds it.
+"""The helper process, which the SPANK plugin executes. It makes the container of a step and holds it.
 
-Entered by ``main``, with a socket as fd 3; the protocol is in
-c_shims/spank/README.md. One verb a process: ``check`` at submit, ``step`` for
-the life of a step on a node, ``finish`` after its last task where that one was
-killed, ``epilog`` after a job that left something.
+``main`` is entered with a socket as fd 3; c_shims/spank/README.md has the protocol. Each process serves one verb:
+``check`` at submit, ``step`` for the life of a step on a node, ``finish`` after the last task if the helper of the step
+was killed, ``epilog`` after a job that left something.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from enroot_py.base.features import PARTS, parts
 from pyxis_py.request.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
 from pyxis_py.request.job import PROTOCOL, REFUSED, Job
 
-_OFFER = 3.0  # seconds
-# What steps of one kind or another need besides, in the order of their need.
+_OFFER_TIMEOUT_S = 3.0
+# Modules that some steps need, in the order of their use.
 _LATER = (
     "pyxis_py.node.service", "enroot_py.store.crash", "pwd", "grp",
     "enroot_py.registry.reference", "enroot_py.store.pull", "enroot_py.store.format",
@@ -32,7 +31,7 @@ _LATER = (
 
 
 def main() -> None:
-    """Serve the verb that the command line names; the exit status is 0 when an answer was given."""
+    """Serve the verb of the command line; exit with 0 after an answer."""
     if sys.argv[1] == "ahead":
         _await_task()
     channel = Channel(_socket.socket(fileno=SOCKET))
@@ -42,7 +41,7 @@ def main() -> None:
         if job.protocol != PROTOCOL:
             raise PenrootError(
                 f"the plugin is of another version than penroot {__version__}: protocol {job.protocol}, not {PROTOCOL}",
-                hint="systemctl restart slurmd; where the plugin was built by hand: pyxis-py install",
+                hint="systemctl restart slurmd; if you built the plugin yourself: pyxis-py install",
             )
         serve = _VERBS.get(sys.argv[1])
         if serve is None:
@@ -54,12 +53,12 @@ def main() -> None:
         channel.fail(e)
     except OSError as e:
         channel.fail(unexpected(e))
-    # Not sys.exit: srun waits for this process, and there is nothing to tidy up.
+    # Not sys.exit: srun waits for this process, and nothing needs cleanup.
     os._exit(0)
 
 
 def check(job: Job, channel: Channel) -> None:
-    """Look at what is submitted; then, while srun waits for its nodes, resolve the tag for all of them."""
+    """Check a submission; then, while srun waits for its nodes, resolve the tag for all of them."""
     from pyxis_py.submit import submission
 
     request, wish = submission.check(job)
@@ -81,19 +80,19 @@ def check(job: Job, channel: Channel) -> None:
             digest = submission.resolve(job, wish.image)
     except RefusedError as e:
         digest = ""
-        if not request.name:  # else nodes that have the container need no image: they know, and say it
+        if not request.name:  # otherwise a node that has the container needs no image
             digest = REFUSED
             why = str(e).removeprefix(f"{request.image}: ")
             line = f"failed to import docker image: {request.image}: {why} ({request.origins['image']})"
             channel.log("ERROR", line)
             if e.hint:
                 channel.log("ERROR", e.hint)
-    _signal.setitimer(_signal.ITIMER_REAL, 0)  # that of the tag; srun may be queued for long
+    _signal.setitimer(_signal.ITIMER_REAL, 0)  # end the tag's deadline: srun may be queued for long
     answer = [("ok", ""), *([("resolved", f"{wish.image.uri()} {digest}")] if digest and not wish.image.digest else [])]
     allocation = Job(channel.receive())
     offer = None
     if wish.shares and allocation.numbers.get("nodes", 0) > 1 and digest not in ("", REFUSED):
-        _signal.setitimer(_signal.ITIMER_REAL, _OFFER)  # it looks into the store, whose disk may hang
+        _signal.setitimer(_signal.ITIMER_REAL, _OFFER_TIMEOUT_S)  # it reads the store, whose disk may hang
         offers = (offer(job, wish.image, digest, allocation) for offer in parts("offer"))
         offer = next(filter(None, offers), None)
     _signal.setitimer(_signal.ITIMER_REAL, 0)
@@ -105,7 +104,7 @@ def check(job: Job, channel: Channel) -> None:
 
 
 def hold(job: Job, channel: Channel) -> None:
-    """Build the step's container, answer the first task, then let the others in until the step ends."""
+    """Make the step's container, answer the first task, then admit the others until the step ends."""
     from pyxis_py.node.container import Container
     from pyxis_py.node.held import Held
     from pyxis_py.node.step import Step
@@ -118,7 +117,7 @@ def hold(job: Job, channel: Channel) -> None:
     with step.recording() as event:
         container = Container(step)
         container.begin()
-        # Two steps with the same name at once: one makes the container, the other finds it.
+        # Of two steps with the same name, one makes the container and the other one finds it.
         with step.running.lock(step.name):
             recording.phase("wait")
             try:
@@ -142,9 +141,9 @@ def hold(job: Job, channel: Channel) -> None:
     for number in signals.UNHEARD:
         _signal.signal(number, _signal.SIG_IGN)
     held.answer(channel, job)
-    held.reap()  # not before: the first task waits
+    held.reap()  # not earlier: the first task waits
     log.sink = log.silent
-    gc.freeze()  # or it looks for garbage among all that has been loaded, while the first program starts
+    gc.freeze()  # or the collector scans all loaded modules while the first program starts
     gc.enable()
     from pyxis_py.node.service import Service
 
@@ -163,7 +162,7 @@ def finish(job: Job, channel: Channel) -> None:
 
 
 def epilog(job: Job, channel: Channel) -> None:
-    """Remove what a job has left."""
+    """Remove leftovers of a job."""
     _own_group()
     from pyxis_py.node import leave
 
@@ -172,14 +171,14 @@ def epilog(job: Job, channel: Channel) -> None:
 
 
 def _load_service() -> None:
-    """Load what comes next while there is time: not while a program of the step wants this processor."""
+    """Import the next module early, before a program of the step needs this processor."""
     from pyxis_py.node import service  # noqa: F401
 
 
 def _await_task() -> None:
-    """Load what a step needs, and wait for the first task, which sends its socket, or until slurmstepd is gone.
+    """Import the modules of a step, and wait until the first task sends its socket or slurmstepd ends.
 
-    With a plugin of MPI that does not come before slurmstepd has started its server: 40 ms.
+    With an MPI plugin, the first task starts 40 ms later, after slurmstepd has started its server.
     """
     from pyxis_py.node import container, held, step  # noqa: F401
 
@@ -200,14 +199,14 @@ def _await_task() -> None:
     (asks,) = numbers(controls[0][2])
     os.dup2(asks, SOCKET, inheritable=False)
     os.close(asks)
-    _own_group()  # it is in the cgroups of the step now
+    _own_group()  # this process is in the step's cgroups now
 
 
 _VERBS = {"check": check, "step": hold, "ahead": hold, "finish": finish, "epilog": epilog}
 
 
 def _own_group() -> None:
-    """Take back the real group: by another one the plugin kept others from tracing this process, coprocess.c."""
+    """Restore the real group ID, which the plugin changed so that nobody can trace this process: coprocess.c."""
     os.setresgid(os.getegid(), os.getegid(), os.getegid())
 
 

@@ -1,4 +1,4 @@
-"""What the core asks of a feature that describes containers. For types alone: nothing imports it when it runs."""
+"""Protocols of a feature that describes containers. For type checking only: nothing imports this at run time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class DescriptionEntry(Protocol):
-    """One value of a description; ``where`` is its place, for messages."""
+    """One value of a description; ``where`` is its place in the file, for messages."""
 
     @property
     def where(self) -> str: ...

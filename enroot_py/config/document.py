@@ -1,4 +1,4 @@
-"""JSON that people write: each value knows its path in the file, for messages.
+"""Read JSON written by people: each value knows its path in the file, for messages.
 
 A name that comes twice in an object is an error, as two readers may differ on which of them counts.
 """
@@ -11,7 +11,7 @@ from enroot_py.base.errors import ConfigError
 
 
 class Node:
-    """A value of a file. ``where`` has the file, and the path of the value in it, as jq(1) writes it without a dot."""
+    """A value of a file. ``where`` is the file and the path of the value, as in jq(1) without the leading dot."""
 
     __slots__ = ("value", "where", "_path")
 
@@ -21,7 +21,7 @@ class Node:
         self._path = file, path
 
     def members(self, what: str) -> dict[str, Node]:
-        """Return the members of an object. Raises ConfigError for another value; ``what`` says what is to be there."""
+        """Return the members of an object. ``what`` names the expected content. Raises ConfigError."""
         if not isinstance(self.value, dict):
             raise ConfigError(f"{self.where}: {what} is to be an object", hint='write {"NAME": …}')
         return {name: self._beneath(value, name) for name, value in self.value.items()}
@@ -32,14 +32,14 @@ class Node:
         return Node(value, file, f"{path}.{name}".lstrip(".") if plain else f"{path}[{json.dumps(name)}]")
 
     def items(self, what: str) -> list[Node]:
-        """Return the items of an array with something in it. Raises ConfigError."""
+        """Return the items of a non-empty array. Raises ConfigError."""
         if not isinstance(self.value, list) or not self.value:
             raise ConfigError(f"{self.where}: {what} is to be an array, and not empty", hint="write […]")
         file, path = self._path
         return [Node(value, file, f"{path}[{index}]") for index, value in enumerate(self.value)]
 
     def text(self, what: str) -> str:
-        """Return a string that is not empty. Raises ConfigError."""
+        """Return a non-empty string. Raises ConfigError."""
         if not isinstance(self.value, str) or not self.value:
             raise ConfigError(f"{self.where}: {what} is to be a string, and not empty", hint='write "…"')
         return self.value

@@ -1,4 +1,4 @@
-"""Files of settings, and the ``NAME.d`` directories of the system and the user, merged with what we ship.
+"""Read files of settings, and the ``NAME.d`` directories of the system, the user and the installation.
 
 A file that is not there is passed over. One that cannot be read is an error: a start
 without a site's mounts and hooks is not what the site wants.
@@ -27,7 +27,7 @@ _OURS = LIBRARY + "/"
 
 
 def opened(path: str) -> BinaryIO | None:
-    """The file ``path``, or None where there is none. Raises ConfigError."""
+    """Open the file ``path``, or return None if it does not exist. Raises ConfigError."""
     try:
         fd = os.open(path, _READ)
     except OSError as e:
@@ -43,7 +43,7 @@ def opened(path: str) -> BinaryIO | None:
 
 
 def _check_settings(info: os.stat_result, path: str) -> None:
-    """Raises ConfigError for what is no file of settings, or one that others can write."""
+    """Raise ConfigError unless this is a file of settings that no other user can write."""
     if stat.S_ISDIR(info.st_mode):
         raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     if not stat.S_ISREG(info.st_mode):
@@ -55,7 +55,7 @@ def _check_settings(info: os.stat_result, path: str) -> None:
 
 
 def content(path: str) -> bytes | None:
-    """What is in the file ``path``, or None where there is none. Raises ConfigError."""
+    """Return the content of the file ``path``, or None if it does not exist. Raises ConfigError."""
     file = opened(path)
     if file is None:
         return None
@@ -67,7 +67,7 @@ def content(path: str) -> bytes | None:
 
 
 def named(path: str) -> bytes | None:
-    """The same of a file that the user has named: where everybody can put one, it has to be his own or root's.
+    """Return the content of a file that the user named. In a world-writable directory, the user or root must own it.
 
     Elsewhere a team may have its files. Raises ConfigError, OSError.
     """
@@ -89,7 +89,7 @@ def _is_everybodys(directory: str) -> bool:
 
 
 def limited(file: BinaryIO, path: str) -> bytes:
-    """What is in a file that people write, or in a pipe or device. Raises ConfigError, OSError."""
+    """Return the content of a text file, pipe or device. Raises ConfigError, OSError."""
     info = os.fstat(file.fileno())
     if stat.S_ISREG(info.st_mode):
         check_regular(info, path)
@@ -101,7 +101,7 @@ def limited(file: BinaryIO, path: str) -> bytes:
 
 
 def check_regular(info: os.stat_result, path: str) -> None:
-    """Raises ConfigError for what is no file of text, or larger than anybody writes."""
+    """Raise ConfigError for a file that is not text or is too large."""
     if not stat.S_ISREG(info.st_mode):
         raise _irregular(path)
     if info.st_size > _LARGEST:
@@ -117,12 +117,12 @@ def _too_large(path: str) -> ConfigError:
 
 
 def path_in(cwd: str, name: str) -> str:
-    """The path that a name has in a directory."""
+    """Return the path of a name in a directory."""
     return f"{cwd.rstrip('/')}/{name.removeprefix('./')}" if not name.startswith("/") else name
 
 
 def script(path: str) -> bytes:
-    """A file that the user has named: regular, or a pipe of a shell's own, as of ``<(command)``. Raises OSError."""
+    """Open a file that the user has named: a regular file, or a pipe of ``<(command)``. Raises OSError."""
     fd = os.open(path, _READ)
     if os.path.isdir(path) or not path.startswith(_PIPES) and os.path.realpath(path) != os.devnull:
         trusted.regular(fd, path)
@@ -132,7 +132,7 @@ def script(path: str) -> bytes:
 
 
 def names(directory: str) -> list[str]:
-    """What is in ``directory``: nothing where there is none. Raises ConfigError."""
+    """Return the names in ``directory``, or none if it does not exist. Raises ConfigError."""
     try:
         listed = os.listdir(directory)
     except OSError as e:
@@ -146,7 +146,7 @@ def names(directory: str) -> list[str]:
 
 
 def check(directory: str) -> None:
-    """Raises ConfigError for a directory whose files others may have written: the files decide what runs."""
+    """Raise ConfigError for a directory that others can write to: its files decide what runs."""
     if directory.startswith(_OURS):
         return
     try:
@@ -161,13 +161,13 @@ def check(directory: str) -> None:
 
 
 def _is_installers(directory: str) -> bool:
-    """Whether only he can write to it who has installed penroot, as a site's account for software."""
+    """Whether only the owner of the installation can write to it, for example a site's software account."""
     info = os.stat(directory)
     return info.st_uid == os.stat(LIBRARY).st_uid and not info.st_mode & 0o002
 
 
 def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None:
-    """Raise ConfigError for a file of text that could not be read.
+    """Raise ConfigError for a text file that could not be read.
 
     Not for one that is missing, or in a place that is closed to us, as the home in the environment of `srun --uid`.
     """
@@ -181,7 +181,7 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
 
 
 def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (origin, text) of each ``*.suffix`` file, by name, one directory after the other.
+    """Yield (origin, text) of each ``*.suffix`` file, sorted by name, one directory after the other.
 
     A file of the first directory, the system's, replaces a shipped one of the
     same name, so that a site can change a default. Editors leave files that begin with a dot.

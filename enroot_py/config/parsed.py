@@ -1,4 +1,4 @@
-"""What files said when they were parsed last, where that can be trusted: settings of penroot.yaml, devices of CDI.
+"""A cache of parsed files, if it can be trusted: settings of penroot.yaml, devices of CDI.
 
 Importing a parser costs more than a start. So what it made of a file is kept in a directory of the
 user's own, and believed while the file is the same one: device, inode, size, times of change.
@@ -27,7 +27,7 @@ _SETTLED = 100_000_000  # ns
 
 
 def read(path: str, directory: str, parse: Callable[[str, bytes], Parsed]) -> Parsed | None:
-    """What ``parse`` makes of the file ``path``, of plain types; None where there is no file.
+    """Return the result of ``parse`` for the file ``path``, of plain types, or None if there is no file.
 
     It is kept in ``directory``, or nowhere if that is "". Raises ConfigError for a file that
     cannot be read, and what ``parse`` raises.
@@ -53,7 +53,7 @@ def _state(path: str, info: os.stat_result) -> State:
 
 
 def _kept(cached: str, directory: str) -> tuple[Any, ...]:
-    """State and content of a file, as nobody but this user can have written them; nothing where that is not so."""
+    """Return state and content of a cache file that only this user can have written, or nothing."""
     try:
         if os.path.islink(directory) or trusted.place(directory, strict=True).st_uid != os.geteuid():
             return ()
@@ -65,7 +65,7 @@ def _kept(cached: str, directory: str) -> tuple[Any, ...]:
 
 
 def _keep(cached: str, directory: str, state: State, parsed: Any) -> None:
-    """Write the cache, whole or not at all; a place that is not ours is left alone."""
+    """Write the cache atomically, unless the directory belongs to another user."""
     import time
 
     from enroot_py.base import making

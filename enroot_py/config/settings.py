@@ -1,4 +1,4 @@
-"""The settings of a run, and where each comes from.
+"""The settings of a run, each with its origin.
 
 A value comes from, in order: the environment, the user's files, the system's
 files, the default. In each directory penroot.yaml, the form with checked keys,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Table):
-    """The settings of one run. Read-only once loaded."""
+    """The settings of one run, read-only."""
 
     def __init__(
         self, values: dict[str, Value], passed_on: Mapping[str, Value] | None = None, policies: tuple[str, ...] = ()
@@ -42,23 +42,23 @@ class Settings(Table):
 
     @property
     def is_extended(self) -> bool:
-        """Whether anything sets a setting of a feature."""
+        """Whether a feature's setting is set."""
         return len(self._values) > len(SETTINGS)
 
     @property
     def passed_on(self) -> dict[str, str]:
-        """What the files say to hooks: defaults for the caller's own variables."""
+        """Variables of the files for hooks: defaults for the caller's variables."""
         return {key: text for key, (text, _) in self._passed_on.items()}
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
-        """Variable, value and origin of each setting, then of what is passed on to hooks."""
+        """Yield variable, value and origin of each setting, then of the variables for hooks."""
         for variable, setting in all_settings().items():
             yield variable, *self._values.get(setting.name, (setting.default, "default"))
         for variable, (text, origin) in self._passed_on.items():
             yield variable, text, origin
 
     def replace(self, origin: str, **changes: object) -> Settings:
-        """A copy with some values changed: an option of the command line over a setting."""
+        """Return a copy with some values changed, as by an option of the command line."""
         values = dict(self._values)
         for name, value in changes.items():
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
@@ -66,7 +66,7 @@ class Settings(Table):
         return Settings(values, self._passed_on, self.policies)
 
     def with_devices(self, more: Iterable[str], origin: str) -> Settings:
-        """A copy with devices added. Raises ConfigError without the feature that gives devices."""
+        """Return a copy with devices added. Raises ConfigError without the feature for devices."""
         devices = tuple(more)
         if devices and "ENROOT_DEVICES" not in all_settings():
             raise ConfigError(f"{origin}: this penroot gives no devices", hint="this installation lacks that feature")
@@ -79,14 +79,14 @@ def sysconf_path(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def directories(name: str, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Where ``name``, as hooks.d, is of the system and of the user."""
+    """Return the system's and the user's path of ``name``, such as hooks.d."""
     return f"{sysconf_path(environ)}/{name}", f"{settings.config_path}/{name}"
 
 
 def load(
     environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value] | None = None, *, in_job: bool = True
 ) -> Settings:
-    """Read the settings of this process; ``directives`` of a configuration script, with their origins, go before all.
+    """Read the settings of this process; ``directives`` of a configuration script, with origins, take precedence.
 
     Where a job is submitted, a file may name variables that only the job has: they are empty unless ``in_job``.
     Raises ConfigError, with file and line, for a key that is none, a value that does not parse, and a variable in it
@@ -129,7 +129,7 @@ def load(
 
 
 def _check(setting: Setting, text: str, origin: str) -> None:
-    """Raises ConfigError for a value that does not parse."""
+    """Raise ConfigError for a value that does not parse."""
     try:
         setting.parse(text)
     except ValueError as e:
@@ -147,7 +147,7 @@ def _own(path: str) -> str:
 
 
 def _of_our_group(store: str) -> str:
-    """``store``, or the store of our group in it where that is of another group, as after newgrp(1).
+    """Return ``store``, or the subdirectory for our group if the store is of another group, as after newgrp(1).
 
     The one group of a user namespace is the process's own, and overlayfs changes nothing in a directory whose
     group is not there.
@@ -165,12 +165,12 @@ def _of_our_group(store: str) -> str:
 
 
 def read_files(environ: Mapping[str, str]) -> Iterator[str]:
-    """The files of settings that there are, in the order in which they are read: what the last one sets counts."""
+    """Return the existing files of settings in the order in which they are read: the last value counts."""
     return _files(_places(environ, base_directories(environ)))
 
 
 def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Place]:
-    """The directories of settings that there are, the system's and the user's, and the names in each."""
+    """Return the existing directories of settings, the system's and the user's, with the names in each."""
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
             there = os.listdir(directory)
@@ -193,7 +193,7 @@ def _files(places: Iterable[Place]) -> Iterator[str]:
 
 
 def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The policies that there are. No variable takes the site's own away: one of another place comes to it."""
+    """Return the existing policies. No variable disables the site's policy; it can only add another one."""
     found = [f"{directory}/{POLICY}" for directory, there in places if POLICY in there]
     its_own = f"{SITE}/{POLICY}"
     if sysconf_path(environ) != SITE and _may_be(its_own):
@@ -202,7 +202,7 @@ def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str,
 
 
 def _may_be(path: str) -> bool:
-    """Whether there is a file, or a directory in which we cannot look for one: opening it says what is wrong."""
+    """Whether a file exists, or may exist in an unreadable directory: opening it reports the error."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -215,7 +215,7 @@ def _may_be(path: str) -> bool:
 def _in_files(
     places: Iterable[Place], environ: Mapping[str, str], base: Mapping[str, str], in_job: bool
 ) -> Iterator[tuple[str, Value]]:
-    """Each variable in the files, with its value; the last one counts. A line may name those before it.
+    """Return the variables of the files; the last value counts. A line may use variables of earlier lines.
 
     Raises ConfigError.
     """
@@ -235,7 +235,7 @@ def _in_files(
 
 
 def _in_yaml(path: str, runtime: str) -> Iterable[Entry]:
-    """The settings in a penroot.yaml."""
+    """Yield the settings in a penroot.yaml."""
     from enroot_py.config import parsed
 
     def parse(path: str, data: bytes) -> list[Entry]:
@@ -247,7 +247,7 @@ def _in_yaml(path: str, runtime: str) -> Iterable[Entry]:
 
 
 def _in_conf(path: str) -> Iterator[Entry]:
-    """Lines ``KEY VALUE`` or ``KEY=VALUE`` of enroot.conf."""
+    """Yield the lines ``KEY VALUE`` or ``KEY=VALUE`` of enroot.conf."""
     lines = os.fsdecode(files.content(path) or b"").splitlines()
     for number, line in enumerate(lines, 1):
         line = line.strip()
@@ -258,7 +258,7 @@ def _in_conf(path: str) -> Iterator[Entry]:
 
 
 def assignment(line: str) -> tuple[str, str]:
-    """Key and value of ``KEY VALUE`` or ``KEY=VALUE``, without quotes and the comment behind it."""
+    """Return key and value of ``KEY VALUE`` or ``KEY=VALUE``, without quotes and comment."""
     cut = min((i for i in (line.find(" "), line.find("\t"), line.find("=")) if i >= 0), default=len(line))
     key, text = line[:cut], line[cut:].lstrip(" \t=")
     quote = text[:1]

@@ -1,4 +1,4 @@
-"""The settings that there are: one table, from which everything else is derived.
+"""The table of settings, from which everything else is derived.
 
 On the start path: no typing, no re.
 """
@@ -20,7 +20,7 @@ _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
 class Setting:
-    """One row of a table: an attribute of its settings, with a default and a meaning, that knows how it is written.
+    """One row of a table: a setting with its default, its meaning and its parser.
 
     An ``annotated`` one is an annotation com.pyxis.NAME of environment files, too.
     """
@@ -38,7 +38,7 @@ class Setting:
         self.variable = "ENROOT_" + name.upper()
 
     def parse(self, text: str) -> Any:
-        """Raises ValueError with what the text should have been."""
+        """Parse the text. Raises ValueError with the expected form."""
         return text
 
     def __set__(self, instance: Rows, value: object) -> None:
@@ -51,7 +51,7 @@ class Text(Setting):
 
 
 class List(Text):
-    """Words of any kind, separated by commas."""
+    """Comma-separated words."""
 
     separator = ","
 
@@ -70,7 +70,7 @@ class Path(Text):
 
 
 class Choice(Text):
-    """One of some words."""
+    """One of several words."""
 
     def __init__(self, default: str, doc: str, *words: str) -> None:
         super().__init__(default, doc)
@@ -84,7 +84,7 @@ class Choice(Text):
 
 
 class Words(Setting):
-    """Some of a few words, separated by commas."""
+    """Comma-separated words from a fixed set."""
 
     def __init__(self, default: str, doc: str, *words: str) -> None:
         super().__init__(default, doc)
@@ -102,7 +102,7 @@ class Words(Setting):
 
 
 class Paths(Setting):
-    """Absolute paths, separated by colons."""
+    """Colon-separated absolute paths."""
 
     kind = "paths"
     separator = ":"
@@ -118,7 +118,7 @@ class Paths(Setting):
 
 
 class Place(Path):
-    """An absolute path, one of some words, or nothing."""
+    """An absolute path, one of several words, or empty."""
 
     def __init__(self, default: str, doc: str, *words: str) -> None:
         super().__init__(default, doc)
@@ -158,7 +158,7 @@ class Auto(Bool):
 
 
 class Hosts(Setting):
-    """yes, no, or the hosts for which it is yes, which may be HOST:PORT; ``*`` is every host."""
+    """yes, no, or a list of HOST[:PORT] for which it is yes; ``*`` is every host."""
 
     kind = "bool|hosts"
 
@@ -200,7 +200,7 @@ class Size(Setting):
 
 
 class Rows:
-    """A table: what each row is set to, and where that comes from."""
+    """A table: the value of each row, with its origin."""
 
     def __init__(self, values: dict[str, tuple[str, str]]) -> None:
         self._values = values  # by name: text and origin
@@ -213,7 +213,7 @@ class Rows:
 
 
 class Table(Rows):
-    """A row for each setting of the core."""
+    """The settings of the core."""
 
     runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "directory for mounts and notes of running containers")
     config_path = Path("${XDG_CONFIG_HOME}/enroot", "directory of the user's configuration and credentials")
@@ -282,14 +282,14 @@ class Table(Rows):
 
 
 class FeatureTable(Rows):
-    """A row for each setting of a feature; a base class."""
+    """Base class for the settings of a feature."""
 
     def __init__(self, settings: Rows) -> None:
         super().__init__(settings._values)
 
 
 def rows(table: type[Rows]) -> dict[str, Setting]:
-    """The settings of a table, by their variables."""
+    """Return the settings of a table by variable."""
     return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
 
 
@@ -297,7 +297,7 @@ SETTINGS = rows(Table)  # of the core
 
 
 def all_settings() -> dict[str, Setting]:
-    """The settings of the core, then those of the features."""
+    """Return the settings of the core, then those of the features."""
     from enroot_py.base.features import plugged
 
     return {**SETTINGS, **{variable: row for each in plugged("settings") for variable, row in each.SETTINGS.items()}}
@@ -318,7 +318,7 @@ _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 
 
 def check_key(key: str, origin: str) -> None:
-    """Raises ConfigError for an unknown key of enroot.conf, as one that is nearly one of ours.
+    """Raise ConfigError for an unknown key of enroot.conf that resembles one of ours.
 
     Other ENROOT_* are the site's own, for its hooks.
     """
@@ -333,7 +333,7 @@ def check_key(key: str, origin: str) -> None:
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that is nearly one of ours."""
+    """Return a warning for each variable that resembles one of ours."""
     known = (*SETTINGS, *_MORE, *FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
     if unknown:
@@ -343,7 +343,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def _meant(key: str) -> str:
-    """The variable that ``key`` may be a slip of, or ""."""
+    """Return the variable of which ``key`` may be a typo, or ""."""
     prefix, _, word = key.partition("_")
     known = (*all_settings(), *_MORE)
     name = nearest(word, [name.partition("_")[2] for name in known if name.startswith(prefix)])

@@ -1,4 +1,4 @@
-"""The words of settings: variables, yes and no, the directories that paths begin with, and the nearest to a typo.
+"""Words in settings: variables, yes and no, base directories, and the nearest word to a typo.
 
 On the start path: no import but os.
 """
@@ -120,7 +120,7 @@ def _check_length(text: str) -> None:
 
 
 def _closing(text: str) -> int:
-    """Where the brace at the beginning is closed; a default may hold variables. Raises ValueError."""
+    """Return the position of the closing brace; a default may contain variables. Raises ValueError."""
     depth = 0
     for at, character in enumerate(text):
         depth += (character == "{") - (character == "}")
@@ -132,7 +132,7 @@ def _closing(text: str) -> int:
 
 
 def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
-    """XDG base directories and TMPDIR with their defaults (XDG base directory specification)."""
+    """Return XDG base directories and TMPDIR with their defaults (XDG base directory specification)."""
     home = (environ.get("HOME") or _home()).rstrip("/")
     tmp = environ.get("TMPDIR") or "/tmp"
     run = environ.get("XDG_RUNTIME_DIR") or ""

@@ -1,4 +1,4 @@
-"""penroot.yaml: the settings in their clean form.
+"""Read penroot.yaml.
 
 A mapping of settings by their names, without ENROOT_ and in small letters; ``environment``
 maps variables for hooks and clients to values, such as NVIDIA_* and proxies::
@@ -29,7 +29,7 @@ _NAMES = {setting.name: variable for variable, setting in _SETTINGS.items()}
 
 
 def parse(path: str, data: bytes) -> list[tuple[str, int, str]]:
-    """(variable, line, text) of each setting, its text as in the file. Raises ConfigError."""
+    """Yield (variable, line, text) of each setting. Raises ConfigError."""
     try:
         root = yaml.compose(data, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as e:
@@ -66,7 +66,7 @@ def _settings(path: str, root: yaml.Node) -> Iterator[tuple[str, int, str]]:
 
 
 def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """The pairs of a mapping whose keys are words, each there once."""
+    """Return the pairs of a mapping with unique string keys."""
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}:{node.start_mark.line + 1}: this is not a mapping", hint="write KEY: VALUE")
     seen: dict[str, int] = {}

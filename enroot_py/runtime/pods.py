@@ -124,7 +124,7 @@ def _profile(proc: str) -> str:
 
 def _apparmor_profile() -> str:
     """The profile that comes with penroot: in an installation under share/, in a source tree under configs/."""
-    from enroot_py.base import versions  # rarely
+    from enroot_py.base import versions  # rarely needed
 
     prefix = os.path.dirname(os.path.dirname(versions.link()))
     installed = f"{prefix}/share/penroot/apparmor/penroot"

@@ -1,9 +1,9 @@
-"""Which node uses a container, and which process changes it: two mounts of one upper directory corrupt each other.
+"""Locks that keep a container from being changed twice at once: two mounts of one upper directory corrupt each other.
 
-Nodes may share the data path, as in homes on a file server. A step holds a lock, flock(2), on the
-file ``.NAME.node`` beside the container NAME for as long as it runs; the file names the step's node.
-Where another node holds the lock, this one makes and uses NAME@NODE. On one node the mounts of
-processes say who changes a container. Source: the kernel's filesystems/overlayfs, "Sharing and copying layers".
+Nodes may share the data path, for example in home directories on a file server. A running step holds flock(2) on the
+file ``.NAME.node`` beside the container NAME. The file names the step's node. If another node holds the lock, this
+node uses NAME@NODE instead. Between processes of one node, the mounts show which process changes a container.
+Source: the kernel's filesystems/overlayfs, "Sharing and copying layers".
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from enroot_py.runtime.rootfs import Source
 
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LONGEST = 256  # bytes of the name of a node
-_MOMENT = 0.02  # seconds
-_PATIENCE = 2.0  # seconds until whoever has a claim alone is not waited for
+_MAX_NODE_NAME_BYTES = 256
+_RETRY_INTERVAL_S = 0.02
+_EXCLUSIVE_LOCK_TIMEOUT_S = 2.0
 
 
 class Claim:
-    """Which container this node uses as ``name``: that one, or NAME@NODE where another node has it.
+    """The lock on the container that this node uses as ``name``: NAME, or NAME@NODE if another node holds NAME.
 
-    A container that is not ``kept`` goes with its step: one that another node has left behind is not used either.
-    Where the data path has no locks, ``name`` is used as it is.
+    A container that is not ``kept`` is removed with its step. If another node left such a container behind, this
+    node does not use it either. On a file system without locks, the name stays unchanged.
     """
 
     __slots__ = ("name", "_fd")
@@ -46,39 +46,39 @@ class Claim:
                 self.name = own
                 self._hold(own, node, data_path, kept=kept)
         except OSError:
-            return  # whoever makes something there reports what is wrong with the place
+            return  # creating the container will report the error
 
     def _hold(self, name: str, node: str, data_path: str, *, kept: bool) -> bool:
-        """Lock the container ``name`` for this node; False where it is another node's. Raises OSError."""
+        """Lock the container ``name`` for this node. Return False if another node holds it. Raises OSError."""
         path = _file(name, data_path)
-        until = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _EXCLUSIVE_LOCK_TIMEOUT_S
         while True:
             with Fd(os.open(path, _OPEN | os.O_CREAT, 0o600)) as fd:
                 if flock(fd):
-                    others = _node(fd) not in ("", node)
-                    if others and not kept and os.path.lexists(f"{data_path}/{name}"):
-                        return False  # its helper was killed, and the other node will remove it
+                    is_foreign = _node(fd) not in ("", node)
+                    if is_foreign and not kept and os.path.lexists(f"{data_path}/{name}"):
+                        return False  # the other node's helper was killed; that node will remove the container
                     if is_at(fd, path):
                         os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
-                # With the other steps of this node. Who has it alone is about to share it, or only looks who has it.
+                # Share the lock with other steps of this node. Exclusive locks are short: wait for them.
                 shared = flock(fd, shared=True)
-                if (shared or time.monotonic() >= until) and is_at(fd, path):
+                if (shared or time.monotonic() >= deadline) and is_at(fd, path):
                     if _node(fd) != node:
                         return False
                     self._fd = fd.keep()
                     return True
-            time.sleep(_MOMENT)
+            time.sleep(_RETRY_INTERVAL_S)
 
 
 def of_this_node(name: str, data_path: str) -> str:
-    """The name that this node has claimed for ``name``, or would claim."""
+    """Return the name that this node has claimed, or would claim, for the container ``name``."""
     node = os.uname().nodename
     own = f"{name}@{node}"
     return own if os.path.lexists(f"{data_path}/{own}") or holder(name, data_path) not in ("", node) else name
 
 
 def holder(name: str, data_path: str) -> str:
-    """The node that has a container for itself while its steps run, or ""."""
+    """Return the node whose steps hold the container's lock, or ""."""
     try:
         file = os.open(_file(name, data_path), _OPEN)
     except OSError:
@@ -88,18 +88,18 @@ def holder(name: str, data_path: str) -> str:
 
 
 def forget(name: str, data_path: str, *, made: bool) -> None:
-    """Remove the claim of a container that is gone; where it was never ``made``, unless another node has claimed it."""
+    """Remove the lock file of a container that is gone or, unless another node holds it, that was never ``made``."""
     if made or holder(name, data_path) in ("", os.uname().nodename):
         try:
             os.unlink(_file(name, data_path))
         except OSError:
-            return  # there is none, or none that matters
+            return
 
 
 def change_alone(source: Source) -> None:
-    """Keep others from changing a container until this process executes its program; call it before the mount.
+    """Lock a container for changes until this process executes its program. Call this before mounting.
 
-    Raises ContainerError where another process is changing it, or is about to and does not go on.
+    Raises ContainerError if another process is changing the container, or holds the lock and makes no progress.
     """
     data_path, name = os.path.split(source.changes)
     node = os.uname().nodename
@@ -112,9 +112,9 @@ def change_alone(source: Source) -> None:
                 raise _taken(name, f"a step on node {other}", f"use that node, or wait: squeue --nodelist={other}")
             refuse_changed(source)
             if flock(fd, shared=True):
-                break  # a step holds it that changes nothing
-            time.sleep(_MOMENT)  # another start is at this point
-            if time.monotonic() - began < _PATIENCE:
+                break  # a step that changes nothing holds the lock
+            time.sleep(_RETRY_INTERVAL_S)  # another start holds the exclusive lock
+            if time.monotonic() - began < _EXCLUSIVE_LOCK_TIMEOUT_S:
                 continue
             from enroot_py.base import waits
 
@@ -124,12 +124,12 @@ def change_alone(source: Source) -> None:
         else:
             os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
     except OSError:
-        pass  # the place has no locks
+        pass  # the file system has no locks
     refuse_changed(source)
 
 
 def refuse_changed(source: Source) -> None:
-    """Raise ContainerError where a process of this node is changing a container."""
+    """Raise ContainerError if a process of this node is changing the container."""
     process = processes.changing(source.upper)
     if process is None:
         return
@@ -148,4 +148,4 @@ def _file(name: str, data_path: str) -> str:
 
 
 def _node(fd: int) -> str:
-    return os.fsdecode(os.pread(fd, _LONGEST, 0)).strip()
+    return os.fsdecode(os.pread(fd, _MAX_NODE_NAME_BYTES, 0)).strip()

@@ -1,4 +1,7 @@
-"""An image is made of its layers: which of them show it, and its head, a topmost tree that makes it an enroot image."""
+"""Compose an image from stored layers: choose the layers to stack, and write the head.
+
+The head is a topmost tree with the files that make the root file system an enroot image.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from enroot_py.store.store import Store, cannot_write
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The layers that show an image, top first: their digests, their trees, and what their indexes say."""
+    """The layers of an image to mount, top first: digests, trees and indexes."""
 
     digests: list[str]
     lowerdirs: list[str]
@@ -28,28 +31,28 @@ class Stack:
 
 
 def stack(store: Store, diff_ids: Sequence[str], name: object) -> Stack:
-    """The stack of the image ``name``, whose layers are stored. Raises ImageError."""
+    """Return the stack of the image ``name`` from its stored layers. Raises ImageError."""
     digests: list[str] = []
     indexes: list[Index] = []
     for diff_id in reversed(diff_ids):
         directory = store.layer_path(diff_id)
         if directory is None:
             raise ImageError(f"{name}: the layer {diff_id} vanished from the store", hint="try again")
-        if diff_id not in digests:  # of a layer that is listed twice the upper position wins
+        if diff_id not in digests:  # the upper position of a layer that is listed twice wins
             digests.append(diff_id)
             indexes.append(index.read(directory))
         if indexes[-1].opaque:
             break
     if len(digests) > merge.MAX_LAYERS:
         lowest = slice(merge.MAX_LAYERS - 1, None)
-        log.info(f"{name}: {len(digests)} layers: making one of the lowest {len(digests[lowest])}")
+        log.info(f"{name}: {len(digests)} layers: merging the lowest {len(digests[lowest])} into one")
         digests[lowest] = [_merged(store, digests[lowest], indexes[lowest])]
         indexes[lowest] = [Index()]
     return Stack(digests, [f"{layout.layer(store.root, digest)}/{layout.TREE}" for digest in digests], indexes)
 
 
 def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> str:
-    """One layer in the store that shows what several do, top first; returns its digest."""
+    """Store one layer that merges several (top first). Return its digest."""
     chain_id = merge.chain_id(diff_ids[::-1])
     with store.build(layout.LAYERS, chain_id) as build:
         if not build.done:
@@ -65,7 +68,7 @@ def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> 
 
 
 def compose(directory: str, manifest: Manifest, config: ImageConfig, stack: Stack, provenance: str) -> None:
-    """Write all that the store has of an image into ``directory``. Raises ImageError, OSError."""
+    """Write head, manifest, config and stack of an image into ``directory``. Raises ImageError, OSError."""
     files = config.files(provenance)
     files["rc.local"] += etc.write_digest(manifest.digest).encode()
     head = _Head(f"{directory}/{layout.HEAD}", stack, config.created)
@@ -85,11 +88,11 @@ def compose(directory: str, manifest: Manifest, config: ImageConfig, stack: Stac
 
 
 class _Head:
-    """The topmost tree, in the making. What is added to the image has the time of that, to be the same every time.
+    """Writes the topmost tree. Added files get the image's creation time, so that the result is reproducible.
 
-    A directory of the head hides mode and time of the layers', so it gets theirs. That
-    also repairs directories that a layer implies but does not have, as /tmp in a layer
-    of nothing but tmp/x: the layers below know what they are like. All raise OSError.
+    A directory of the head hides mode and time of the same directory in the layers, so it copies them. This also
+    repairs directories that a layer only implies (/tmp, if a layer contains just tmp/x): mode and time come from a
+    lower layer. All methods raise OSError.
     """
 
     def __init__(self, directory: str, stack: Stack, created: float) -> None:
@@ -99,16 +102,16 @@ class _Head:
         self._created = created
         os.makedirs(self._root, 0o755)
         self._made = {self._root: (0o755, created)}  # directory -> mode and time
-        self._modes: dict[str, int] = {}  # those that a tree cannot hold
+        self._modes: dict[str, int] = {}  # modes that a tree cannot hold
 
     def add_workdir(self, workdir: str) -> None:
-        """Make the working directory where the layers have none."""
+        """Create the working directory if no layer has it."""
         path = real_path(self._stack.lowerdirs, workdir)
         if path is not None and look(self._stack.lowerdirs, path) is None:
             self._add_directory(path)
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
-        """Put files in /etc."""
+        """Write files into /etc."""
         etc = self._add_directory(real_path(self._stack.lowerdirs, "/etc") or "/etc")
         for name, data in files.items():
             with open(f"{etc}/{name}", "xb") as f:
@@ -117,15 +120,15 @@ class _Head:
             os.utime(f"{etc}/{name}", (self._created, self._created))
 
     def show_implied(self) -> None:
-        """Show what directories are like that an upper layer implies and a lower one has."""
-        for lower, its in zip(self._stack.lowerdirs, self._stack.indexes, strict=True):
-            for name in its.implicit:
+        """Restore mode and time of directories that an upper layer implies and a lower layer has."""
+        for lower, layer_index in zip(self._stack.lowerdirs, self._stack.indexes, strict=True):
+            for name in layer_index.implicit:
                 shown = look(self._stack.lowerdirs, name)
                 if shown is not None and len(shown.layers) > 1 and shown.layers[0][1] == f"{lower}/{name}":
                     self._add_directory(name)
 
     def hide_whiteouts(self) -> None:
-        """Let overlayfs merge directories that hold whiteouts: it shows those in a directory of one layer alone."""
+        """Make overlayfs merge directories that hold whiteouts: it shows the whiteouts of an unmerged directory."""
         for lower in self._stack.lowerdirs:
             for name in filter(None, index.whiteouts(os.path.dirname(lower))):
                 shown = look(self._stack.lowerdirs, name)
@@ -133,7 +136,7 @@ class _Head:
                     self._add_directory(name)
 
     def _add_directory(self, inside: str) -> str:
-        """Make a directory, and those above it, like the ones that it hides. Returns its path."""
+        """Make a directory and its parents, with the attributes of the directories below. Return its path."""
         names = [name for name in inside.split("/") if name]
         for depth in range(1, len(names) + 1):
             path = "/".join(names[:depth])
@@ -152,14 +155,14 @@ class _Head:
             status = os.stat(lower)
             self._made[here] = stat.S_IMODE(status.st_mode), status.st_mtime
             merge.copy_attributes(lower, here)
-            its = self._stack.indexes[number]
-            if path not in its.implicit:
-                if path in its.modes:
-                    self._modes[path] = its.modes[path]
+            layer_index = self._stack.indexes[number]
+            if path not in layer_index.implicit:
+                if path in layer_index.modes:
+                    self._modes[path] = layer_index.modes[path]
                 return
 
     def finish(self) -> None:
-        """Set modes and times, and write what lies beside the tree."""
+        """Set modes and times, and write index and sums."""
         for path, (mode, mtime) in sorted(self._made.items(), reverse=True):
             os.chmod(path, mode)
             os.utime(path, (mtime, mtime))

@@ -1,8 +1,8 @@
 """Containers on disk: what is under ENROOT_DATA_PATH.
 
-A plain directory is a root file system, as enroot makes it. A directory with a record
-(records.py) is a container over a stored image: ``upper`` holds its changes, the layers
-stay where they are. Lookup is on the start path; the rest imports what it needs.
+A plain directory is a root file system, as in enroot. A directory with a record (records.py) is a container over a
+stored image: ``upper`` holds its changes, and the layers stay in the store. Lookup is on the start path; all other
+functions import what they need when called.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 
 def find(target: str, settings: Settings) -> Source:
-    """The root file system that ``target`` names: a container, or a squashfs image by its path.
+    """Return the root file system of ``target``, a container's name or the path of a squashfs image.
 
-    Raises ContainerError with the names there are, ImageError for a damaged image.
+    Raises ContainerError for an unknown target, ImageError for a damaged image.
     """
     if os.path.isfile(target):
         return find_file(target, settings)
     if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
         what = "not an image file" if os.path.exists(target) else "no such image"
         path = target.startswith(("/", ".", "docker:/")) or target.endswith(".sqsh")
-        image = "docker://IMAGE" if path or not target else f"docker://{shown(target)}, of a registry"
-        raise ContainerError(f"{what}: {shown(target)}", hint=f"give a container's name, a squashfs image or {image}")
-    return open_container(target, settings, or_else=f"; an image of a registry is docker://{shown(target)}")
+        image = "docker://IMAGE" if path or not target else f"docker://{shown(target)}"
+        hint = f"name a container, the path of a squashfs image, or a registry image: {image}"
+        raise ContainerError(f"{what}: {shown(target)}", hint=hint)
+    return open_container(target, settings, or_else=f"; for a registry image: docker://{shown(target)}")
 
 
 def shown(target: str) -> str:
-    """Return what was given for an image or container, for messages: it may be a reference with a password."""
+    """Return ``target`` for a message, without the password that a reference may contain."""
     if ":" not in target or "@" not in target:
         return target
     from enroot_py.registry.reference import without_password
@@ -48,21 +49,21 @@ def shown(target: str) -> str:
 
 
 def find_file(path: str, settings: Settings) -> Source:
-    """The root file system in a squashfs image. Raises ImageError where it is none, or damaged."""
+    """Return the root file system in a squashfs image. Raises ImageError for a damaged or other file."""
     pack.load(pack.IMAGE)
     from enroot_py.store.squashfs import check
 
     check(path)
     real = admit_file(path, settings)
     if settings.unpack:
-        from enroot_py.store import unpacked
+        from enroot_py.store import filecopy
 
-        return of_image(path, unpacked.image(real, settings))
+        return of_image(path, filecopy.image(real, settings))
     return Source(path, image=real)
 
 
 def admit_file(path: str, settings: Settings) -> str:
-    """The real path of a squashfs file. Raises PolicyError where a policy does not let it in."""
+    """Return the real path of a squashfs file. Raises PolicyError if a policy rejects the file."""
     real = os.path.realpath(path)
     if settings.policies:
         from enroot_py.store import policies
@@ -72,7 +73,7 @@ def admit_file(path: str, settings: Settings) -> str:
 
 
 def admit_imported(uri: str, settings: Settings) -> None:
-    """Raises PolicyError where a policy rejects an image that the site's own importer is about to bring."""
+    """Raise PolicyError if a policy rejects an image that the site's own importer is about to fetch."""
     if settings.policies:
         from enroot_py.registry import reference
         from enroot_py.store import policies
@@ -81,14 +82,14 @@ def admit_imported(uri: str, settings: Settings) -> None:
 
 
 def of_image(name: str, image: Image) -> Source:
-    """The root file system of an image in the store."""
+    """Return the root file system of a stored image."""
     return Source(name, lowerdirs=image.lowerdirs, image=image.file)
 
 
 def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
-    """The container ``name``; ``or_else`` says what the name might be instead.
+    """Open the container ``name``. ``or_else`` ends the hint if there is no such container.
 
-    Raises ContainerError where there is none or its image is gone.
+    Raises ContainerError if the container or its image is missing.
     """
     path = f"{settings.data_path}/{check_name(name)}"
     check_place(settings.data_path, name)
@@ -139,13 +140,13 @@ def _not_ours(path: str) -> ContainerError:
     word = records.word_file(os.path.dirname(path))
     return ContainerError(
         f"the container {os.path.basename(path)} has a file {path}/{records.MARK} that was not made with it",
-        hint="delete it if it came with the image or a program; if you made the container with an older penroot: "
+        hint="if the image or a program created it, delete it; if you made the container with an older penroot: "
         f"echo word $(cat {word}) >> {path}/{records.MARK}",
     )
 
 
 def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
-    """Layer trees of a stored image, from top to bottom."""
+    """Return the layer trees of a stored image, top first."""
     from enroot_py.store.crash import is_usable
 
     store = layout.root_of(image)
@@ -156,7 +157,7 @@ def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
             f"the store of {name}, {store}, {e.strerror}: it is not trusted", hint="import the image again"
         ) from e
     except OSError:
-        pass  # the image is gone then
+        pass  # reading the stack below reports that the image is gone
     if not layout.is_readable(store):
         from enroot_py.store import format
 
@@ -179,13 +180,13 @@ def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
 
 
 def check_place(data_path: str, name: str = "") -> None:
-    """Raises ContainerError where others can change what is under the data path, or in the container ``name``."""
+    """Raise ContainerError if other users can write to the data path or to the container ``name``."""
     path = f"{data_path}/{name}" if name else data_path
     try:
         try:
             trusted.place(path)
         except PermissionError as e:
-            # The root of an image may be open to everybody. That does no harm where nobody can reach it.
+            # An image's root may be world-writable. This is harmless if other users cannot enter the data path.
             if not name or e.filename != path or trusted.place(data_path).st_mode & 0o011:
                 raise
             trusted.place(path, closed_to=0)
@@ -198,25 +199,25 @@ def check_place(data_path: str, name: str = "") -> None:
 def _untrusted(path: str, error: OSError) -> ContainerError:
     if error.errno != errno.EPERM:
         return ContainerError(f"cannot open {path}: {error.strerror}", hint=_way_out(error, path + "/"))
-    own = "set ENROOT_DATA_PATH to a directory of your own"
+    hint = "set ENROOT_DATA_PATH to a directory of your own"
     if (error.strerror or "").startswith("can be written"):
-        own = f"if nobody has: chmod go-w {path}; else {own}"
-    return ContainerError(f"{path} {error.strerror}: its content is not trusted", hint=own)
+        hint = f"if nobody has: chmod go-w {path}; else {hint}"
+    return ContainerError(f"{path} {error.strerror}: its content is not trusted", hint=hint)
 
 
 def check_name(name: str) -> str:
     if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255 or "\0" in name:
         raise UsageError(f"not a container name: {shown(name)!r}", hint="a name is a file name without '/'")
-    if name.startswith("."):  # of what is being made: names() shows none
+    if name.startswith("."):  # reserved for containers in the making, which names() does not list
         raise UsageError(f"not a container name: {shown(name)!r}", hint="a name does not begin with a dot")
     return name
 
 
 def create(name: str, image: str, settings: Settings, uri: str = "", *, force: bool = False) -> Source:
-    """Make the container ``name`` over the stored image in directory ``image``: at once, nothing is copied.
+    """Make the container ``name`` over the stored image in directory ``image``, without copying.
 
-    With ``force`` it takes the place of the one that has the name, when it is complete.
-    Raises ContainerError where it exists, or where the data path cannot hold it.
+    With ``force``, the complete new container replaces an existing one.
+    Raises ContainerError if the container exists or cannot be written.
     """
     from enroot_py.store.store import Store
 
@@ -226,7 +227,7 @@ def create(name: str, image: str, settings: Settings, uri: str = "", *, force: b
 
 
 def temporary(name: str, source: Source, settings: Settings) -> Source:
-    """Make the container ``name`` over the squashfs image of ``source``, or its shared copy. Raises ContainerError."""
+    """Make the container ``name`` over the squashfs image of ``source`` or its shared copy. Raises ContainerError."""
     if source.lowerdirs:
         return create(name, layout.image_over(source.lowerdirs), settings, source.name)
     return _make(name, f"squashfs {source.image}\n", settings)
@@ -240,9 +241,10 @@ def _make(
     *,
     force: bool = False,
 ) -> Source:
-    """Make a container that keeps its changes apart from what ``origin`` names; ``announce`` gets its path first.
+    """Make a container whose record names its image by the line ``origin``.
 
-    Over a stored image it gets copies of the image's scripts.
+    ``announce`` gets the path of the record before the container exists. A container over a stored image gets copies
+    of the image's scripts.
     """
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:
@@ -275,7 +277,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
 
 
 def refuse_taken(name: str, settings: Settings, *, force: bool) -> None:
-    """Raises ContainerError if the name is taken: with ``force`` only by a container that is running."""
+    """Raise ContainerError if the name is taken; with ``force`` only if that container is running."""
     if not os.path.lexists(f"{settings.data_path}/{check_name(name)}"):
         return
     if force:
@@ -286,7 +288,7 @@ def refuse_taken(name: str, settings: Settings, *, force: bool) -> None:
 
 
 class _New:
-    """A container in the making, in a ``with``: it gets its name when it is complete, else nothing is left of it."""
+    """A container in the making, in a ``with``. It gets its name on success and is deleted on failure."""
 
     def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
         self._name, self._settings, self._force = name, settings, force
@@ -328,7 +330,7 @@ class _New:
             raise _cannot_delete(self._directory.path, e) from e
 
     def _publish(self) -> None:
-        """Give the directory its name. What had the name is deleted afterwards."""
+        """Give the directory its name. Then delete the container that had the name."""
         if self._force:
             refuse_taken(self._name, self._settings, force=True)
         old = set_aside(self._name, self._settings.data_path, self._directory.replace) if self._force else None
@@ -345,7 +347,7 @@ def _way_out(error: OSError, path: str) -> str:
 
 
 def names(settings: Settings) -> list[str]:
-    """Names of the containers there are, sorted."""
+    """Return the names of all containers, sorted."""
     check_place(settings.data_path)
     try:
         entries = os.listdir(settings.data_path)
@@ -360,7 +362,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def refuse_running(name: str, settings: Settings) -> None:
-    """Raises ContainerError for a container in which processes run: they would lose its files."""
+    """Raise ContainerError if processes run in the container: they would lose its files."""
     from enroot_py.runtime import processes
     from enroot_py.store import claims
 
@@ -376,7 +378,7 @@ def refuse_running(name: str, settings: Settings) -> None:
 
 
 def remove(name: str, settings: Settings) -> None:
-    """Delete a container; it is gone from the list before its files are. Raises ContainerError."""
+    """Delete a container: first hide it from the list, then delete its files. Raises ContainerError."""
     refuse_running(name, settings)
     sweep(settings)
     if not remove_if_there(name, settings):
@@ -384,14 +386,14 @@ def remove(name: str, settings: Settings) -> None:
 
 
 def sweep(settings: Settings) -> None:
-    """Delete what was killed while it made or deleted a container."""
+    """Delete the remains of killed processes that were making or deleting a container."""
     from enroot_py.base import making
 
     making.sweep(settings.data_path)
 
 
 def remove_if_there(name: str, settings: Settings) -> bool:
-    """Delete a container; False where there is none of that name. Raises ContainerError."""
+    """Delete a container. Return False if there is none. Raises ContainerError."""
     from enroot_py.store import claims
 
     trash = set_aside(name, settings.data_path)
@@ -403,10 +405,13 @@ def remove_if_there(name: str, settings: Settings) -> bool:
 
 
 class Trash:
-    """A container that has lost its name. The lock keeps sweeps of other processes from it."""
+    """A container without a name, to be deleted. A lock protects it from the sweeps of other processes."""
 
     def __init__(self, path: str, replace: Callable[[], str] | None) -> None:
-        """``replace`` gives the name to another one, and says which one this has then. Raises OSError."""
+        """Take the name from the container at ``path``. Raises OSError.
+
+        ``replace`` gives the name to another container and returns the new path of this one.
+        """
         from enroot_py.base import making
 
         self._lock = making.hold(path)
@@ -432,7 +437,7 @@ class Trash:
 
 
 def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = None) -> Trash | None:
-    """Rename a container to be deleted; None where there is none. ``replace``: see Trash. Raises ContainerError."""
+    """Rename a container to be deleted; None if there is none. ``replace``: see Trash. Raises ContainerError."""
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
     if not os.path.lexists(path):
@@ -449,7 +454,7 @@ def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = Non
 
 
 def _mounted_beneath(directory: str) -> str:
-    """A mount point in a directory, in this mount namespace: what is there is none of the directory's."""
+    """Return a mount point beneath a directory, or "": the mounted files must not be deleted."""
     from enroot_py.base import mountinfo
 
     path = os.path.realpath(directory)
@@ -458,7 +463,7 @@ def _mounted_beneath(directory: str) -> str:
 
 
 def delete(path: str) -> None:
-    """Delete a tree, whatever its modes, without leaving its file system. Raises PenrootError."""
+    """Delete a tree regardless of its modes, without leaving its file system. Raises PenrootError."""
     from enroot_py.base import trees
 
     try:

@@ -1,11 +1,10 @@
-"""What a crash of the node may have made of the store: nothing is used that is not what was published.
+"""Detect layers and images that a crash of the node truncated. Only what was published intact is used.
 
-An import waits for no disk: it would take as long again as all the rest. What it made has a
-mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
-Where the mark names another boot, the node may have crashed: what has it is compared with all
-its sums before anybody uses it, and then the mark is renamed ``checked``. The users of root's
-store (``store_form: squashfs``, and modes for all to read) cannot rename a mark: there the
-import calls syncfs(2) and renames it at once. On the start path.
+An import does not wait for the disk, which would double its time. It writes a mark, ``boot``, which names the node's
+boot and has checksums of the files beside it. If the mark names another boot, the node may have crashed: compare the
+layer or image with all its checksums before use, then rename the mark to ``checked``. Users of root's store
+(``store_form: squashfs``, world-readable) cannot rename marks, so imports by root call syncfs(2) and rename the mark
+at once. On the start path.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from enroot_py.store import layout
 
 
 def mark(directory: str) -> None:
-    """Mark a layer or an image as one of this boot. Raises OSError."""
+    """Mark a layer or an image as written during this boot. Raises OSError."""
     with open(f"{directory}/{layout.BOOT}", "w") as f:
         f.writelines((linux.boot_id() + "\n", *_checksums(directory)))
 
 
 def is_whole(directory: str) -> bool:
-    """Whether a layer or an image is there, and has not the mark of another boot."""
+    """Whether a layer or an image exists and has no mark of another boot."""
     try:
         with open(f"{directory}/{layout.BOOT}", errors="replace") as f:
             return f.readline().rstrip("\n") == linux.boot_id()
@@ -34,7 +33,7 @@ def is_whole(directory: str) -> bool:
 
 
 def is_usable(image: str) -> bool:
-    """Whether an image is there, and whole: after a crash that takes a look at all of it."""
+    """Whether an image exists and is intact. After a crash this reads all its files."""
     if is_whole(image):
         return True
     if not os.path.isdir(image):
@@ -50,7 +49,7 @@ def is_usable(image: str) -> bool:
 
 
 def keep_or_drop(directory: str, aside: str) -> None:
-    """Keep a layer or an image of another boot if it is whole, else move it to ``aside``. Raises OSError."""
+    """Keep a layer or an image of another boot if it is intact, else move it to ``aside``. Raises OSError."""
     if _survived(directory):
         _unmark(directory)
         return
@@ -59,7 +58,7 @@ def keep_or_drop(directory: str, aside: str) -> None:
 
 
 def settle(image: str) -> None:
-    """Write all to the disk: then an image and its layers need no mark any more. Raises OSError."""
+    """Write the store to the disk, and mark an image and its layers as checked. Raises OSError."""
     with Fd(os.open(image, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         linux.syncfs(fd)
     _unmark(image, *layout.layers_of(image))
@@ -69,13 +68,13 @@ def _unmark(*directories: str) -> None:
     for directory in directories:
         try:
             os.rename(f"{directory}/{layout.BOOT}", f"{directory}/{layout.CHECKED}")
-        except OSError as e:  # another was quicker, or it is not ours: then each of us looks
+        except OSError as e:  # another process was quicker, or the store is read-only: then every start checks again
             if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
 
 
 def _survived(directory: str) -> bool:
-    """Whether a layer or an image is what it was when it was published."""
+    """Whether a layer or an image is unchanged since it was published."""
     from enroot_py.store import index
 
     if changed_files(directory):
@@ -87,7 +86,7 @@ def _survived(directory: str) -> bool:
 
 
 def is_unchanged(image: str) -> bool:
-    """Whether the squashfs file of an image is what it was when it was written. Raises OSError."""
+    """Whether the squashfs file of an image is unchanged since it was written. Raises OSError."""
     from enroot_py.store import squashfs
 
     with open(f"{image}/{layout.SUM}") as f:
@@ -95,7 +94,7 @@ def is_unchanged(image: str) -> bool:
 
 
 def changed_files(directory: str) -> list[str]:
-    """Which files of a layer or an image, of those that are not in its tree, are not what was published."""
+    """Return the files beside the tree of a layer or an image that changed since it was published."""
     for name in (layout.BOOT, layout.CHECKED):
         try:
             with open(f"{directory}/{name}", errors="replace") as f:
@@ -108,7 +107,7 @@ def changed_files(directory: str) -> list[str]:
 
 
 def _checksums(directory: str) -> list[str]:
-    """A line NAME CRC for each file of a layer or an image that is not in its tree."""
+    """Return a line NAME CRC for each file beside the tree of a layer or an image."""
     from zlib import crc32
 
     lines = []

@@ -1,4 +1,4 @@
-"""An image is brought into the store: the layers that it lacks, unpacked from their streams, then the image of them."""
+"""Fetch an image into the store: unpack each missing layer while it downloads, then compose the image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.registry.manifests import MAX_CONFIG, Descriptor, Manifest
 from enroot_py.registry.reference import LocalImage, Reference
 from enroot_py.registry.sources import Blob, Expecting, ImageSource
-from enroot_py.store import compose, layout, onefile, prune, unpack
+from enroot_py.store import compose, layertree, layout, onefile, prune
 from enroot_py.store.imageconfig import ImageConfig
 from enroot_py.store.store import Build, Image, Store, cannot_write
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Fetch:
-    """The image of a manifest on its way from its source into a store."""
+    """Fetches the image of a manifest from its source into a store."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Fetch:
         self._settings = settings
 
     def image(self) -> Image:
-        """The image, when it is in the store; it is held. Raises ImageError, RegistryError."""
-        gc.enable()  # a start that pulls has none
+        """Fetch the image, and return it held. Raises ImageError, RegistryError."""
+        gc.enable()  # a start disables it
         store = self._store
         store.sweep()
-        with store.lock():  # so that no layer goes before the image that it is for is there
+        with store.lock():  # keep new layers from being pruned before their image exists
             with store.build(layout.IMAGES, self._manifest.digest) as build:
                 image = store.image(self._manifest.digest)
                 if image is not None and image.hold():  # another import made it while we waited
@@ -55,7 +55,7 @@ class Fetch:
                     self._write_file(build)
                 else:
                     self._assemble(build)
-            if as_file or os.geteuid() == 0:  # see crash.py: others would take our mark for one of a crash
+            if as_file or os.geteuid() == 0:  # see crash.py: other users cannot rename our mark
                 store.settle(self._manifest.digest)
             image = store.image(self._manifest.digest)
             if image is None or not image.hold():
@@ -67,7 +67,7 @@ class Fetch:
         return image
 
     def _write_file(self, build: Build) -> None:
-        """Make the image as one squashfs file, by way of a store of trees on this node."""
+        """Write the image as one squashfs file, from trees in a temporary store on this node."""
 
         def fetch_trees(settings: Settings) -> Image:
             store = Store(settings.cache_path, create=True)
@@ -77,14 +77,14 @@ class Fetch:
         build.publish()
 
     def _assemble(self, build: Build) -> None:
-        """Fetch the layers that are missing, and make the image of them."""
+        """Fetch the missing layers, and compose the image."""
         began = time.monotonic()
         config = ImageConfig(self._config(), self._reference)
         diff_ids = config.diff_ids(self._manifest)
         fetched = self._fetch_layers(diff_ids, build)
         recording.phase("fetch")
         stack = compose.stack(self._store, diff_ids, self._reference)
-        if not build.done:  # else only a layer of it had gone
+        if not build.done:  # else the image was complete except for a layer
             try:
                 compose.compose(build.path, self._manifest, config, stack, self._reference.uri())
             except OSError as e:
@@ -97,7 +97,7 @@ class Fetch:
     # -- layers
 
     def _fetch_layers(self, diff_ids: Sequence[str], build: Build) -> int:
-        """Fetch and unpack what ``build`` lacks, one process a layer, the largest first. Returns bytes fetched."""
+        """Fetch and unpack the missing layers, one process each, the largest first. Return the bytes fetched."""
         pairs = dict(zip(diff_ids, self._manifest.layers, strict=True))
         missing = [(diff_id, blob) for diff_id, blob in pairs.items() if self._store.layer_path(diff_id) is None]
         if not missing:
@@ -115,16 +115,16 @@ class Fetch:
         try:
             workers.run(tasks, parallel, progress.tick)
         except BaseException:
-            self._store.sweep()  # after workers that had to be killed
+            self._store.sweep()  # remove the temporary directories of killed workers
             raise
         finally:
             progress.end()
         return total
 
     def _fetch_layer(self, diff_id: str, blob: Descriptor, count: Callable[[int], None]) -> None:
-        """What one process does: bring one layer into the store. ``count`` is told the bytes read so far."""
+        """Fetch one layer into the store, in a worker process. ``count`` gets the number of bytes read so far."""
         with self._store.build(layout.LAYERS, diff_id) as build:
-            if build.done:  # by another import, while we waited for it
+            if build.done:  # another import has just made it
                 return
 
             def read(size: int) -> None:
@@ -132,7 +132,7 @@ class Fetch:
                 build.go_on()
 
             def use(stream: Blob) -> None:
-                build.clear()  # of a blob that was damaged
+                build.clear()  # remove the files of a damaged blob
                 self._unpack(stream, build.path, diff_id, blob, read)
 
             self._read(blob, use)
@@ -142,27 +142,27 @@ class Fetch:
         self, stream: Blob, directory: str, diff_id: str, blob: Descriptor, count: Callable[[int], None]
     ) -> None:
         try:
-            layer = unpack.layer(stream, directory, progress=count)
+            layer = layertree.unpack(stream, directory, progress=count)
         except ImageError as e:
             raise ImageError(f"{self._reference}: layer {blob.digest}: {e}", hint=e.hint) from e
-        # Both, or one image could plant another's layer. An archive of docker names layers by
-        # their diff-id, compressed or not.
+        # Check both digests, or one image could plant a layer of another image. Docker archives
+        # name layers by their diff-id, even if they are compressed.
         if blob.digest not in (layer.blob_digest, diff_id):
             raise ImageError(
                 f"{self._reference}: the layer {blob.digest} came with the digest {layer.blob_digest}",
                 hint="damaged in transit or in the registry: nothing was kept, try again",
             )
         if layer.diff_id != diff_id:
-            was = f"the layer {blob.digest} unpacks to {layer.diff_id}"
             raise ImageError(
-                f"{self._reference}: {was}, the image config says {diff_id}",
+                f"{self._reference}: the layer {blob.digest} unpacks to {layer.diff_id}, "
+                f"the image config says {diff_id}",
                 hint="the image is wrong or hostile: nothing was kept",
             )
 
     # -- blobs
 
     def _read(self, blob: Descriptor, use: Callable[[Blob], _T]) -> _T:
-        """What ``use`` makes of a blob, from its source or from what nodes share: see SharedBlobs.read."""
+        """Return the result of ``use`` on a blob from its source or the shared blobs: see SharedBlobs.read."""
         if not self._shares_blobs:
             try:
                 with self._source.blob(blob) as stream:
@@ -183,7 +183,7 @@ class Fetch:
         return bool(self._settings.shared_blobs) and not isinstance(self._reference, LocalImage)
 
     def _config(self) -> bytes:
-        """The image config, from its source or from what nodes share."""
+        """Return the image config from its source or from the shared blobs."""
         config = self._manifest.config
         if not self._shares_blobs:
             return self._source.config(self._manifest)

@@ -1,7 +1,7 @@
-"""The format of a store: a number, which says whether another version of penroot can read and write it.
+"""The format number of a store: it decides which versions of penroot can read and write the store.
 
-It is the target of a symbolic link, which is made at once, whole and by one of several makers, and read by one system
-call. Whoever opens a store looks at it first, a start too: layout.is_readable().
+The number is the target of a symbolic link, because a link is created atomically and read by one system call. Every
+command that opens a store checks it first, starts included: layout.is_readable().
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from enroot_py import __version__
 from enroot_py.base.errors import ImageError
 from enroot_py.store import layout
 
-# What this version writes, the last of those that it reads: a store of an earlier one becomes one of this when it is
-# written to. To be raised where what is there is not what earlier versions expect.
+# The format that this version writes, the last that it reads. Writing to an older store upgrades it. Raise the number
+# when earlier versions can no longer read the files.
 FORMAT = int(layout.FORMATS[-1])
 
 
 def check(root: str, *, mark: bool) -> None:
-    """Raise ImageError for a store whose format is not one of FORMATS; ``mark`` it as ours, as it is written to.
+    """Raise ImageError for a store whose format is not one of FORMATS.
 
-    One that has no mark is from before 1.0.
+    With ``mark``, set the format to that of this version, before writing. Stores before 1.0 have no format.
     """
     path = f"{root}/{layout.FORMAT}"
     try:
-        given = os.readlink(path)
+        number = os.readlink(path)
     except FileNotFoundError:
         if mark:
             try:
                 os.symlink(str(FORMAT), path)
             except OSError:
-                pass  # another has just made it; or the store is full or another's, and goes on having none
+                pass  # another process was quicker, or the store is full or not writable
         return
     except OSError:
-        given = "?"  # a file, or another thing: not ours
-    if given in layout.FORMATS:
-        if mark and given != str(FORMAT):
-            _mark_anew(path)
+        number = "?"  # not a symbolic link
+    if number in layout.FORMATS:
+        if mark and number != str(FORMAT):
+            _upgrade(path)
         return
-    later = given.isdecimal() and int(given) > FORMAT
-    age = "a later penroot made" if later else "an earlier penroot made" if given.isdecimal() else "nobody knows"
+    is_later = number.isdecimal() and int(number) > FORMAT
+    age = "a later penroot made" if is_later else "an earlier penroot made" if number.isdecimal() else "nobody knows"
     raise ImageError(
-        f"the store {root} has format {given}, which {age}: penroot {__version__} reads {FORMAT}",
-        hint=f"{'that penroot' if given.isdecimal() else 'remove the directory'}, or another place for this one: "
-        "ENROOT_CACHE_PATH",
+        f"the store {root} has format {number}, which {age}: penroot {__version__} reads {FORMAT}",
+        hint=f"{'use that penroot' if number.isdecimal() else 'remove the directory'}, or set ENROOT_CACHE_PATH to "
+        "another directory",
     )
 
 
-def _mark_anew(path: str) -> None:
-    """At once; where it fails the store is full or another's, and what is written to it says why."""
+def _upgrade(path: str) -> None:
+    """Replace the format number. A failure is ignored: the next write to the store reports the cause."""
     from enroot_py.base import making
 
     try:

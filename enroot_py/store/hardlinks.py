@@ -1,4 +1,4 @@
-"""Hard links of a layer. Where a file system has few of them or none, a copy stands for the names that are too many."""
+"""Hard links of a layer. If the file system runs out of links or has none, further names link to a copy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from enroot_py.base.fds import Fd
 from enroot_py.store.overlayfs import is_plain, is_whiteout, make_whiteout
 
 _NONE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2) on file systems without hard links
-_MAX_COPIES = 64  # open at a time
+_MAX_OPEN_COPIES = 64
 
 
 class HardLinks:
-    """Makes hard links. Ext4 has 65,000 for one file, and then a copy is linked to. close() it at the end."""
+    """Makes hard links. Ext4 allows 65,000 for one file; further names link to a copy. Call close() at the end."""
 
     def __init__(self, sums: dict[int, bytes]) -> None:
         """``sums``: see index.file_sum(), by inode. A copy has the sum of its file."""
         self._sums = sums
-        # By the inode of a file that has no more links: the file and its copy, open, so that no inode is used again.
+        # Inode of a file without free links -> descriptors of the file and its copy. Open files keep their inodes.
         self._copies: dict[int, tuple[int, int]] = {}
 
     def add(self, source: tuple[int, bytes], target: tuple[int, bytes], status: os.stat_result) -> None:
@@ -33,23 +33,23 @@ class HardLinks:
         except OSError as e:
             if e.errno not in (errno.EMLINK, *_NONE):
                 raise
-            self._stand_in(source, target, status, links=e.errno == errno.EMLINK)
+            self._copy(source, target, status, links=e.errno == errno.EMLINK)
 
-    def _stand_in(
+    def _copy(
         self, source: tuple[int, bytes], target: tuple[int, bytes], status: os.stat_result, *, links: bool
     ) -> None:
-        """Make ``target`` a copy of ``source``; further names become ``links`` to the copy. Raises OSError."""
+        """Make ``target`` a copy of ``source``. With ``links``, further names link to the copy. Raises OSError."""
         directory, name = target
         if stat.S_ISREG(status.st_mode):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             with (
                 Fd(os.open(source[1], flags, dir_fd=source[0])) as old,
-                Fd(self._copied(old, status, target)) as new,
+                Fd(self._copy_file(old, status, target)) as new,
             ):
                 if links:
                     self._forget(status.st_ino)
                     self._copies[status.st_ino] = old.keep(), new.keep()
-            if len(self._copies) > _MAX_COPIES:
+            if len(self._copies) > _MAX_OPEN_COPIES:
                 self._forget(next(iter(self._copies)))
         elif stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(source[1], dir_fd=source[0]), name, dir_fd=directory)
@@ -59,8 +59,8 @@ class HardLinks:
         else:
             raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
 
-    def _copied(self, old: int, status: os.stat_result, target: tuple[int, bytes]) -> int:
-        """Copy an open file. Raises OSError."""
+    def _copy_file(self, old: int, status: os.stat_result, target: tuple[int, bytes]) -> int:
+        """Copy an open file. Return the copy's descriptor. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with Fd(os.open(target[1], flags, 0o600, dir_fd=target[0])) as new:
             while os.sendfile(new, old, None, 1 << 30):

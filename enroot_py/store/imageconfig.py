@@ -1,6 +1,6 @@
-"""What the config of an image says. Anybody may have written it: what is not as it must be is an ImageError.
+"""Read the config of an image. It is untrusted input: every deviation from the format is an ImageError.
 
-Source: OCI image specification, "Image Configuration". On the start path of a reference that has to be asked for.
+Source: OCI image specification, "Image Configuration". On the start path of a reference whose image is not stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.co
 
 
 class ImageConfig:
-    """The config of the image ``name``, which is for messages. Raises ImageError where it is none."""
+    """The config of an image; ``name`` is for messages. Raises ImageError for invalid data."""
 
     def __init__(self, data: bytes, name: object) -> None:
         self.data = data
@@ -41,12 +41,12 @@ class ImageConfig:
 
     @property
     def platform(self) -> tuple[object, object]:
-        """Operating system and architecture, None where it does not say."""
+        """Operating system and architecture, each None if missing."""
         return self._document.get("os"), self._document.get("architecture")
 
     @property
     def created(self) -> float:
-        """When the image was made, in seconds; 0 where it does not say."""
+        """Creation time of the image in seconds, 0 if missing."""
         import datetime
 
         date, _, time = str(self._document.get("created") or "").partition("T")
@@ -57,7 +57,7 @@ class ImageConfig:
         return max(0.0, created.timestamp())
 
     def diff_ids(self, manifest: Manifest) -> list[str]:
-        """The diff-ids of the layers of ``manifest``. Raises ImageError."""
+        """Return the diff-ids of the layers of ``manifest``. Raises ImageError."""
         rootfs = self._document.get("rootfs")
         diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
         diff_ids = diff_ids if isinstance(diff_ids, list) else []
@@ -74,7 +74,7 @@ class ImageConfig:
 
     @property
     def workdir(self) -> str:
-        """The working directory of what it runs. Raises ImageError."""
+        """The working directory of the command. Raises ImageError."""
         workdir = "/" + str(self._config.get("WorkingDir") or "").strip("/")
         if ".." in workdir.split("/"):
             workdir = os.path.normpath(workdir)
@@ -83,7 +83,7 @@ class ImageConfig:
         return workdir
 
     def files(self, provenance: str) -> dict[str, bytes]:
-        """The files in /etc that make a root filesystem an enroot image, by name. Raises ImageError."""
+        """Return the files in /etc that make a root file system an enroot image, by name. Raises ImageError."""
         labels, volumes = self._object("Labels"), self._object("Volumes")
         try:
             entrypoint, command = self._words("Entrypoint"), self._words("Cmd")
@@ -109,7 +109,7 @@ class ImageConfig:
         return value
 
     def _words(self, key: str) -> tuple[str, ...]:
-        """A list of strings; None is an empty one, a string one word. Raises ImageError, ValueError."""
+        """Return a list of strings from null, a string or a list. Raises ImageError, ValueError."""
         value = self._config.get(key)
         words = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -119,5 +119,5 @@ class ImageConfig:
 
 def _text(word: str) -> str:
     if "\0" in word:
-        raise ValueError(f"{word!r} holds a NUL")
+        raise ValueError(f"{word!r} contains a NUL")
     return word

@@ -1,15 +1,15 @@
 """The record at the end of a squashfs file that an import wrote: the digest of its image, and a checksum.
 
-The record is a block of its own behind the file system, which no reader of squashfs files looks at::
+The record is a separate block behind the file system, which readers of squashfs files ignore::
 
     penroot-import 1
     digest sha256:…
     size BYTES                 of the file without the record
-    crc32 HEX                  of the same
+    crc32 HEX                  of the file without the record
 
-A file that was changed inside, or exported from a container, has none. The checksum finds accidental damage. Nothing
-may trust the digest: whoever can write the file can write any digest. So fault() rejects a file of another user in a
-sticky directory, as /tmp, where that user may have put it.
+A file that was exported from a container, or modified by squashfs-tools, has no record. The checksum finds accidental
+damage. Do not trust the digest: anyone who can write the file can write any digest. Therefore check() rejects a file
+of another user in a sticky directory such as /tmp, where any user can create files.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def append(fd: int, digest: str) -> None:
     os.ftruncate(fd, size)
     data = _FIRST + f"digest {digest}\nsize {size}\ncrc32 {_checksum(fd, size):08x}\n".encode()
     data = data.ljust(_BLOCK, b"\0")
-    while data:  # a disk that fills up takes a part first
+    while data:  # a full disk may accept a part first
         written = os.pwrite(fd, data, size)
         data, size = data[written:], size + written
 
 
 def digest_of(path: str) -> str:
-    """The image digest that a squashfs file records; "" for a file without a record. Raises OSError."""
+    """Return the image digest that a squashfs file records, or "" without a record. Raises OSError."""
     with _opened(path) as fd:
         return _record(fd).get("digest", "")
 
 
 def check(path: str) -> tuple[str, str]:
-    """Return the image digest that a squashfs file records, and what is wrong with the file: "is missing", or ""."""
+    """Return the image digest that a squashfs file records, and the file's fault ("is missing") or ""."""
     try:
         with _opened(path) as fd:
             wrong, _ = superblock.fault(fd)
@@ -61,7 +61,7 @@ def check(path: str) -> tuple[str, str]:
 
 
 def _stranger(fd: int, path: str) -> int:
-    """The owner of a file that another user may have put where it is; else 0. Raises OSError."""
+    """Return the owner of a file that another user may have created in a sticky directory, else 0. Raises OSError."""
     owner, above = os.fstat(fd).st_uid, os.stat(os.path.dirname(path) or ".")
     return owner if above.st_mode & stat.S_ISVTX and owner not in (os.geteuid(), above.st_uid) else 0
 
@@ -71,7 +71,7 @@ def _opened(path: str) -> Fd:
 
 
 def _record(fd: int) -> dict[str, str]:
-    """The fields of the record; empty for a file without a record, or with a damaged one."""
+    """Return the fields of the record, or {} for a missing or damaged record."""
     at = os.fstat(fd).st_size - _BLOCK
     data = os.pread(fd, _BLOCK, at) if at > 0 else b""
     if not data.startswith(_FIRST):

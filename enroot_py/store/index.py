@@ -1,19 +1,19 @@
-"""What lies beside a tree ``fs``: its ``index``, which says what the tree cannot hold, and its ``sums``.
+"""The files beside a tree ``fs``: ``index`` records what the tree cannot hold, ``sums`` has checksums.
 
-The index has one record a line, paths last with ``\\`` and newline escaped::
+The index has one record per line. The path comes last, with ``\\`` and newline escaped::
 
     penroot-index 1
     layer DIFF-ID TAR-BYTES ENTRIES
     opaque                                  the layer hides everything below it
-    file OCTAL-MODE UID GID PATH            mode, where it differs, or an owner who is not root
-    implicit PATH                           a directory that the tar does not have, but something beneath it
+    file OCTAL-MODE UID GID PATH            a mode that differs from the tree, or an owner other than root
+    implicit PATH                           a directory that is not in the tar but has entries there
     device c|b MAJOR MINOR OCTAL-MODE PATH
     xattr NAME HEX-VALUE PATH
 
-The sums say what the tree was when it was made, one line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` for each name, sorted.
-KIND is f, l (CRC of the target), d, D for an opaque directory, w for a whiteout, or o. MTIME is in nanoseconds. CRC is
-a CRC-32: ten times as fast as SHA-256, and enough to find what was changed or damaged by accident; who can forge a
-tree can forge its sums too.
+The sums describe the tree when it was made, one line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` per name, sorted.
+KIND is f, l (CRC of the target), d, D for an opaque directory, w for a whiteout, or o (other). MTIME is in nanoseconds.
+CRC is a CRC-32: ten times as fast as SHA-256, and sufficient to find accidental changes. SHA-256 would not protect
+against forgery: anyone who can change the tree can change the sums.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ _VERSION = b"penroot-index 1"
 
 
 def write(directory: str, lines: Iterable[bytes], known: Mapping[int, bytes] | None = None) -> None:
-    """Write the index, of ``lines``, and the sums of the tree in ``directory``; for ``known`` see sums().
-
-    Raises OSError.
-    """
+    """Write index (``lines``) and sums of the tree in ``directory``. ``known``: see sums(). Raises OSError."""
     with open(f"{directory}/{INDEX}", "xb") as f:
         f.write(_VERSION + b"\n")
         f.writelines(lines)
@@ -51,7 +48,7 @@ def write(directory: str, lines: Iterable[bytes], known: Mapping[int, bytes] | N
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the layers of an image are put together by."""
+    """The fields of an index that compose and merge need."""
 
     opaque: bool = False
     modes: dict[str, int] = field(default_factory=dict)
@@ -59,7 +56,7 @@ class Index:
 
 
 def read(directory: str) -> Index:
-    """The index beside the tree in ``directory``. Raises ImageError, OSError."""
+    """Read the index in ``directory``. Raises ImageError, OSError."""
     with open(f"{directory}/{INDEX}", "rb") as f:
         first, *lines = f.read().split(b"\n")
     if first != _VERSION:
@@ -78,7 +75,7 @@ def read(directory: str) -> Index:
 
 
 def size(directory: str) -> int:
-    """Bytes of the tar that the tree in ``directory`` was unpacked from; 0 where there is none."""
+    """Return the size of the tar that the tree in ``directory`` was unpacked from, 0 without an index."""
     try:
         with open(f"{directory}/{INDEX}", "rb") as f:
             f.readline()
@@ -89,7 +86,7 @@ def size(directory: str) -> int:
 
 
 def layer_line(name: str, size: int, entries: int = 0) -> bytes:
-    """The record at the beginning of a layer's index."""
+    """Return the first record of a layer's index."""
     return f"layer {name} {size} {entries}\n".encode()
 
 
@@ -98,7 +95,7 @@ def record_line(record: str, path: bytes) -> bytes:
 
 
 def mode_lines(modes: Mapping[str, int]) -> Iterator[bytes]:
-    """Records of modes that a tree cannot hold; the files belong to root."""
+    """Yield records of modes that a tree cannot hold, for files owned by root."""
     for path, mode in modes.items():
         yield record_line(f"file {mode:o} 0 0", os.fsencode(path))
 
@@ -112,10 +109,9 @@ def _unescape(path: bytes) -> bytes:
 
 
 def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """(path, mode) of each file of the merged view whose mode its tree could not hold.
+    """Yield (path, mode) of each file of the merged view whose mode its tree could not hold.
 
-    Read from the index beside each tree named ``fs``; others, such as a
-    container's upper directory, have none.
+    The modes come from the index beside each tree named ``fs``. A container's upper directory has no index.
     """
     for number, directory in enumerate(lowerdirs):
         parent, name = os.path.split(directory)
@@ -134,14 +130,14 @@ def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
-    """The lines of the sums of a tree. ``known`` has file_sum() of files by inode; others are read. Raises OSError."""
+    """Yield the lines of the sums. ``known`` has file_sum() by inode; other files are read. Raises OSError."""
     known = known or {}
     pending = _scan(os.fsencode(root), b"")
     while pending:
         path, entry = pending.pop()
-        ready = known.get(entry.inode())
-        if ready is not None and entry.is_file(follow_symlinks=False):
-            yield ready + escape(path) + b"\n"
+        known_sum = known.get(entry.inode())
+        if known_sum is not None and entry.is_file(follow_symlinks=False):
+            yield known_sum + escape(path) + b"\n"
             continue
         status = entry.stat(follow_symlinks=False)
         kind, size, crc = "o", 0, 0
@@ -159,7 +155,7 @@ def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]
 
 
 def file_sum(status: os.stat_result, crc: int) -> bytes:
-    """The line of a file, without its path."""
+    """Return the line of a file in the sums, without its path."""
     return _sum("f", status, status.st_size, crc)
 
 
@@ -168,13 +164,13 @@ def _sum(kind: str, status: os.stat_result, size: int, crc: int) -> bytes:
 
 
 def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
-    """The entries of a directory with their paths in the tree, the last name first."""
+    """Return the entries of a directory with their paths in the tree, the last name first."""
     with os.scandir(directory) as entries:
         return sorted(((inside + entry.name, entry) for entry in entries), key=itemgetter(0), reverse=True)
 
 
 def differences(directory: str) -> Iterator[str]:
-    """What differs between the tree in ``directory`` and its sums, in words. Raises OSError."""
+    """Yield a phrase for each difference between the tree in ``directory`` and its sums. Raises OSError."""
     try:
         with open(f"{directory}/{SUMS}", "rb") as f:
             before = dict(_by_path(f))
@@ -193,7 +189,7 @@ def differences(directory: str) -> Iterator[str]:
 
 
 def whiteouts(directory: str) -> set[str]:
-    """The directories of the tree in ``directory`` that hold whiteouts. Raises OSError."""
+    """Return the directories of the tree in ``directory`` that hold whiteouts. Raises OSError."""
     with open(f"{directory}/{SUMS}", "rb") as f:
         paths = {path for path, _ in _by_path(line for line in f if line.startswith(b"w "))}
     return {os.fsdecode(os.path.dirname(_unescape(path))) for path in paths}
@@ -211,7 +207,7 @@ def _difference(before: Sequence[bytes], now: Sequence[bytes]) -> str:
 
 
 def _checksum(path: bytes) -> int:
-    """The CRC-32 of a file, whose holes are not read: a sparse file may say that it is larger than all disks."""
+    """Return the CRC-32 of a file without reading its holes: a sparse file may claim to be larger than any disk."""
     crc = at = 0
     with open(path, "rb", buffering=0) as f:
         end = os.fstat(f.fileno()).st_size
@@ -221,7 +217,7 @@ def _checksum(path: bytes) -> int:
             except OSError as e:
                 if e.errno != errno.ENXIO:
                     raise
-                start = end  # nothing but a hole is left
+                start = end  # the rest is a hole
             crc = crc32_of_zeros(start - at, crc)
             at = min(os.lseek(f.fileno(), start, os.SEEK_HOLE), end) if start < end else end
             f.seek(start)

@@ -1,4 +1,4 @@
-"""What the store holds."""
+"""List the images of a store, and its size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enroot_py.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An image of the store. ``size`` is bytes: that of its layers' tars, or of its ``file``; ``used`` its last use."""
+    """A stored image. ``size`` is the bytes of its layers' tars and of its squashfs ``file``; ``used`` its last use."""
 
     path: str
     names: tuple[str, ...]
@@ -26,11 +26,11 @@ class Stored:
 
 
 def images(store: Store) -> list[Stored]:
-    """All images of a store, the one that was used last first."""
+    """Return all images of a store, the most recently used first."""
     names: dict[str, set[str]] = {}
     for known in store.names():
         if known.text:
-            names.setdefault(known.digest, set()).add(known.text.rpartition("+")[0])  # one of each architecture
+            names.setdefault(known.digest, set()).add(known.text.rpartition("+")[0])  # without the architecture
     stored = []
     for path in layout.all_of(store.root, layout.IMAGES):
         layers = tuple(dict.fromkeys(layers_of(path)))
@@ -39,19 +39,19 @@ def images(store: Store) -> list[Stored]:
             used = os.stat(path).st_mtime
         except FileNotFoundError:
             continue
-        its_names = tuple(sorted(names.get(layout.digest_of(path), ())))
-        stored.append(Stored(path, its_names, layers, file + sum(map(index.size, layers)), used, file))
+        image_names = tuple(sorted(names.get(layout.digest_of(path), ())))
+        stored.append(Stored(path, image_names, layers, file + sum(map(index.size, layers)), used, file))
     return sorted(stored, key=lambda image: image.used, reverse=True)
 
 
 def total(store: Store) -> tuple[int, int, int]:
-    """How many images and layers a store holds, and how many bytes they are."""
+    """Return the number of images, the number of layers, and the size of a store in bytes."""
     stored, layers = images(store), layout.all_of(store.root, layout.LAYERS)
     return len(stored), len(layers), sum(image.file for image in stored) + sum(map(index.size, layers))
 
 
 def layers_of(image: str) -> list[str]:
-    """The directories of an image's layers; none where it is not there any more."""
+    """Return the directories of an image's layers, or [] if the image is gone."""
     try:
         return layout.layers_of(image)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Many layer trees become one that shows the same: for images with more layers than overlayfs stacks.
+"""Merge layer trees into one equivalent tree, for images with more layers than overlayfs can stack.
 
-Files are hard links to those of the layers, which never change, so that a merged tree
-takes no room. Its name is the layers' ChainID: OCI image specification, "Layer ChainID".
+The files are hard links to the files of the layers, which never change, so a merged tree takes no space. Its name is
+the ChainID of the layers: OCI image specification, "Layer ChainID".
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from enroot_py.store.index import Index
 from enroot_py.store.layout import TREE
 from enroot_py.store.overlayfs import is_opaque, is_plain, is_whiteout
 
-# All in one page of options on kernels before 6.7, as /proc/self/fd/NUMBER: rootfs.overlay_by_mount().
+# On kernels before 6.7, all lower directories (/proc/self/fd/NUMBER) must fit into one page of mount options:
+# rootfs.overlay_by_mount().
 MAX_LAYERS = 200
 
 
 def chain_id(diff_ids: Sequence[str]) -> str:
-    """The digest that names several layers together, from bottom to top."""
+    """Return the ChainID of several layers, bottom first."""
     chain = diff_ids[0]
     for diff_id in diff_ids[1:]:
         chain = digests.of(f"{chain} {diff_id}".encode())
@@ -29,20 +30,20 @@ def chain_id(diff_ids: Sequence[str]) -> str:
 
 
 def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, name: str, size: int) -> None:
-    """Make ``directory``/fs show what ``lowerdirs``, top first, show together, with index and sums beside it.
+    """Merge ``lowerdirs``, top first, into ``directory``/fs, and write index and sums.
 
-    ``name`` is the chain-id and ``size`` the bytes of the layers' tars. Raises OSError.
+    ``name`` is the ChainID and ``size`` the bytes of the layers' tars. Raises OSError.
     """
     root = f"{directory}/{TREE}"
     os.mkdir(root, 0o755)
-    for lowerdir, its in zip(reversed(lowerdirs), reversed(indexes), strict=True):
-        _add(lowerdir, root, "", its.implicit)
+    for lowerdir, layer_index in zip(reversed(lowerdirs), reversed(indexes), strict=True):
+        _add(lowerdir, root, "", layer_index.implicit)
     modes = dict(index.special_modes(lowerdirs))
     index.write(directory, (index.layer_line(name, size), *index.mode_lines(modes)))
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Lay a directory of a layer over ``target``; one that the layer's tar only implies changes no mode and no time."""
+    """Lay a directory of a layer over ``target``. Implicit directories change neither mode nor time."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, there = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
@@ -77,14 +78,14 @@ def _link(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        # The file system limits the links to a file, or allows none between directories.
+        # The file system limits the links of a file, or allows none between directories.
         import shutil
 
         shutil.copy2(source, target, follow_symlinks=False)
 
 
 def copy_attributes(source: str, target: str) -> None:
-    """Give a directory of a tree the attributes of another, but for those that overlayfs obeys. Raises OSError."""
+    """Copy the extended attributes of a directory, except those that control overlayfs. Raises OSError."""
     for name in filter(is_plain, os.listxattr(target)):
         os.removexattr(target, name)
     for name in filter(is_plain, os.listxattr(source)):

@@ -1,4 +1,4 @@
-"""Squashfs images are written, by mksquashfs(1)."""
+"""Write squashfs images with mksquashfs(1)."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ _IRREGULAR = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISLNK, "a link that leads to too many links"),
+    (stat.S_ISLNK, "a chain of too many links"),
 )
-_SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
+_SCRATCH = "/sys"  # mount point in our mount namespace: it exists on every host, and mksquashfs does not need it
 
 
 def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "") -> int:
-    """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``, or STDOUT.
+    """Write the merged view of ``lowerdirs``, top first, to the squashfs file ``output`` or STDOUT. Return its size.
 
-    ``image`` is a squashfs file beneath all of them. ``used`` is that of the directories in
-    which starts have made mount points, which are left out. Returns the size of the file.
+    ``image`` is a squashfs file beneath all lower directories. ``used`` is the lower directory in which starts created
+    mount points; the image omits these.
 
-    Nothing is copied on disk. The file appears whole or not at all, and replaces another
-    one only with settings.force_override. The same trees give the same bytes where
-    SOURCE_DATE_EPOCH is set. Raises ImageError.
+    Nothing is copied on disk. The file appears complete or not at all, and replaces an existing file only with
+    settings.force_override. With SOURCE_DATE_EPOCH, equal trees give equal bytes. Raises ImageError.
     """
     return _write(_Content(lowerdirs, image, used, settings), output, settings)
 
 
 def write_image(image: Image, output: str, settings: Settings) -> int:
-    """Write a stored image, as write() does, to a file that records its digest: imported.py. Raises ImageError."""
+    """Write a stored image like write(), and record its digest in the file: imported.py. Raises ImageError."""
     content = _Content(image.lowerdirs, image.file, "", settings)
     content.digest = image.digest
     return _write(content, output, settings)
@@ -63,13 +62,13 @@ def _write(content: _Content, output: str, settings: Settings) -> int:
             file.publish(replace=settings.force_override)
             return os.fstat(file.fd).st_size
     except FileExistsError:
-        raise ImageError(f"file already exists: {output}", hint="--force overwrites it") from None
+        raise ImageError(f"file already exists: {output}", hint="use --force to overwrite it") from None
     except OSError as e:
         raise cannot_write(output, e) from e
 
 
 def _print(content: _Content, settings: Settings) -> int:
-    """The same to stdout, by way of a file without a name: mksquashfs goes back to where it was."""
+    """Write an image to stdout through an unnamed temporary file, because mksquashfs seeks in its output."""
     import shutil
     import sys
     import tempfile
@@ -91,8 +90,8 @@ def _print(content: _Content, settings: Settings) -> int:
 # Whether an image can be written
 
 
-# What mksquashfs(1) knows, up to 4.7, that shapes the image and nothing else, by how many words follow. What is not
-# here runs programs (-p, -pf, and exec() in an -action), reads or writes other files, or is what write() says itself.
+# Options of mksquashfs(1) up to 4.7 that only shape the image, by the number of their values. Other options run
+# programs (-p, -pf, exec() in an -action), read or write other files, or are set by write().
 _OPTIONS = {
     0: (
         "-reproducible -not-reproducible -no-exports -exports -no-sparse -no-xattrs -xattrs -noI -noId -noD -noF "
@@ -109,34 +108,34 @@ _OPTIONS = {
     ),
 }
 _COMPRESSIONS = ("lz4", "zstd", "gzip", "xz", "lzo", "lzma")
-_WORDS = {option: count for count, options in _OPTIONS.items() for option in options.split()}
+_VALUE_COUNTS = {option: count for count, options in _OPTIONS.items() for option in options.split()}
 
 
 def check_options(settings: Settings) -> list[str]:
-    """ENROOT_SQUASH_OPTIONS as words. Raises ConfigError for what does more than shape the image."""
+    """Return the words of ENROOT_SQUASH_OPTIONS. Raises ConfigError for options that do more than shape the image."""
     words = settings.squash_options.split()
     at = 0
     while at < len(words):
-        if words[at] not in _WORDS:
-            meant = nearest(words[at], _WORDS)
+        if words[at] not in _VALUE_COUNTS:
+            suggestion = nearest(words[at], _VALUE_COUNTS)
             raise ConfigError(
                 f"ENROOT_SQUASH_OPTIONS: {words[at]} is not allowed",
-                hint=f"did you mean {meant}?"
-                if meant
+                hint=f"did you mean {suggestion}?"
+                if suggestion
                 else "use only options that shape an image, such as -comp and -b",
             )
-        count = _WORDS[words[at]]
+        count = _VALUE_COUNTS[words[at]]
         if len(words) <= at + count:
             raise ConfigError(f"ENROOT_SQUASH_OPTIONS: {words[at]} needs a value", hint="see mksquashfs(1)")
         if words[at] == "-comp" and words[at + 1] not in _COMPRESSIONS:
-            message = f"ENROOT_SQUASH_OPTIONS: there is no compression {words[at + 1]}"
+            message = f"ENROOT_SQUASH_OPTIONS: unknown compression {words[at + 1]}"
             raise ConfigError(message, hint=f"use one of {', '.join(_COMPRESSIONS)}")
         at += 1 + count
     return words
 
 
 def check_writing(output: str, settings: Settings) -> None:
-    """Whether an image can be written here, and to ``output``. Raises ImageError, ConfigError."""
+    """Check options, memory and ``output`` before an image is written. Raises ImageError, ConfigError."""
     check_output(output, settings)
     check_options(settings)
     if why := memory.refusal():
@@ -144,15 +143,15 @@ def check_writing(output: str, settings: Settings) -> None:
 
 
 def check_output(output: str, settings: Settings) -> None:
-    """Whether a file may be written to ``output``. Raises ImageError."""
+    """Check that a file may be written to ``output``. Raises ImageError."""
     if output == STDOUT:
         if os.isatty(1):
-            raise ImageError("an image is nothing to read", hint="redirect stdout, or name the file: --output FILE")
+            raise ImageError("stdout is a terminal", hint="redirect stdout, or name the file: --output FILE")
         return
     output = destination(output)
     directory = os.path.dirname(output)
     if not os.path.isdir(directory):
-        raise ImageError(f"no such directory: {directory}", hint=f"for the image {output}")
+        raise ImageError(f"no such directory: {directory}", hint=f"create it: mkdir -p {directory}")
     try:
         os.lstat(output)
     except FileNotFoundError:
@@ -161,16 +160,16 @@ def check_output(output: str, settings: Settings) -> None:
         raise cannot_write(output, e) from e
     else:
         if not settings.force_override:
-            raise ImageError(f"file already exists: {output}", hint="--force overwrites it")
+            raise ImageError(f"file already exists: {output}", hint="use --force to overwrite it")
     if not os.access(directory, os.W_OK | os.X_OK):
         why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
         raise cannot_write(output, OSError(why, os.strerror(why)))
 
 
 def destination(output: str) -> str:
-    """The path of the file to which ``output`` leads: a link stays, and the file that it names is written.
+    """Return the path of the file that ``output`` resolves to: a link stays, and its target is written.
 
-    Raises ImageError for what is no regular file, and for a link that another user could have put there.
+    Raises ImageError unless that is a regular file, and for a link that another user could have created.
     """
     path = os.path.abspath(output)
     try:
@@ -181,7 +180,7 @@ def destination(output: str) -> str:
                 break
             directory = os.path.dirname(path)
             above = os.stat(directory)
-            # As the kernel does in such directories: proc_sys_fs(5), protected_symlinks.
+            # The rule of the kernel for sticky world-writable directories: proc_sys_fs(5), protected_symlinks.
             is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
             if is_open and status.st_uid not in (os.geteuid(), above.st_uid):
                 raise ImageError(
@@ -189,7 +188,7 @@ def destination(output: str) -> str:
                 )
             path = _placed(os.path.join(directory, os.readlink(path)))
     except OSError:
-        return path  # a file that is to be made; or check_output() says what is wrong
+        return path  # the file does not exist yet, or check_output() reports the error
     for test, what in _IRREGULAR:
         if test(status.st_mode):
             hint = "name the file: --output FILE" if test is stat.S_ISDIR else "write to stdout instead: --output -"
@@ -198,9 +197,9 @@ def destination(output: str) -> str:
 
 
 def _placed(path: str) -> str:
-    """Return ``path`` with its parent directory resolved by the kernel: "link/.." is not this directory.
+    """Return ``path`` with its parent directory resolved by the kernel, because "link/.." need not be ".".
 
-    Raises OSError, also for a link on the way that the kernel does not follow: proc_sys_fs(5), protected_symlinks.
+    Raises OSError, also for a link in the path that the kernel refuses to follow: proc_sys_fs(5), protected_symlinks.
     """
     directory, name = os.path.split(path.rstrip("/") or "/")
     if name in ("", ".", ".."):
@@ -210,19 +209,19 @@ def _placed(path: str) -> str:
 
 
 def cannot_write(output: str, error: OSError) -> ImageError:
-    """The error of an image file that is to be written."""
+    """Return the error for an image file that cannot be written."""
     hint = filesystems.way_out(error, os.path.dirname(output))
     return ImageError(f"cannot write {output}: {error.strerror}", hint=hint)
 
 
 # ---------------------------------------------------------------------------
-# What is written
+# Content
 
 
 class _Content:
-    """What an image is written of, and how: see write()."""
+    """The content of an image file: see write()."""
 
-    digest = ""  # to be recorded
+    digest = ""  # recorded in the file
 
     def __init__(self, lowerdirs: Sequence[str], image: str, used: str, settings: Settings) -> None:
         self._lowerdirs = tuple(lowerdirs)
@@ -231,7 +230,7 @@ class _Content:
         self._settings = settings
 
     def write(self, output: int) -> None:
-        """Run mksquashfs in a process of its own, whose mounts go with it. Raises ImageError, OSError."""
+        """Run mksquashfs in a separate process, whose mounts vanish with it. Raises ImageError, OSError."""
         from enroot_py.base import workers
 
         workers.run([lambda: self._squash(output)], 1)
@@ -259,22 +258,22 @@ class _Content:
                 f.writelines(b"%s m %o 0 0\n" % (_pseudo_name(path), mode) for path, mode in modes)
             command += ["-pf", _SCRATCH + "/modes"]
         with open(_SCRATCH + "/excluded", "wb") as f:
-            f.writelines(_pattern(path) + b"\n" for path in _left_out(self._used, root))
+            f.writelines(_pattern(path) + b"\n" for path in _start_remains(self._used, root))
         command += ["-wildcards", "-ef", _SCRATCH + "/excluded", "-e", "dev/*", ".enroot"]
         environ = {key: os.environ[key] for key in ("PATH", "SOURCE_DATE_EPOCH") if key in os.environ}
-        # A squashfs has no ACLs; mksquashfs says so of each file.
+        # Squashfs has no ACLs, and mksquashfs warns about each file that has one.
         run_tool(command, environ=environ, stdin=output, warnings=True, expected="Unrecognised xattr prefix system.")
 
     def _mount(self) -> str:
-        """Enter namespaces of our own, and mount the overlay there. Returns where. Raises ImageError."""
+        """Enter new namespaces and mount the overlay. Return its mount point. Raises ImageError."""
         from enroot_py.base import linux, workers
         from enroot_py.runtime import mounting, namespaces, rootfs, squashfuse
 
-        # Root inside owns every file, so that none is unreadable to mksquashfs.
+        # As root of the user namespace, mksquashfs can read every file.
         namespaces.enter_user(0, 0)
         namespaces.unshare(linux.CLONE_NEWNS)
         server = squashfuse.Server(self._image) if self._image else None
-        namespaces.unshare(linux.CLONE_NEWNS)  # the server stays in the other one
+        namespaces.unshare(linux.CLONE_NEWNS)  # the server stays in the previous mount namespace
         workers.die_with_parent()
         root, lower = _SCRATCH + "/root", _SCRATCH + "/lower"
         lowerdirs, options = self._lowerdirs, ["userxattr"]
@@ -293,10 +292,10 @@ class _Content:
         return root
 
 
-def _left_out(used: str, root: str) -> Iterator[bytes]:
-    """What starts have left in the directory ``used`` of the view ``root``: mount points, and enroot's lock.
+def _start_remains(used: str, root: str) -> Iterator[bytes]:
+    """Yield the remains of starts in the directory ``used``: mount points, and enroot's lock. ``root`` is the view.
 
-    A mount point is closed to all, and nothing is in it: what a user has closed is kept where there is something.
+    A mount point has mode 0 and is empty. A file or directory that a user closed is kept if it has content.
     """
     if not used:
         return
@@ -309,7 +308,7 @@ def _left_out(used: str, root: str) -> Iterator[bytes]:
         try:
             entries = list(os.scandir(base + b"/" + inside))
         except FileNotFoundError:
-            continue  # a container that runs
+            continue  # a running container removed it
         for entry in entries:
             path = inside + entry.name
             is_directory = entry.is_dir(follow_symlinks=False)
@@ -332,10 +331,10 @@ def _is_empty_file(path: str | bytes) -> bool:
 
 
 def _pattern(path: bytes) -> bytes:
-    """A path as mksquashfs takes it with -wildcards: every byte that could mean something has a backslash before it."""
+    """Return a path for mksquashfs -wildcards, with a backslash before every byte that may be special."""
     return b"".join(bytes((c,)) if chr(c).isalnum() or c == 47 or c > 127 else b"\\" + bytes((c,)) for c in path)
 
 
 def _pseudo_name(path: str) -> bytes:
-    """A file name in mksquashfs's pseudo definitions: quoted, a quote or backslash with a backslash before it."""
+    """Return a quoted file name for a pseudo definition of mksquashfs."""
     return b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'

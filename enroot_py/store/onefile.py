@@ -1,8 +1,8 @@
-"""An image of the store as one squashfs file.
+"""Store an image as one squashfs file.
 
-A network file system serves one large file well and the many small ones of a tree badly,
-and overlayfs may not take its directories: there an image is ``images/DIGEST/image.sqsh``,
-mounted by FUSE, and its layers are unpacked beneath the setting temp_path meanwhile.
+Network file systems serve one large file faster than many small ones, and overlayfs may reject their directories.
+A store on such a file system keeps an image as ``images/DIGEST/image.sqsh``, which FUSE mounts. During the import the
+layers are unpacked beneath the setting temp_path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enroot_py.store.store import Image, Store, cannot_write
 
 
 def of_store(settings: Settings) -> str:
-    """``tree`` or ``squashfs``: the setting, or what the file system of the store is good for."""
+    """Return ``tree`` or ``squashfs``: the setting, or the choice for the store's file system."""
     form = settings.store_form
     if form != "auto":
         return form
@@ -27,9 +27,10 @@ def of_store(settings: Settings) -> str:
 
 
 def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Settings) -> None:
-    """Fill ``path``, a directory in the making, with the image that ``pull`` brings into a store of trees.
+    """Write the image that ``pull`` fetches into ``path``, a directory in the making.
 
-    That store is a local one, whose unused images go afterwards; what a killed import leaves goes then too.
+    ``pull`` uses a temporary local store of trees. Afterwards its unused images and the remains of killed imports are
+    pruned.
     """
     try:
         local = trusted.mine(settings.temp_path, f"penroot-{os.geteuid()}.trees")
@@ -58,4 +59,4 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
         try:
             prune.prune(Store(local), inner, prune.Bounds(), wait=False)
         except BlockingIOError:
-            log.debug(f"{local}: another import is at work")
+            log.debug(f"{local}: another import is running")

@@ -1,4 +1,4 @@
-"""What overlayfs makes of trees: whiteouts, opaque directories, and what a stack of lower directories shows.
+"""Whiteouts, opaque directories, and the merged view of lower directories, as overlayfs defines them.
 
 Source: the kernel's overlayfs documentation, "whiteouts and opaque directories" and "User xattr".
 """
@@ -19,7 +19,7 @@ def is_whiteout(status: os.stat_result) -> bool:
 
 
 def make_whiteout(parent: int, name: bytes, mtime: int) -> None:
-    """Make a whiteout of ``name``, with a time in nanoseconds, in an open directory. Raises OSError."""
+    """Make a whiteout of ``name`` in an open directory; ``mtime`` is in nanoseconds. Raises OSError."""
     os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
     os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
 
@@ -32,22 +32,22 @@ def is_opaque(directory: str) -> bool:
 
 
 def set_opaque(directory: int) -> None:
-    """Hide what lower directories have in an open one. Raises OSError."""
+    """Mark an open directory as opaque: lower directories do not show through. Raises OSError."""
     os.setxattr(directory, _OPAQUE, b"y")
 
 
 def is_plain(attribute: str) -> bool:
-    """Whether an image may give its files an attribute. Those of other classes, as security.selinux, are the host's."""
+    """Whether an image may set an attribute. Other classes, such as security.selinux, belong to the host."""
     return attribute.startswith("user.") and not is_command(attribute)
 
 
 def is_command(attribute: str) -> bool:
-    """Whether overlayfs obeys an attribute."""
+    """Whether an attribute controls overlayfs."""
     return attribute.startswith("user.overlay.")
 
 
 # ---------------------------------------------------------------------------
-# What a stack shows
+# The merged view
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Shown:
 
 
 def look(lowerdirs: Sequence[str], path: str) -> Shown | None:
-    """What overlayfs shows at ``path``. No symlink is followed, so none may be among the parents."""
+    """Return the name that overlayfs shows at ``path``, or None. The parents must not be symlinks."""
     if not lowerdirs:
         return None
     here = tuple(enumerate(lowerdirs))
@@ -73,15 +73,15 @@ def look(lowerdirs: Sequence[str], path: str) -> Shown | None:
         for number, directory in here:
             candidate = f"{directory}/{part}"
             try:
-                this = os.lstat(candidate)
+                candidate_status = os.lstat(candidate)
             except FileNotFoundError:
                 continue
-            if is_whiteout(this) or holders and not stat.S_ISDIR(this.st_mode):
+            if is_whiteout(candidate_status) or holders and not stat.S_ISDIR(candidate_status.st_mode):
                 break
             if not holders:
-                status = this
+                status = candidate_status
             holders.append((number, candidate))
-            if not stat.S_ISDIR(this.st_mode) or is_opaque(candidate):
+            if not stat.S_ISDIR(candidate_status.st_mode) or is_opaque(candidate):
                 break
         if not holders:
             return None
@@ -90,23 +90,23 @@ def look(lowerdirs: Sequence[str], path: str) -> Shown | None:
 
 
 def real_path(lowerdirs: Sequence[str], path: str) -> str | None:
-    """``path`` with every symlink resolved in the view; what is missing is kept. None for a loop."""
+    """Resolve every symlink of ``path`` in the merged view. Missing parts are kept. Return None for a loop."""
     for _ in range(MAX_SYMLINKS):
-        done: list[str] = []
-        again = None
+        resolved: list[str] = []
+        redirected = None
         pending = [part for part in path.split("/") if part not in ("", ".")]
         for number, part in enumerate(pending):
             if part == "..":
-                done = done[:-1]
+                resolved = resolved[:-1]
                 continue
-            shown = look(lowerdirs, "/".join([*done, part]))
+            shown = look(lowerdirs, "/".join([*resolved, part]))
             if shown and stat.S_ISLNK(shown.status.st_mode):
                 target = os.readlink(shown.layers[0][1])
-                start = [] if target.startswith("/") else done
-                again = "/".join([*start, target, *pending[number + 1 :]])
+                start = [] if target.startswith("/") else resolved
+                redirected = "/".join([*start, target, *pending[number + 1 :]])
                 break
-            done.append(part)
-        if again is None:
-            return "/" + "/".join(done)
-        path = again
+            resolved.append(part)
+        if redirected is None:
+            return "/" + "/".join(resolved)
+        path = redirected
     return None

@@ -1,4 +1,4 @@
-"""The door for images: a feature checks them against the policies of the site and of the user."""
+"""Find the feature that checks images against the policies of the site and the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def admission(settings: Settings) -> Any:
     """Return the module that checks images, if there are policies.
 
-    Raises PolicyError if this installation has none: then no image is let in.
+    Raises PolicyError if this installation lacks the module: then every image is rejected.
     """
     for module in plugged("admission"):
         return module

@@ -1,4 +1,4 @@
-"""Images that nobody uses are removed from the store, and layers that no image has."""
+"""Remove unused images, and layers that belong to no image, from the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enroot_py.store.store import Store, flock
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which unused images go: those not used for ``age`` seconds, until ``size`` bytes are left."""
+    """Limits for pruning: remove images unused for ``age`` seconds, until at most ``size`` bytes are left."""
 
     size: int = 0
     age: float = 0
@@ -27,7 +27,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What prune() removed, and what it could not: (digest, who uses it)."""
+    """The result of prune(): removed images and layers, and the images ``kept`` as (digest, user)."""
 
     images: tuple[Stored, ...]
     layers: int
@@ -36,35 +36,35 @@ class Pruned:
 
 
 def prune(store: Store, settings: Settings, bounds: Bounds, *, wait: bool = True, dry: bool = False) -> Pruned:
-    """Remove images that nothing uses, those used longest ago first, and stray layers; if ``dry`` only say which.
+    """Remove unused images, the least recently used first, and stray layers. With ``dry``, only list them.
 
-    Raises BlockingIOError where an import runs and ``wait`` is False, ImageError for a store
-    on a network file system where other nodes may have started something without a lease.
+    Raises BlockingIOError if an import is running and ``wait`` is False. Raises ImageError for a store on a network
+    file system if starts on other nodes may have no lease.
     """
     if not os.path.isdir(store.root):
-        return Pruned((), 0, 0, ())  # nothing was ever stored
+        return Pruned((), 0, 0, ())
     _refuse_unseen(store, bounds)
     with Alone(store, wait=wait) as alone:
         store.sweep()
         images = inventory.images(store)
         unused, kept = _unused(alone, images, settings, bounds)
-        gone = _excess(images, unused, bounds)
+        removed = _excess(images, unused, bounds)
         if not dry:
-            for image, user in _discard(alone, gone, bounds).items():
-                gone.remove(image)
+            for image, user in _discard(alone, removed, bounds).items():
+                removed.remove(image)
                 kept.append((image.digest, user))
-        needed = _layers(image for image in images if image not in gone)
+        needed = _layers(image for image in images if image not in removed)
         stray = [path for path in layout.all_of(store.root, layout.LAYERS) if path not in needed]
-        size = sum(map(index.size, stray)) + sum(image.file for image in gone)
+        size = sum(map(index.size, stray)) + sum(image.file for image in removed)
         if not dry:
             for path in stray:
-                alone.take(path)  # against those who sweep
+                alone.take(path)  # keep sweeping processes away
                 alone.discard(path)
             usage.forget_leases(store)
             for known in store.names():
                 if store.image(known.digest) is None:
                     store.forget(known)
-    return Pruned(tuple(gone), len(stray), size, tuple(kept))
+    return Pruned(tuple(removed), len(stray), size, tuple(kept))
 
 
 def _refuse_unseen(store: Store, bounds: Bounds) -> None:
@@ -72,21 +72,21 @@ def _refuse_unseen(store: Store, bounds: Bounds) -> None:
     if kind in filesystems.NETWORK and not bounds.age and not usage.has_leases(store):
         raise ImageError(
             f"the store {store.root} is on {kind}: other nodes may use its images",
-            hint="give an age after which no container can run any more: --older DAYS; starts leave a sign from now on",
+            hint="use --older DAYS, longer than any container runs; from now on, each start records its node",
         )
 
 
 def _unused(
     alone: Alone, images: Sequence[Stored], settings: Settings, bounds: Bounds
 ) -> tuple[list[Stored], list[tuple[str, str]]]:
-    """The images that nobody uses, those used longest ago first; and who uses the others."""
+    """Return the unused images, the least recently used first, and (digest, user) of all others."""
     free, kept = [], []
     for image in reversed(images):
         if alone.take(image.path):
             free.append(image)
         else:
             kept.append((image.digest, "a start"))
-    # After the locks: who mounts from now on waits for us, who has mounted can be seen.
+    # Look after locking: later starts wait for our locks, and the mounts of earlier starts are visible.
     users = {**usage.of_containers(alone.store, settings), **usage.of_mounts(alone.store)}
     unused = []
     for image in free:
@@ -103,16 +103,16 @@ def _leased(store: Store, image: Stored, bounds: Bounds) -> str:
 
 
 def _excess(images: Sequence[Stored], unused: Sequence[Stored], bounds: Bounds) -> list[Stored]:
-    """The unused images that go."""
+    """Return the unused images to remove."""
     sizes = {layer: index.size(layer) for layer in _layers(images)}
     keeping = set(images)
-    gone = []
+    excess = []
     for image in unused:
         size = sum(sizes[layer] for layer in _layers(keeping)) + sum(image.file for image in keeping)
         if time.time() - image.used >= bounds.age and (not bounds.size or size > bounds.size):
             keeping.remove(image)
-            gone.append(image)
-    return gone
+            excess.append(image)
+    return excess
 
 
 def _layers(images: Iterable[Stored]) -> set[str]:
@@ -120,18 +120,18 @@ def _layers(images: Iterable[Stored]) -> set[str]:
 
 
 def _discard(alone: Alone, images: Sequence[Stored], bounds: Bounds) -> dict[Stored, str]:
-    """Take images out of the store, but for those that other nodes have started since we looked, and who has."""
+    """Take images out of the store. Return those that other nodes have just started, with their users."""
     users = {}
     for image in images:
         alone.discard(image.path)
         if user := _leased(alone.store, image, bounds):
-            alone.restore(image.path)  # a start that looks for it waits until its name is back
+            alone.restore(image.path)  # a start that looks for the image waits for our lock
             users[image] = user
     return users
 
 
 class Alone:
-    """The store for ourselves, and directories of it that nobody uses; what was discarded is deleted at the end."""
+    """Exclusive locks on the store and on unused directories, in a ``with``. Leaving deletes discarded directories."""
 
     def __init__(self, store: Store, *, wait: bool = True) -> None:
         self.store = store
@@ -140,12 +140,12 @@ class Alone:
         self._trash: list[str] = []
 
     def __enter__(self) -> Alone:
-        """Raises BlockingIOError where an import runs and there is no ``wait``."""
+        """Lock the store. Raises BlockingIOError if an import is running and ``wait`` is False."""
         self._lock = self.store.lock(exclusive=True, wait=self._wait)
         return self
 
     def take(self, directory: str) -> bool:
-        """Whether nobody else holds a directory; nobody does until the end then."""
+        """Lock a directory until the end. Return False if another process holds it."""
         with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             if not flock(fd):
                 return False
@@ -153,30 +153,30 @@ class Alone:
             return True
 
     def discard(self, directory: str) -> None:
-        """Take a directory out of the store at once."""
+        """Take a directory out of the store by renaming it."""
         os.rename(directory, layout.trash(directory))
         self._trash.append(layout.trash(directory))
 
     def restore(self, directory: str) -> None:
-        """Put back what was discarded."""
+        """Put a discarded directory back."""
         os.rename(layout.trash(directory), directory)
         self._trash.remove(layout.trash(directory))
 
     def __exit__(self, *_: object) -> None:
         with self._held:
-            os.close(self._lock)  # imports need not wait while it is deleted
+            os.close(self._lock)  # imports need not wait for the deletion
             for path in self._trash:
                 trees.remove(path)
 
 
 def shrink(store: Store, settings: Settings) -> None:
-    """After an import: keep the store within the setting cache_limit, if nobody imports just now."""
+    """Prune the store to the setting cache_limit after an import, unless another import is running."""
     if not settings.cache_limit:
         return
     try:
         done = prune(store, settings, Bounds(size=settings.cache_limit), wait=False)
     except BlockingIOError:
-        return  # the last import to end does it
+        return  # the last import will do it
     except ImageError as e:
         log.debug(str(e))
         return

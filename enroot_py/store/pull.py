@@ -1,9 +1,9 @@
-"""A reference becomes an image in the store.
+"""Resolve a reference to an image in the store, and fetch the image if it is missing.
 
-What it meant last is known of the store's refs. A digest goes on meaning that; of a tag the registry is asked for the
-digest that it has now. Where the image is stored it is used. Else its source (a registry, its mirrors, a file or an
-engine) is asked for the manifest, and fetch.py brings what the store lacks. What the reference means is remembered.
-Where there is a policy, policies.py asks before all that, and before anything is unpacked, whether the image may be.
+The store's refs record what each reference resolved to last. A digest never changes. For a tag, ask the registry for
+the current digest. If that image is stored, use it. Otherwise get the manifest from the source (a registry, its
+mirrors, a file or an engine), let fetch.py fetch the missing layers, and record the result in refs. If there is a
+policy, policies.py checks the image before this, and again before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -37,25 +37,24 @@ def pull(
     pin: Pin | None = None,
     peers: Peers | None = None,
 ) -> Image:
-    """The image of a reference, in the store when this returns.
+    """Return the image of a reference, stored and held: see Image.hold.
 
-    A digest that is stored costs no request, a tag whose image is stored one. Where
-    the registry does not answer and an image is stored for the name, it is used,
-    with a warning. ``pin`` is the digest that a tag has for all nodes of a step, whatever it means by now: see
-    tags.pin(). ``peers`` are nodes that give the image to each other. The image is held: see Image.hold.
+    A stored digest costs no request, a tag whose image is stored costs one. If the registry does not answer, use the
+    stored image with a warning. ``pin`` is the digest that a tag has on all nodes of a step, even if the tag moves: see
+    tags.pin(). ``peers`` are nodes that send the image to each other.
     Raises RegistryError, ImageError, ConfigError.
     """
     with Recording("pull", settings, image=str(reference)):
-        way = Pull(reference, settings, arch, pin, peers)
+        pull = Pull(reference, settings, arch, pin, peers)
         while True:
-            image = way.image()
+            image = pull.image()
             recording.fact(digest=image.digest)
-            if image.hold():  # else it was pruned this very moment
+            if image.hold():  # else it has just been pruned
                 return image
 
 
 def digest(reference: Reference | LocalImage, settings: Settings, arch: str | None) -> str:
-    """The digest of the image that pull() would give, without pulling it. Raises PenrootError."""
+    """Return the digest of the image that pull() would return, without pulling it. Raises PenrootError."""
     from enroot_py.registry.sources import open_source
 
     wanted = _pinned(reference, tags.pin(reference, settings))
@@ -63,7 +62,7 @@ def digest(reference: Reference | LocalImage, settings: Settings, arch: str | No
 
 
 class Pull:
-    """One reference on its way into the store."""
+    """The pull of one reference into the store."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class Pull:
         self._arch = arch
         self._pin = tags.pin(reference, settings, pin)
         self._wanted = _pinned(reference, self._pin)
-        # A directory of blobs that all nodes share serves them too.
+        # With a shared directory of blobs, peers are not needed.
         self._peers = None if settings.shared_blobs else peers
         self._admission: Any = None
         if settings.policies:
@@ -88,10 +87,7 @@ class Pull:
         self._store = Store(settings.cache_path, create=True)
 
     def image(self) -> Image:
-        """The image, in the store; it may be pruned before it is held.
-
-        Raises RegistryError, ImageError, PolicyError.
-        """
+        """Return the stored image, which is not held yet. Raises RegistryError, ImageError, PolicyError."""
         self._known = self._store.known(self._reference, self._arch)
         stored = self._stored()
         if stored is not None and self._wanted.digest:
@@ -120,10 +116,10 @@ class Pull:
         if self._admission is not None:
             self._admission.check(manifest, source)
         if stored is not None and isinstance(self._reference, Reference):
-            source = self._source()  # a fetch takes its time
+            source = self._source()  # without the short timeouts
         recording.phase("resolve")
         image = self._store.image(manifest.digest) or self._fetch(source, manifest)
-        if manifest.named == manifest.digest:  # no index said what it is for
+        if manifest.named == manifest.digest:  # there was no index, which names the platform
             self._check_platform(image)
         if self._admission is not None:
             self._admission.keep(image)
@@ -131,22 +127,22 @@ class Pull:
         return image
 
     def _check_stored(self, image: Image) -> None:
-        """Whether the policies let in what is stored. Raises PolicyError, ConfigError, RegistryError, ImageError."""
+        """Check a stored image against the policies. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         if self._admission is not None:
             known = self._known
-            given = known.given if known is not None and known.digest == image.digest else ""
-            self._admission.check_stored(image, given or self._wanted.digest)
+            named_digest = known.given if known is not None and known.digest == image.digest else ""
+            self._admission.check_stored(image, named_digest or self._wanted.digest)
 
     def _stored(self) -> Image | None:
-        """The image that the reference meant last; for one that is wanted by a digest that image, or none."""
+        """Return the stored image that the reference resolved to last, or None; with a digest, only that image."""
         known = self._known
         if known is not None and self._wanted != self._reference and known.given != self._wanted.digest:
-            known = None  # it meant another image then
-        digest = known.digest if known else self._wanted.digest  # that of a manifest, perhaps pulled by its tag
+            known = None  # the tag resolved to another image
+        digest = known.digest if known else self._wanted.digest  # a manifest digest may have been pulled by tag
         return self._store.image(digest) if digest else None
 
     def _is_current(self) -> bool:
-        """Whether the registry or engine of a stored image says that its name still means it. Raises PenrootError."""
+        """Ask the registry or engine whether the name still resolves to the stored image. Raises PenrootError."""
         if self._known is None or not self._known.given:
             return False
         if isinstance(self._reference, LocalImage):
@@ -154,7 +150,7 @@ class Pull:
         return tags.now(self._reference, self._known.base, self._settings) == self._known.given
 
     def _source(self, *, hurried: bool = False) -> ImageSource:
-        """Where the image comes from; ``hurried`` if there is one to go on with, so that it need not be waited for."""
+        """Open the source of the image; ``hurried`` sets short timeouts, for use when an image is stored already."""
         from enroot_py.registry.sources import open_source
 
         settings = self._settings
@@ -170,49 +166,49 @@ class Pull:
         return Fetch(self._store, self._reference, source, manifest, self._settings).image()
 
     def _disagreement(self, error: RegistryError) -> PenrootError:
-        """Why the image that the tag is pinned to cannot be had here, where the tag may be another one now."""
-        if not str(error):  # another node says it
+        """Return the error for a pinned image that cannot be fetched; it names the tag's current digest."""
+        if not str(error):  # another node reports it
             return error
-        here = self._known.given if self._known else ""
+        current_digest = self._known.given if self._known else ""
         if not isinstance(error, Unreachable):
             from enroot_py.registry.sources import open_source
 
             try:
-                here = open_source(self._reference, self._settings).digest()
+                current_digest = open_source(self._reference, self._settings).digest()
             except (RegistryError, ImageError) as e:
                 log.debug(str(e))
         if self._pin is None:
             return error
-        if not here or here == self._wanted.digest:
+        if not current_digest or current_digest == self._wanted.digest:
             if self._pin == Pin(self._pin.digest):
                 return error
             return type(error)(f"{self._reference}: {self._pin.origin} {self._pin.digest}: {error}", hint=error.hint)
-        is_another = f"{self._reference} is {here} on {os.uname().nodename}"
         return ImageError(
-            f"{is_another}, but {self._pin.origin} {self._wanted.digest}: {error}",
+            f"{self._reference} is {current_digest} on {os.uname().nodename}, "
+            f"but {self._pin.origin} {self._wanted.digest}: {error}",
             hint=f"the tag has moved, and the old image is gone; {self._pin.hint}",
         )
 
     def _check_platform(self, image: Image) -> None:
-        """Whether an image is for the architecture asked for, or for this machine.
+        """Check that an image is for Linux and for the requested architecture. Raises ImageError.
 
-        Raises ImageError in the first case, or for another system; warns in the second: an emulator may be at hand.
+        Without a requested architecture, only warn if it differs from this machine's: there may be an emulator.
         """
         from enroot_py.store.imageconfig import ImageConfig
 
         with open(f"{image.path}/{layout.CONFIG}", "rb") as f:
-            system, its = ImageConfig(f.read(), f"{self._reference} in the store").platform
+            system, image_architecture = ImageConfig(f.read(), f"{self._reference} in the store").platform
         if system and system != "linux":
             raise ImageError(f"{self._reference} is for {system}, this is Linux")
         wanted = architecture((self._arch or "").partition("/")[0] or None)
-        if not its or its == wanted:
+        if not image_architecture or image_architecture == wanted:
             return
         if self._arch:
             hint = "leave out --arch, or name another image"
-            raise ImageError(f"{self._reference} is for {its}, and for nothing else", hint=hint)
-        log.warn(f"{self._reference} is for {its}, this machine is {wanted}")
+            raise ImageError(f"{self._reference} is for {image_architecture} only", hint=hint)
+        log.warn(f"{self._reference} is for {image_architecture}, this machine is {wanted}")
 
 
 def _pinned(reference: Reference | LocalImage, pin: Pin | None) -> Reference | LocalImage:
-    """The image that a tag was when it was pinned."""
+    """Return the reference with the digest of its pin, if there is one."""
     return reference.at(pin.digest) if pin and isinstance(reference, Reference) else reference

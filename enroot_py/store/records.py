@@ -1,8 +1,8 @@
-"""What is written down of a container over an image when it is made: the file ``.penroot`` in its directory.
+"""Records of containers: the file ``.penroot`` in the directory of a container over an image.
 
-It has a line ``image DIRECTORY`` or ``squashfs FILE``. An image or a program can put such a file into the root of
-a container that is a plain directory; so a record repeats a random word that lies beside the containers, in
-``.records``, where neither of them can read it. On the start path.
+A record has a line ``image DIRECTORY`` or ``squashfs FILE``. An image or a program could put such a file into the root
+of a container that is a plain directory. Therefore a record repeats a random word that is stored beside the containers,
+in ``.records``, where images and programs cannot read it. On the start path.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from enroot_py.base.fds import Fd
 
 MARK = ".penroot"
 _WORD = ".records"
-_LARGEST = 64 << 10  # bytes of a record
+_MAX_RECORD_BYTES = 64 << 10
 
 
 def of(container: str) -> dict[str, str] | None:
-    """What is written down of the container in a directory; None of a plain one. Raises OSError."""
+    """Return the record of the container in a directory, or None for a plain directory. Raises OSError."""
     fields = read(f"{container}/{MARK}")
     word = fields.get("word")
     return fields if word and word == text(word_file(os.path.dirname(container))).strip() else None
 
 
 def read(path: str) -> dict[str, str]:
-    """What a record says, whoever wrote it. Raises OSError."""
+    """Return the fields of a record without checking its word. Raises OSError."""
     return dict(line.partition(" ")[::2] for line in text(path).splitlines())
 
 
 def text(path: str) -> str:
-    """The content of a small file; "" where there is none, or it is no regular file. Raises OSError."""
+    """Return the content of a small file, or "" if it is missing or not a regular file. Raises OSError."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
@@ -39,22 +39,22 @@ def text(path: str) -> str:
             return ""
         raise
     with Fd(file) as fd:
-        return os.fsdecode(os.read(fd, _LARGEST)) if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+        return os.fsdecode(os.read(fd, _MAX_RECORD_BYTES)) if stat.S_ISREG(os.fstat(fd).st_mode) else ""
 
 
 def write(directory: str, data_path: str, source: str) -> None:
-    """Write the record of a container that is made in ``directory``, for its place in ``data_path``. Raises OSError."""
+    """Write the record of a container in the making; it will be moved to ``data_path``. Raises OSError."""
     with open(f"{directory}/{MARK}", "w") as f:
         f.write(f"format 2\nword {_word(data_path)}\n{source}")
 
 
 def word_file(data_path: str) -> str:
-    """The file with the word of the records of a data path."""
+    """Return the file with the word for all records in a data path."""
     return f"{data_path}/{_WORD}"
 
 
 def _word(data_path: str) -> str:
-    """The word, made where there is none. Raises OSError."""
+    """Return the word of a data path, created if missing. Raises OSError."""
     from enroot_py.base import making
 
     path = word_file(data_path)

@@ -1,7 +1,7 @@
-"""/etc/rc and /etc/environment of a container over a stored image, where tools written for enroot look for them.
+"""Put /etc/rc and /etc/environment of a container where tools written for enroot expect them.
 
-Such tools read and edit NAME/etc/rc. A container over layers keeps its changes in NAME/upper, so the files are copied
-there when the container is made, and NAME/etc is a link.
+These tools read and edit NAME/etc/rc. A container over layers keeps its changes in NAME/upper, so create copies the
+files to NAME/upper/etc, and NAME/etc is a link.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Squashfs images of the store and of users: what they are checked by. On the start path: no import but os."""
+"""Check squashfs images by their superblock. On the start path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enroot_py.base.errors import ImageError
 
 
 def check(path: str, offset: int = 0) -> None:
-    """Look at the superblock. Raises ImageError for a file that is no squashfs image, or not all of one."""
+    """Check the superblock. Raises ImageError for a truncated or other file."""
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as f:
             wrong, way_out = superblock.fault(f.fileno(), offset)
@@ -23,7 +23,7 @@ def check(path: str, offset: int = 0) -> None:
 
 
 def check_open(fd: int, path: str) -> None:
-    """The same of a regular file that is open. Raises ImageError, OSError."""
+    """Check the superblock of an open regular file. Raises ImageError, OSError."""
     _refuse(path, *superblock.fault(fd))
 
 
@@ -33,12 +33,12 @@ def _refuse(path: str, wrong: str, way_out: str) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An opener for open() that does not wait for a writer of a FIFO: without one it is empty."""
+    """Open without waiting for the writer of a FIFO; a FIFO without a writer reads as empty."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def checksum(path: str) -> str:
-    """The SHA-256 of an image file. Raises OSError."""
+    """Return the SHA-256 of an image file. Raises OSError."""
     from hashlib import sha256
 
     checksum = sha256()

@@ -1,12 +1,11 @@
-"""The store: layers and images by digest, each there whole or not at all. What lies where is said in layout.py.
+"""The store: layers and images by digest, each either complete or absent. layout.py defines the paths.
 
-What is made has a temporary directory, which is the lock: it is renamed into place, so no
-lock file is left over, and a killed maker's lock is free at once. Two more locks keep
-things from being pruned: importers hold the root's, shared, and who is about to mount an
-image holds that image's, shared, until its mount can be seen in /proc (Image.hold, prune.py).
+A layer or an image is made in a temporary directory, which is also the lock. It is renamed into place, so no lock file
+remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning: importers lock the store's
+root, and a start locks its image until its mount appears in /proc (Image.hold, prune.py).
 
-No wait for a lock is silent or endless: base/waits.py. What is made may not be on the disk when the node crashes:
-crash.py. On the start path: no json, no re.
+No wait for a lock is silent or endless: base/waits.py. Files may not be on the disk when the node crashes: crash.py.
+On the start path: no json, no re.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_USE_STEP = 3600  # seconds
-_SIGN_S = 5.0
+_USE_RESOLUTION_S = 3600
+_PROGRESS_INTERVAL_S = 5.0
 _STALLED_S = 60.0
-_SHORT = 20  # characters of KIND/NAME in a message
+_SHORT_NAME_CHARS = 20  # of KIND/NAME in a message
 
 
 class Image:
-    """An image in the store: an overlay of ``lowerdirs``, top first, makes its root filesystem; or it is ``file``."""
+    """A stored image: its root file system is an overlay of ``lowerdirs``, top first, or the squashfs ``file``."""
 
     __slots__ = ("digest", "path", "lowerdirs", "file", "_lock")
 
@@ -49,17 +48,17 @@ class Image:
         self._lock: Fd | None = None
 
     def hold(self) -> bool:
-        """Keep the image from being pruned; False where it has just been.
+        """Protect the image from pruning. Return False if it was just pruned.
 
-        Until release(), or until this process executes another program or ends: by then
-        its mount, or the record of its container, speaks for the image.
+        The lock lasts until release(), exec or exit. By then the image's mount, or the record of its container,
+        shows that the image is in use.
         """
         try:
             directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         with Fd(directory) as fd:
-            _await(fd, f"removing or publishing {layout.name_of(self.path)[:_SHORT]}", shared=True)
+            _await(fd, f"removing or publishing {layout.name_of(self.path)[:_SHORT_NAME_CHARS]}", shared=True)
             _lease(self.path)
             if not is_at(fd, self.path):
                 return False
@@ -69,19 +68,19 @@ class Image:
         return True
 
     def release(self) -> None:
-        """Let go of what hold() holds."""
+        """Release the lock of hold()."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
 
 def flock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file. Return False if others have it. Raises ImageError where the file system has no locks."""
+    """Lock an open file. Return False if another process holds it. Raises ImageError if there are no locks."""
     return _locking(fd, lambda: locks.flock(fd, shared=shared))
 
 
 def _await(fd: int, doing: str, *, shared: bool) -> None:
-    """Wait for a lock. Raises ImageError if the holder, which is ``doing`` something, does not go on."""
+    """Wait for a lock. Raises ImageError if the holder, described by ``doing``, makes no progress."""
     if flock(fd, shared=shared):
         return
     from enroot_py.base import waits
@@ -104,21 +103,21 @@ def _locking(fd: int, lock: Callable[[], _T]) -> _T:
 
 
 def _lease(image: str) -> None:
-    """Tell other nodes, which do not see our locks and mounts, that this one uses an image."""
+    """Renew this node's lease on an image: other nodes cannot see our locks and mounts."""
     try:
         lease = os.open(layout.lease(image, os.uname().nodename), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         if e.errno in (errno.ENOENT, errno.EACCES, errno.EROFS):
-            return  # a store of this node alone, or one that is not ours to write to
+            return  # the store is local, or not writable for us
         raise
     with Fd(lease) as fd:
         os.utime(fd)
 
 
 def _note_use(fd: int) -> None:
-    """The time of an image's directory says when it was last used, to the hour."""
+    """Record in the time of an image's directory when it was last used, to the hour."""
     status = os.fstat(fd)
-    if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _USE_STEP:
+    if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _USE_RESOLUTION_S:
         try:
             os.utime(fd)
         except OSError as e:
@@ -127,11 +126,10 @@ def _note_use(fd: int) -> None:
 
 
 class Name:
-    """What a reference meant when its registry was last asked: four lines of a file.
+    """The digest that a reference resolved to last: four lines of a file.
 
-    ``digest`` is the image's manifest, ``given`` what the registry said for the name (an
-    index, perhaps), ``base`` where it was reached: https://HOST or http://HOST. ``text``
-    is the reference itself, and the architecture after a plus.
+    ``digest`` is the digest of the manifest. ``given`` is the digest that the registry returned for the name, perhaps
+    of an index. ``base`` is the registry's URL: https://HOST or http://HOST. ``text`` is REFERENCE+ARCHITECTURE.
     """
 
     __slots__ = ("digest", "given", "base", "text")
@@ -144,10 +142,9 @@ class Name:
 
 
 class Store:
-    """The store at ``root``, an absolute path; made where it is missing if ``create``.
+    """The store at ``root``, an absolute path. With ``create``, a missing store is made.
 
-    Raises ImageError where it belongs to another user than root or the caller, or
-    where others can write to it.
+    Raises ImageError if the store belongs to a user other than root or the caller, or if others can write to it.
     """
 
     def __init__(self, root: str, *, create: bool = False) -> None:
@@ -182,14 +179,15 @@ class Store:
     # -- reading
 
     def layer_path(self, diff_id: str) -> str | None:
-        """The directory of a layer, or None where it is not stored."""
+        """Return the directory of a layer, or None if it is not stored."""
         path = layout.layer(self.root, diff_id)
         return path if crash.is_whole(path) else None
 
     def image(self, digest: str) -> Image | None:
-        """The image with this manifest digest; None where it or one of its layers is not stored.
+        """Return the image with this manifest digest, or None if it or one of its layers is not stored.
 
-        Raises ImageError for trees of root's: overlayfs changes nothing whose owner is not in its user namespace.
+        Raises ImageError for trees of another owner: overlayfs cannot copy up files whose owner the user namespace
+        does not map.
         """
         path = layout.image(self.root, digest)
         if not crash.is_usable(path):
@@ -202,27 +200,27 @@ class Store:
             return None
         if self._owner != os.geteuid():
             raise ImageError(
-                f"the store {self.root} belongs to uid {self._owner} and contains trees, which only that user can use",
+                f"the store {self.root} belongs to uid {self._owner} and has trees of files, for its owner only",
                 hint="to fill it for others, set ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH elsewhere",
             )
         for lowerdir in lowerdirs:
-            # A lower directory that is gone does not fail at mount time in every case: it would read as empty.
+            # The mount may succeed without a lower directory, which would then read as empty.
             if not os.path.isdir(lowerdir):
                 return None
         return Image(digest, path, lowerdirs)
 
     def known(self, reference: object, arch: str | None = None) -> Name | None:
-        """What a reference meant when it was last asked for, or None. Asks no registry."""
+        """Return what a reference resolved to last, or None. Asks no registry."""
         return _read_name(layout.ref(self.root, _text(reference, arch)))
 
     def names(self) -> list[Name]:
-        """All that is known of any reference."""
+        """Return what every known reference resolved to last."""
         return [known for path in layout.refs(self.root) if (known := _read_name(path)) is not None]
 
     # -- writing
 
     def name(self, reference: object, arch: str | None, known: Name) -> None:
-        """Remember what a reference means."""
+        """Remember what a reference resolved to."""
         from enroot_py.base import making
 
         text = _text(reference, arch)
@@ -240,9 +238,9 @@ class Store:
             return
 
     def note_container(self, record: str) -> None:
-        """Remember, before it is made, the file that will say that a container uses an image of this store.
+        """Link to the record of a container that is about to use an image of this store.
 
-        A store that is not ours to write to is pruned by age alone.
+        A store that we cannot write to gets no link; its owner prunes it by age.
         """
         link = layout.user(self.root, record)
         try:
@@ -257,9 +255,9 @@ class Store:
             raise cannot_write(f"write {os.path.dirname(link)}", self.root, e) from e
 
     def lock(self, *, exclusive: bool = False, wait: bool = True) -> Fd:
-        """The store's own lock, for a ``with``: importers share it, a pruner has it alone.
+        """Lock the store, for a ``with``: shared for imports, exclusive for pruning.
 
-        Raises BlockingIOError where others have it and ``wait`` is False, ImageError where one of them does not go on.
+        Raises BlockingIOError if the lock is held and ``wait`` is False, ImageError if its holder makes no progress.
         """
         with Fd(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             if wait:
@@ -274,10 +272,7 @@ class Store:
         return Build(self.root, kind, digest)
 
     def add_file(self, path: str, digest: str, make: Callable[[Build], None]) -> None:
-        """Let ``make`` fill and publish the image of a squashfs file, by whose path it is known then.
-
-        Raises ImageError, OSError.
-        """
+        """Add the image of the squashfs file ``path``; ``make`` fills and publishes it. Raises ImageError, OSError."""
         self.sweep()
         with self.lock():
             with self.build(layout.IMAGES, digest) as build:
@@ -287,17 +282,17 @@ class Store:
             self.name(path, None, Name(digest))
 
     def settle(self, digest: str) -> None:
-        """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
+        """Write the store to the disk and mark an image as checked: crash.settle(). Raises ImageError."""
         try:
             crash.settle(layout.image(self.root, digest))
         except OSError as e:
             raise cannot_write(f"write to the store {self.root}", self.root, e) from e
 
     def sweep(self) -> None:
-        """Remove what killed makers left behind."""
+        """Remove the temporary directories of killed processes."""
         place = f"{self.root}/{layout.TMP}"
         if not os.access(place, os.R_OK | os.W_OK):
-            return  # a shared store that is not ours to clean
+            return  # a shared store of another user
         for name in os.listdir(place):
             path = f"{place}/{name}"
             try:
@@ -305,16 +300,16 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             with Fd(directory) as fd:
-                if flock(fd) and is_at(fd, path):  # else its maker lives
+                if flock(fd) and is_at(fd, path):  # else its maker is alive
                     trees.remove(path)
 
 
 class Build:
-    """One directory of the store in the making; use it in a ``with``.
+    """One layer or image in the making; use it in a ``with``.
 
-    Entering waits for another maker of the same thing, unless that one is stopped or makes no progress: then this
-    process makes a copy of its own, and of two copies the first one that is published stays. Then ``done`` says
-    whether it is there now; if not, fill ``path`` and publish(). Whatever is not published is removed.
+    Entering waits for another process that makes the same layer or image. If that process is stopped or makes no
+    progress, this one makes a second copy, and the first published copy wins. After entering, ``done`` is True if the
+    directory already exists. Otherwise fill ``path`` and publish(). Leaving without publish() removes ``path``.
     """
 
     def __init__(self, root: str, kind: str, digest: str) -> None:
@@ -348,24 +343,24 @@ class Build:
                     return self
 
     def _await_maker(self, fd: int) -> None:
-        """Wait until another process has made it, or prepare a copy of our own if that process does not go on."""
+        """Wait for the process that makes this directory, or switch to a private ``path`` if it makes no progress."""
         from enroot_py.base import waits
 
-        name = layout.name_of(self.target)[:_SHORT]
-        # Shared, because a process that uses the image afterwards keeps a shared lock as long as its container lives.
+        name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
+        # Shared: a process that uses the published image keeps a shared lock for as long as its container runs.
         if why := _locking(fd, lambda: waits.lock(fd, f"making {name}", shared=True, stalled_after=_STALLED_S)):
             log.warn(f"{why}: making a copy")
             self.path = layout.making_alone(self.target)
 
     def _is_ours(self) -> bool:
-        """Whether it still has to be made, now that nobody else is making it."""
+        """Whether this process, which now holds the lock, has to fill ``path``."""
         _empty(self.path)
         if os.path.isdir(self.target):
-            if not crash.is_whole(self.target):  # else it has been published since we looked
+            if not crash.is_whole(self.target):  # else another process has just published it
                 try:
                     crash.keep_or_drop(self.target, f"{self.path}/damaged")
                 except FileNotFoundError:
-                    pass  # a maker that was stopped meanwhile removed it
+                    pass  # another process, stopped until now, removed it
             if crash.is_whole(self.target):
                 trees.remove(self.path)
                 return False
@@ -373,13 +368,13 @@ class Build:
         return True
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Delete what was written so far."""
         _empty(self.path)
 
     def go_on(self) -> None:
-        """Show the processes that wait for this one that it makes progress."""
+        """Show waiting processes that this one makes progress: update the time of ``path``."""
         now = time.monotonic()
-        if self._fd is not None and now - self._signed > _SIGN_S:
+        if self._fd is not None and now - self._signed > _PROGRESS_INTERVAL_S:
             self._signed = now
             try:
                 os.utime(self._fd)
@@ -387,7 +382,7 @@ class Build:
                 return  # the next call tries again
 
     def publish(self) -> None:
-        """Rename it into place: from here on it is in the store, whole."""
+        """Rename the directory into place."""
         try:
             crash.mark(self.path)
             os.rename(self.path, self.target)
@@ -418,12 +413,12 @@ def _empty(path: str) -> None:
 
 
 def _text(reference: object, arch: str | None) -> str:
-    """What the name of a reference is for an architecture."""
+    """Return the name under which a reference is stored for an architecture."""
     return f"{reference}+{architecture(arch)}"
 
 
 def _read_name(path: str) -> Name | None:
-    """What a file of refs says; None where it is missing or says nothing, as after a crash."""
+    """Read a file of refs. Return None if it is missing, or empty after a crash."""
     try:
         with open(path, "rb") as f:
             lines = os.fsdecode(f.read()).split("\n")
@@ -433,13 +428,13 @@ def _read_name(path: str) -> Name | None:
 
 
 def _refused(root: str, error: OSError, *, create: bool) -> ImageError:
-    """The error of a store whose root is not there, or not to be trusted."""
+    """Return the error for a store whose root is missing or not trusted."""
     if error.errno != errno.EPERM or not error.strerror:
         return cannot_write(f"{'create' if create else 'read'} the store {root}", root, error)
-    own = "set ENROOT_CACHE_PATH to a directory of your own"
+    hint = "set ENROOT_CACHE_PATH to a directory of your own"
     if error.strerror.startswith("can be written"):
-        return ImageError(f"the store {root} {error.strerror}", hint=f"if nobody has: chmod 700 {root}; else {own}")
-    return ImageError(f"the store {root} {error.strerror}: its images are not trusted", hint=own)
+        return ImageError(f"the store {root} {error.strerror}", hint=f"if nobody has: chmod 700 {root}; else {hint}")
+    return ImageError(f"the store {root} {error.strerror}: its images are not trusted", hint=hint)
 
 
 def _make_directory(path: str) -> None:
@@ -448,13 +443,13 @@ def _make_directory(path: str) -> None:
     try:
         trees.make(path, 0o700)
     except FileExistsError:
-        return  # another process was quicker; if it is no directory, whoever uses it says so
+        return  # another process was quicker
     except OSError as e:
         raise cannot_write(f"create the store {path}", path, e) from e
 
 
 def cannot_write(what: str, place: str, error: OSError) -> ImageError:
-    """The error of a store, or of something in it, at ``place``: cannot do ``what``."""
+    """Return the error "cannot ``what``" for a store, or for a path in it, at ``place``."""
     from enroot_py.base import filesystems
 
     return ImageError(f"cannot {what}: {error.strerror}", hint=filesystems.way_out(error, place, "ENROOT_CACHE_PATH"))

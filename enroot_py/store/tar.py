@@ -1,4 +1,4 @@
-"""A layer's blob, split into tar entries as it is decompressed and hashed.
+"""Split a layer's blob into tar entries while it is decompressed and hashed.
 
 Sources: pax(1) of POSIX ("ustar Interchange Format", "pax Header Block"); GNU tar's
 manual, "Basic Tar Format" and "Sparse Formats".
@@ -19,19 +19,19 @@ _ZEROS = bytes(_BLOCK)
 # name mode+uid+gid size mtime typeflag linkname magic+version devmajor devminor prefix
 _HEADER = Struct("100s 24s 12s 12s 8x c 100s 8s 64x 8s 8s 155s 12x")
 _NO_PAX: Mapping[bytes, bytes] = {}
-_SHOWN = 400  # characters of a name
-_MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
+_MAX_SHOWN_CHARS = 400  # of a name in a message
+_MAX_EXTENSION_BYTES = 4 << 20  # one pax header or GNU long name
 _MAX_SEGMENTS = 1 << 19  # of a sparse file
-_MAX_GLOBAL = 1000  # pax records that hold for all entries: git archive writes one
+_MAX_GLOBAL_RECORDS = 1000  # pax records for all entries: git archive writes one
 
 
 class Tar(Decompressed):
-    """A tar stream read once, with the hashes of both its forms. Use it in a ``with``."""
+    """A tar stream read once, with the hashes of the blob and the tar. Use it in a ``with``."""
 
     def entries(self) -> Iterator[Entry]:
-        """Yield each entry. Its data is there to be read until the next one is asked for."""
-        common: Mapping[bytes, bytes] = _NO_PAX  # pax: "g" holds for all that follow
-        own: Mapping[bytes, bytes] = _NO_PAX  # "x", and GNU long names: for the next only
+        """Yield each entry. Read its data before asking for the next entry."""
+        common: Mapping[bytes, bytes] = _NO_PAX  # pax "g": for all later entries
+        own: Mapping[bytes, bytes] = _NO_PAX  # pax "x" and GNU long names: for the next entry only
         long_name = long_link = None
         while True:
             block = self.read(_BLOCK)
@@ -45,7 +45,7 @@ class Tar(Decompressed):
             kind = block[156:157]
             if kind in b"xgLK":
                 size = _number(block[124:136])
-                if not 0 <= size <= _MAX_EXTENSION:
+                if not 0 <= size <= _MAX_EXTENSION_BYTES:
                     raise ImageError(f"a tar extension header of {size} bytes")
                 data = self.exactly(size)
                 self.exactly(-size % _BLOCK)
@@ -53,8 +53,8 @@ class Tar(Decompressed):
                     own = dict(_pax(data))
                 elif kind == b"g":
                     common = {**common, **dict(_pax(data))}
-                    if len(common) > _MAX_GLOBAL:  # each entry is given all of them
-                        raise ImageError(f"more than {_MAX_GLOBAL} global pax records in the layer's tar")
+                    if len(common) > _MAX_GLOBAL_RECORDS:  # each entry gets a copy of all
+                        raise ImageError(f"more than {_MAX_GLOBAL_RECORDS} global pax records in the layer's tar")
                 elif kind == b"L":
                     long_name = data.split(b"\0", 1)[0]
                 else:
@@ -63,7 +63,7 @@ class Tar(Decompressed):
             entry = _entry(block, _in_force(common, own) if common or own else _NO_PAX, long_name, long_link)
             own, long_name, long_link = _NO_PAX, None, None
             if kind == b"S":
-                _old_sparse(entry, block, self.exactly)  # these headers are not counted in its size
+                _old_sparse(entry, block, self.exactly)  # the entry's size does not include these headers
             before = self.position()
             if entry.pax and entry.pax.get(b"GNU.sparse.major") == b"1":
                 _sparse_map_in_data(entry, self.exactly)
@@ -74,12 +74,12 @@ class Tar(Decompressed):
                 if left < 0:
                     raise ImageError(f"{shown(entry.path)}: the sparse map is longer than the data")
                 self.skip(left)
-                self.read(-stored % _BLOCK)  # at the very end it may be missing: umoci insert, GNU tar and Go's reader
+                self.read(-stored % _BLOCK)  # padding; may be missing at the end: umoci insert, GNU tar, Go's reader
 
 
 @dataclass(slots=True)
 class Entry:
-    """One entry of a tar. ``path`` is as written; ``size`` is the file's, ``stored`` that of its data here."""
+    """One entry of a tar. ``path`` is as written. ``size`` is the file's size, ``stored`` the size of its data."""
 
     path: bytes
     kind: bytes
@@ -101,25 +101,26 @@ class Entry:
 
 
 def shown(path: bytes) -> str:
-    """A name for a message: in one line, and not all of a long one."""
+    """Return a name for a message, on one line and shortened."""
     text = "/" + path.lstrip(b"/").decode("utf-8", "backslashreplace").replace("\n", "\\n")
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
+    half = _MAX_SHOWN_CHARS // 2
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:half]}…{text[-half:]}"
 
 
 def _check_sum(block: bytes, at: int) -> None:
     field = block[148:156]
-    # The low half of Adler-32 is 1 plus the sum of all bytes, modulo 65521, in a tenth of the time of sum(): RFC 1950.
-    if (adler32(block) - 1 - _sum_that_says(field)) & 0xFFFF == 0:
+    # The low half of Adler-32 is 1 plus the sum of all bytes, modulo 65521: RFC 1950. It is ten times as fast as sum().
+    if (adler32(block) - 1 - _expected_sum(field)) & 0xFFFF == 0:
         return
-    want = _number(field)
+    expected = _number(field)
     unsigned = sum(block) - sum(field) + 8 * 32
-    if want != unsigned and want != unsigned - 256 * sum(b > 127 for b in block[:148] + block[156:]):
+    if expected != unsigned and expected != unsigned - 256 * sum(b > 127 for b in block[:148] + block[156:]):
         raise ImageError(f"the layer is no tar: bad header checksum before byte {at}")
 
 
 @lru_cache(4096)
-def _sum_that_says(field: bytes) -> int:
-    """The sum of all bytes of a header with this checksum, which itself counts as eight spaces."""
+def _expected_sum(field: bytes) -> int:
+    """Return the sum of all bytes of a header with this checksum field, which counts as eight spaces."""
     return _number(field) + sum(field) - 8 * 32
 
 
@@ -130,12 +131,12 @@ def _mode_and_owner(fields: bytes) -> tuple[int, int, int]:
 
 @lru_cache(4096)
 def _number(raw: bytes) -> int:
-    """Octal, or base 256 where the first byte says so (GNU and star)."""
+    """Parse an octal number, or one in base 256, which the first byte marks (GNU and star)."""
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
     if raw[0] == 0xFF:
         return int.from_bytes(raw, "big", signed=True)
-    digits = raw.lstrip(b"\0 ").split(b"\0", 1)[0].rstrip(b" ")  # some fill a field from the right
+    digits = raw.lstrip(b"\0 ").split(b"\0", 1)[0].rstrip(b" ")  # some writers align fields to the right
     if digits.strip(b"01234567"):
         raise ImageError(f"the layer is no tar: bad number {digits!r} in a header")
     return int(digits or b"0", 8)
@@ -148,7 +149,7 @@ def _decimal(raw: bytes) -> int:
 
 
 def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Records ``LENGTH KEY=VALUE\\n``. Sparse maps of format 0.0 repeat keys: they are joined by commas."""
+    """Yield the records ``LENGTH KEY=VALUE\\n``. The repeated keys of a sparse map of format 0.0 become one record."""
     at = 0
     numbers: list[bytes] = []
     while at < len(data) and data[at] != 0:
@@ -170,7 +171,7 @@ def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _in_force(common: Mapping[bytes, bytes], own: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """The pax records of an entry. An empty value takes back what was said before: pax(1), "Header Block"."""
+    """Return the pax records of an entry. An empty value deletes an earlier one: pax(1), "Header Block"."""
     return {key: value for key, value in {**common, **own}.items() if value or key.startswith(b"GNU.")}
 
 
@@ -223,14 +224,14 @@ def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, lo
 
 
 def _nanoseconds(text: bytes) -> int:
-    """A decimal number of seconds with a fraction: pax(1), mtime."""
+    """Parse decimal seconds with a fraction: pax(1), mtime."""
     whole, _, fraction = text.partition(b".")
     sign = -1 if whole.startswith(b"-") else 1
     return sign * (_decimal(whole.lstrip(b"-") or b"0") * 10**9 + _decimal(fraction[:9].ljust(9, b"0")))
 
 
 def _old_sparse(entry: Entry, block: bytes, read: Callable[[int], bytes]) -> None:
-    """The map of typeflag S: four segments in the header, 21 in each extension block."""
+    """Read the sparse map of typeflag S: four segments in the header, 21 in each extension block."""
     entry.kind = b"0"
     entry.size = _number(block[483:495])
     entry.segments = []
@@ -253,7 +254,7 @@ def _check_segments(entry: Entry, count: int) -> None:
 
 
 def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:
-    """GNU format 1.0: the data begins with the map, decimal numbers each on a line, in whole blocks."""
+    """Read the sparse map of GNU format 1.0: the data begins with lines of decimal numbers, in whole blocks."""
     entry.size = _decimal(entry.pax.get(b"GNU.sparse.realsize", b""))
     text = read(_BLOCK)
     count = _decimal(text.split(b"\n", 1)[0])

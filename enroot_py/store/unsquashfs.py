@@ -1,4 +1,4 @@
-"""Squashfs images are read and unpacked, by unsquashfs(1)."""
+"""Read and unpack squashfs images with unsquashfs(1)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from enroot_py.config.settings import Settings
 from enroot_py.runtime import namespaces
 from enroot_py.store.squashfs import check
 
-_TEXT = 16 << 20  # bytes of a file of an image that is read into memory
-_QUEUE = "32"  # MB of data, and of fragments, that unsquashfs holds; its 256 each make nothing quicker
-# What unsquashfs says of an image that is not what it was.
+_MAX_TEXT_BYTES = 16 << 20  # one file of an image, read into memory
+_QUEUE_MB = "32"  # for data and for fragments each; the default of unsquashfs, 256, is not faster
+# Messages of unsquashfs that report a damaged image.
 _DAMAGE = ("failed to read", "corrupt", "uncompress", "Can't find a valid", "bad ", "too large", "invalid")
 
 
 def read(path: str, name: str) -> str:
-    """A text file in an image, "" where it has none of that name. Raises ImageError."""
+    """Return the text file ``name`` of an image, or "" if it is missing. Raises ImageError."""
     check(path)
     command = [run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name]
     try:
@@ -36,41 +36,41 @@ def read(path: str, name: str) -> str:
         if "no matches" in str(e) or "invalid option" in str(e):
             return ""
         if "SIGXFSZ" in str(e):
-            raise ImageError(f"the file {name} of {path} is larger than {_TEXT >> 20} MiB") from e
+            raise ImageError(f"the file {name} of {path} is larger than {_MAX_TEXT_BYTES >> 20} MiB") from e
         raise
 
 
 def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_TEXT, _TEXT))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_TEXT_BYTES, _MAX_TEXT_BYTES))
 
 
 def unpack(path: str, directory: str, settings: Settings | None = None, *, offset: int = 0) -> None:
-    """Unpack an image into ``directory``, empty if it exists. Raises ImageError; OSError where it is full.
+    """Unpack an image into ``directory``, which is missing or empty. Raises ImageError; OSError for a full disk.
 
-    The image begins at ``offset`` of its file, as in a bundle, which carries the program.
+    The image begins at ``offset`` of its file. In a bundle, a program precedes it.
 
-    Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are left out. Root owns all
-    files, unless ``settings`` let root keep its privileges in containers: other IDs are nobody's in a user namespace.
+    Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are omitted. Root owns all
+    files, unless ``settings`` let root keep its privileges in containers: a user namespace maps other IDs to nobody.
     """
     check(path, offset)
     _, threads = memory.share(memory.left(), workers.processors(settings.max_processors if settings else 0))
-    program, environ = carried.command("unsquashfs"), {"PATH": "/usr/bin:/bin"}  # its libraries, no LD_PRELOAD
+    program, environ = carried.command("unsquashfs"), {"PATH": "/usr/bin:/bin"}  # no LD_PRELOAD
     command = program or [run.find("unsquashfs", package="squashfs-tools")]
     command += ["-no-progress", "-quiet", "-user-xattrs", *(["-offset", str(offset)] if offset else ())]
-    command += ["-da", _QUEUE, "-fr", _QUEUE, "-processors", str(threads), "-force", "-dest", directory, path]
+    command += ["-da", _QUEUE_MB, "-fr", _QUEUE_MB, "-processors", str(threads), "-force", "-dest", directory, path]
     run_tool(command, path, tolerate=_are_devices, warnings=True, environ=environ if program else None)
     _settle(directory, take=os.geteuid() == 0 and not (settings and namespaces.privileged(settings)))
 
 
 def _are_devices(status: int, lines: list[str]) -> bool:
-    """Whether all that unsquashfs could not make are device nodes, which only root can, and no container needs."""
+    """Whether unsquashfs failed only to make device nodes. Only root can make them, and no container needs them."""
     return status == 2 and bool(lines) and all(" device " in line and "superuser" in line for line in lines)
 
 
 def _settle(directory: str, *, take: bool) -> None:
-    """Remove what an image's modes must not do to the owner, or to others on the host.
+    """Make directories accessible to their owner, and remove device nodes and set-uid and set-gid bits.
 
-    With ``take``, give all files to root, as unsquashfs gives them to every other user.
+    With ``take``, make root the owner of all files, because unsquashfs run by root keeps the owners of the image.
     """
     pending = [directory]
     while pending:
@@ -96,9 +96,9 @@ def _settle(directory: str, *, take: bool) -> None:
 def run_tool(
     command: list[str], image: str = "", tolerate: Callable[[int, list[str]], bool] | None = None, **how: Any
 ) -> str:
-    """Run a program of squashfs-tools, on an image that is read; returns its stdout.
+    """Run a program of squashfs-tools that reads ``image``. Return its stdout.
 
-    Raises ImageError; OSError for a full disk, which it only says in words.
+    Raises ImageError; OSError for a full disk, which the program reports only in its messages.
     """
     written: list[str] = []
 
@@ -115,8 +115,8 @@ def run_tool(
         if any("create thread" in line for line in written):
             why, hint = filesystems.no_process()
             raise ImageError(f"{command[0]} cannot start a thread: {why}", hint=hint) from e
-        if found := re.search(r"uses (\w+) compression, this is unsupported", "\n".join(written)):
-            why = f"{command[0]} does not know the compression {found[1]} of the image {image}"
+        if match := re.search(r"uses (\w+) compression, this is unsupported", "\n".join(written)):
+            why = f"{command[0]} does not support the compression {match[1]} of the image {image}"
             raise ImageError(why, hint="write the image again: mksquashfs -comp lz4") from e
         if image and any(word in str(e) for word in _DAMAGE):
             why = str(e).partition(" failed: ")[2]

@@ -1,14 +1,12 @@
-"""Who uses the images of a store.
+"""Find the users of the images of a store.
 
-An image is in use while somebody holds it (Image.hold), while a process on this node sees
-a mount of it, or while the record of a container names it. Sources: proc(5),
-/proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
-filesystems": a lower directory that is removed beneath a mount does not fail, it reads as
-empty, so nothing that is in use may go.
+An image is in use while a process holds it (Image.hold), while a process on this node sees a mount of it, or while the
+record of a container names it. Images in use must not be removed: a removed lower directory of a mount reads as empty,
+without an error. Sources: proc(5), /proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
+filesystems".
 
-In a store on a network file system other nodes have mounts and locks that cannot be seen.
-There each start renews a file that names its node: a lease, which holds for thirty days, or
-for as long as --older says.
+In a store on a network file system, the mounts and locks of other nodes are invisible. There each start renews a lease,
+a file that names its node. Leases last for 30 days, or for the age given with --older.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from enroot_py.config.settings import Settings
 from enroot_py.store import layout, records
 from enroot_py.store.store import Store
 
-LEASE = 30 * 86400  # seconds: no job runs as long
-_SETTLED = 3600  # seconds after which a container whose record was announced has been made
+LEASE = 30 * 86400  # seconds: jobs are shorter
+_MAX_CREATE_S = 3600  # after which an announced container has been made or has failed
 
 
 def of_containers(store: Store, settings: Settings) -> dict[str, str]:
-    """Digest of each image that the record of a container names -> the container's directory."""
+    """Map the digest of each image that the record of a container names to the container's directory."""
     users = {}
     for record in {*_records_in(settings.data_path), *_noted_records(store)}:
         if image := records.read(record).get("image"):
@@ -44,26 +42,26 @@ def _records_in(data_path: str) -> list[str]:
 
 
 def _noted_records(store: Store) -> Iterator[str]:
-    """Records of containers in any data path; the links to those of removed containers are removed."""
+    """Yield the records of containers in any data path. Remove the links of deleted containers."""
     for link in layout.all_of(store.root, layout.USERS):
         try:
             record = os.readlink(link)
-        except OSError as e:  # whatever it is, no record of ours
+        except OSError as e:  # not a link
             log.warn(f"{link}: {e.strerror}: ignoring it")
             continue
         container = os.path.dirname(record)
-        old = time.time() - os.lstat(link).st_mtime > _SETTLED
-        if old and os.path.isdir(os.path.dirname(container)) and not os.path.lexists(container):
-            os.unlink(link)  # the place is there, the container is not
+        is_old = time.time() - os.lstat(link).st_mtime > _MAX_CREATE_S
+        if is_old and os.path.isdir(os.path.dirname(container)) and not os.path.lexists(container):
+            os.unlink(link)  # the data path is accessible, and the container is gone
         else:
             yield record
 
 
 def of_mounts(store: Store) -> dict[str, str]:
-    """Digest of each image in an overlay that a process of this node sees -> the process.
+    """Map the digest of each image in an overlay that a process of this node sees to that process.
 
-    Digests are unique, so it does not matter by which path a process mounted the store. A path that is too long for
-    the options of the mount is in its source (rootfs.overlay()). Other users may run the same image, of their store.
+    Digests are unique, so the path by which a process mounted the store does not matter. A path that is too long for
+    the mount options is in the mount source (rootfs.overlay()). Other users may run the same image from their store.
     """
     private = not os.stat(store.root).st_mode & 0o077
     users: dict[str, str] = {}
@@ -76,7 +74,7 @@ def of_mounts(store: Store) -> dict[str, str]:
             if mount.fstype == "overlay":
                 for digest in layout.images_in(f"{mount.source} {mount.data}"):
                     users.setdefault(digest, f"process {pid}")
-    for pid, words in _of_processes("cmdline", private):  # who serves a squashfs file: a FUSE mount does not name it
+    for pid, words in _of_processes("cmdline", private):  # of FUSE servers: a FUSE mount does not name its image
         for word in words.split(b"\0")[1:]:
             if digest := layout.image_in(os.fsdecode(word)):
                 users[digest] = f"process {pid}"
@@ -84,14 +82,14 @@ def of_mounts(store: Store) -> dict[str, str]:
 
 
 def _of_processes(name: str, private: bool) -> Iterator[tuple[str, bytes]]:
-    """The file ``name`` of each /proc/PID; if ``private`` of this user's and root's, who alone come to the store.
+    """Yield the file ``name`` of each /proc/PID. For a ``private`` store, only this user and root matter.
 
-    Processes that hidepid hides are not our user's, and use nothing of ours.
+    Processes that hidepid hides belong to other users, who cannot use a private store.
     """
-    ours = (0, os.geteuid())
+    store_users = (0, os.geteuid())
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            if private and os.stat(f"/proc/{pid}").st_uid not in ours:
+            if private and os.stat(f"/proc/{pid}").st_uid not in store_users:
                 continue
             with open(f"/proc/{pid}/{name}", "rb") as f:
                 data = f.read()
@@ -105,10 +103,10 @@ def _of_processes(name: str, private: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def leased(store: Store, digest: str, lease: float) -> str:
-    """Another node that has started an image of a shared store within ``lease`` seconds, in words; or ""."""
+    """Return "a start on NODE" if another node started the image within ``lease`` seconds, else ""."""
     for path, image, node in layout.leases(store.root):
         if image != digest or node == os.uname().nodename:
-            continue  # of our own we see the mounts
+            continue  # this node's mounts are visible
         with contextlib.suppress(FileNotFoundError):
             if time.time() - os.stat(path).st_mtime < lease:
                 return f"a start on {node}"
@@ -116,7 +114,7 @@ def leased(store: Store, digest: str, lease: float) -> str:
 
 
 def has_leases(store: Store) -> bool:
-    """Whether all that may run has a lease; a store that is older than leases has them from now on."""
+    """Whether every running container has a lease. A store without leases gets the directory for them."""
     since = layout.leases_since(store.root)
     if not os.path.isdir(os.path.dirname(since)):
         os.mkdir(os.path.dirname(since), 0o700)

@@ -1,4 +1,4 @@
-"""All that is stored is read again and compared with what was unpacked; what is damaged is taken out."""
+"""Compare all stored files with their checksums, and remove damaged images and layers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from enroot_py.store.store import Store
 
 
 def damage(store: Store) -> Iterator[tuple[str, str]]:
-    """What is wrong, in words, with which directory of a layer or an image; nothing is pruned meanwhile.
-
-    Raises OSError.
-    """
+    """Yield (directory, fault) for each damaged layer or image. Blocks pruning meanwhile. Raises OSError."""
     if not os.path.isdir(store.root):
         return
     with store.lock():
@@ -32,12 +29,12 @@ def damage(store: Store) -> Iterator[tuple[str, str]]:
 
 def _of_image(path: str) -> Iterator[str]:
     for file in crash.changed_files(path):
-        if file not in (layout.MANIFEST, layout.CONFIG):  # these have digests
+        if file not in (layout.MANIFEST, layout.CONFIG):  # their digests are checked below
             yield f"its {file} was changed"
     is_file = os.path.exists(f"{path}/{layout.SQUASHFS}")
     if is_file and not crash.is_unchanged(path):
         yield f"its {layout.SQUASHFS} was changed"
-    if _is_of_file(path):  # else a copy, which is all in its layer
+    if _is_of_file(path):  # it has no manifest and no config
         yield from () if is_file else index.differences(f"{path}/{layout.HEAD}")
         return
     try:
@@ -62,7 +59,7 @@ def _of_image(path: str) -> Iterator[str]:
 
 
 def _is_of_file(image: str) -> bool:
-    """Whether an image comes from a squashfs file, and from nowhere else."""
+    """Whether an image is a copy of a squashfs file."""
     return os.path.exists(f"{image}/{layout.FILE}")
 
 
@@ -77,33 +74,34 @@ def _of_layer(path: str) -> Iterator[str]:
 
 
 def repair(store: Store, damaged: Collection[str]) -> list[str]:
-    """Take what is damaged out of the store, and images above damaged layers; returns the references to pull again.
+    """Remove damaged layers and images, and images over damaged layers. Return the references to pull again.
 
-    Raises PenrootError where something uses one of them.
+    Raises PenrootError if one of them is in use.
     """
     with Alone(store) as alone:
-        bad = [image for image in inventory.images(store) if not set(damaged).isdisjoint((image.path, *image.layers))]
-        starting = {image.digest: "a start" for image in bad if not alone.take(image.path)}
+        images = inventory.images(store)
+        broken = [image for image in images if not set(damaged).isdisjoint((image.path, *image.layers))]
+        starting = {image.digest: "a start" for image in broken if not alone.take(image.path)}
         users = usage.of_mounts(store) | starting  # after the locks, as in prune.py
-        for image in bad:
+        for image in broken:
             if user := users.get(image.digest):
                 message = f"the image {image.digest} is damaged, but {user} uses it"
                 raise PenrootError(message, hint="stop its containers first")
-        again = [image for image in bad if not _is_of_file(image.path)]
-        for image in bad:
+        to_pull = [image for image in broken if not _is_of_file(image.path)]
+        for image in broken:
             alone.discard(image.path)
         for layer in set(damaged) & set(layout.all_of(store.root, layout.LAYERS)):
-            alone.take(layer)  # against those who sweep
+            alone.take(layer)  # keep sweeping processes away
             alone.discard(layer)
-    # By digest: a tag may have moved, and containers want the image that they were made from.
+    # By digest: a tag may have moved, and containers need the image that they were made from.
     return [
         name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"
-        for image in again
+        for image in to_pull
         for name in image.names[:1]
     ]
 
 
 def _repository(name: str) -> str:
-    """REGISTRY/REPOSITORY of a reference in its canonical form."""
+    """Return REGISTRY/REPOSITORY of a canonical reference."""
     before, at, _ = name.partition("@")
     return before if at else name.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""A container that a helper holds: joined where another step runs it, else built by a child that leaves it to us."""
+"""A container that a helper holds: one that another step runs, or a new one that a child has built."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
-_PATIENCE = 30  # seconds for the helper of another step, which answers at once
-_OUTPUT = 1 << 16  # bytes that are dropped at once
-_MOMENT = 0.3  # seconds that the server of an image has to end
+_ANSWER_TIMEOUT_S = 30  # of the helper of another step
+_DROP_BYTES = 1 << 16  # read and dropped at once
+_SERVER_EXIT_S = 0.3  # time for the server of an image to exit
 
 
 class Lent:
-    """What the helper of another step hands over of its container."""
+    """The container of another step, as its helper hands it over."""
 
     __slots__ = ("environ", "spaces", "shared", "unsealed", "workdir", "remap_root", "new_keyring", "served")
 
@@ -47,13 +47,13 @@ class Lent:
         self.workdir = single["workdir"]
         self.remap_root = "root" in single
         self.new_keyring = "keyring" in single
-        self.served = single.get("served", "")  # the step with the process that serves its squashfs image
+        self.served = single.get("served", "")  # the step whose process serves the squashfs image
 
     @classmethod
     def of(cls, peer: Peer) -> Lent:
-        """What a helper hands over when it is asked. Raises EOFError where it has ended, OSError, TimeoutError."""
+        """Ask a helper for its container. Raises EOFError if the helper has ended, OSError, TimeoutError."""
         channel = Channel(peer.socket)
-        channel.socket.settimeout(_PATIENCE)
+        channel.socket.settimeout(_ANSWER_TIMEOUT_S)
         channel.send((("verb", "attach"), ("unsealed", "1")))
         lent = cls(*channel.receive_with_fds(peer.pid))
         peer.check()
@@ -62,16 +62,15 @@ class Lent:
         return lent
 
     def close(self) -> None:
-        """Let the container end without us: nothing of it is used any more."""
+        """Close all descriptors, so that this process does not keep the container alive."""
         for fd in (*self.spaces.values(), *((self.unsealed,) if self.unsealed >= 0 else ())):
             os.close(fd)
 
 
 class Brought:
-    """What a step has mounted in a running container.
+    """The mounts of a step in a running container.
 
-    ``attached`` holds a descriptor of each mount by its target, ``failed`` the reason by the target of each that
-    could not be made.
+    ``attached`` maps a target to the descriptor of its mount, ``failed`` maps a target to the reason of the failure.
     """
 
     __slots__ = ("attached", "failed")
@@ -81,7 +80,7 @@ class Brought:
         self.failed = failed
 
     def leave(self, target: str) -> None:
-        """Leave a mount in the container until that ends."""
+        """Leave a mount in the container until the container ends."""
         if target in self.attached:
             os.close(self.attached.pop(target))
 
@@ -92,18 +91,18 @@ class Held:
     FOLLOW_DELAY_MS = hostfiles.DELAY_MS
 
     def __init__(self, container: Container, meanwhile: Callable[[], None]) -> None:
-        """Join the running container that the step asks for, or build a new one. Raises PenrootError.
+        """Join the running container that the step names, or build a new one. Raises PenrootError.
 
-        ``meanwhile`` is called while a child builds it.
+        ``meanwhile`` is called while a child builds the container.
         """
         self.container = container
         self.step = container.step
-        # Its root file system alone, not read-only; and the same if other containers may have it as theirs.
+        # The root file system without mounts, not read-only; `shared` is the same if other containers may use it.
         self.unsealed = self.shared = -1
         self.brought: Brought | None = None
-        self.output = -1  # of processes that hooks or the entrypoint have left behind: read and dropped
+        self.output = -1  # output of processes that hooks or the entrypoint left behind: read and dropped
         self._builder = 0
-        self._lifetime = -1  # of the process that follows the host's files, a pipe
+        self._lifetime = -1  # a pipe: the lifetime of the process that follows the host's files
         self._host_files = hostfiles.digests()
         self._broken: dict[tuple[str, str], str] = {}  # why a command cannot run, by command and PATH
         running = self._running()
@@ -117,7 +116,7 @@ class Held:
         self.directory = container.directory_id()
 
     def _running(self) -> Lent | None:
-        """What the helper of a running container of this name hands over, or None. Raises ContainerError."""
+        """Return the running container of this name, or None. Raises ContainerError."""
         step = self.step
         if step.request.name is None:
             return None
@@ -128,7 +127,7 @@ class Held:
                 lent = None if other in asleep else self._ask(other, peer)
                 if lent is None:
                     continue
-                if lent.served in asleep:  # whoever looks at a file waits
+                if lent.served in asleep:  # every access to a file would block
                     raise _silent(step, lent.served, asleep[lent.served])
                 return lent
             for other, why in asleep.items():
@@ -139,14 +138,14 @@ class Held:
         return None
 
     def _ask(self, other: str, peer: Peer) -> Lent | None:
-        """What the helper of the step ``other`` hands over; None where it has just ended. Raises ContainerError."""
+        """Return the container of the step ``other``, or None if its helper has just ended. Raises ContainerError."""
         step = self.step
         try:
             return Lent.of(peer)
         except TimeoutError:
             raise _silent(step, other, cgroups.asleep(peer.pid) or "it does not answer") from None
         except (EOFError, ConnectionError, ProcessLookupError):
-            return None  # its answer is worth nothing
+            return None  # the helper has ended
         except OSError as e:
             raise _imposter(step, other, str(e.strerror)) from e
 
@@ -160,7 +159,7 @@ class Held:
         self._check_join()
 
     def _check_join(self) -> None:
-        """Check what the step asks for beyond a running container. Raises ContainerError if that cannot be had."""
+        """Warn about options that a running container ignores. Raises ContainerError for those that must hold."""
         request = self.step.request
         for kind in request.unshare:
             if kind not in self.spaces:
@@ -176,14 +175,14 @@ class Held:
             origin = request.origins["remap_root"]
             tell(f"ignoring {origin} when attaching to a running container: its user does not change")
         if self.served:
-            # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
+            # Slurm kills that process with its step, and a user cannot move a process into another step's cgroup.
             log.warn(
-                f"files of the running container {request.name} come from a process of step {self.served} and are gone "
-                "when that one ends; a container with a name is unpacked, and :no_exec gives a step mounts of its own"
+                f"files of the running container {request.name} come from a process of step {self.served} "
+                "and disappear when that step ends; use a named container, or :no_exec for private mounts"
             )
 
     def _build(self, shared: int, meanwhile: Callable[[], None]) -> None:
-        """Build it in a child, which leaves when its namespaces are in our hands. Raises PenrootError."""
+        """Build the container in a child, which ends when this process holds the namespaces. Raises PenrootError."""
         step, container = self.step, self.container
         source = container.prepare()
         recording.phase("image")
@@ -204,7 +203,7 @@ class Held:
             ) from None
         finally:
             channel.socket.close()
-        self._builder = child  # it ends now
+        self._builder = child  # ends soon
         if recording.event is not None:
             for name, seconds in assignments(pairs, "phase").items():
                 recording.event.add(name, float(seconds))
@@ -212,7 +211,7 @@ class Held:
         self.environ, self.workdir = assignments(pairs, "environ"), single["workdir"]
         self.served = step.job.step if "served" in single else ""
         self._broken[step.job.command, container.environment.search(self.environ)] = single["broken"]
-        # What this job has chosen is not for the tasks of another one.
+        # Variables that this job has chosen are not for tasks of other jobs.
         below = assignments(pairs, "below")
         environment = container.environment
         chosen = {name for name, value in environment.chosen().items() if self.environ.get(name) == value}
@@ -228,14 +227,14 @@ class Held:
             self.shared = -1 if "sealed" in single else self.unsealed
 
     def _with_file(self, environ: dict[str, str]) -> dict[str, str]:
-        """The environment of a running container, with what this step's environment file sets and unsets."""
+        """Return the environment of a running container, changed by this step's environment file."""
         said = self.container.environment.of_file(environ)
         kept = {name: value for name, value in environ.items() if name not in said}
         return {**kept, **{name: value for name, (value, _) in said.items() if value is not None}}
 
     def answer(self, channel: Channel, task: Job) -> None:
-        """Let one task in."""
-        # Together with its PID the time when this process began tells it from all others.
+        """Send one task the namespaces and its environment."""
+        # PID and start time identify this process.
         me = f"{os.getpid()} {proc.Stat(os.getpid()).started}"
         workdir = self.step.request.workdir or self.workdir
         environ = {**self.environ, "PWD": os.path.normpath(workdir)}
@@ -257,30 +256,30 @@ class Held:
         channel.send(pairs, tuple(self.spaces.values()))
 
     def _explain(self, command: str, workdir: str, search: str) -> str:
-        """Return why a task cannot run its command in the container; "" if it can, or nobody knows."""
+        """Return why a task cannot run its command in the container, or "" if it can or the reason is unknown."""
         if command and (command, search) not in self._broken:
             self._broken[command, search] = _explain(self.spaces, command, workdir, search)
         return self._broken.get((command, search), "")
 
     def reap(self) -> None:
-        """See the process end that has built it."""
+        """Wait for the process that has built the container."""
         if self._builder:
             os.waitpid(self._builder, 0)
 
     def follow_host_files(self) -> None:
-        """Show the container later changes of /etc/resolv.conf and its like, by a child that ends in let_go()."""
+        """Start a child that shows the container later changes of /etc/resolv.conf and so on, until let_go()."""
         try:
             end, self._lifetime = os.pipe()
             with Fd(end):
                 hostfiles.follow_spaces(self.spaces, end, self._host_files)
-        except OSError:  # no descriptor left: the container keeps the files of its start
+        except OSError:  # no descriptor is left: the container keeps the files of its start
             return
 
     def hand_over(self, channel: Channel, *, unsealed: bool) -> None:
-        """Let another step in; with it goes the root file system alone.
+        """Send another step the namespaces, and the root file system without mounts.
 
-        If that is writable, the step may have a container of its own on it. A step of an earlier version does not ask
-        for one that is ``unsealed`` only.
+        If the root file system is writable, the step may start a separate container on it. A step of an earlier version
+        does not ask for one that is only ``unsealed``.
         """
         root = (self.unsealed,) if (self.unsealed if unsealed else self.shared) >= 0 else ()
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.spaces)]
@@ -303,8 +302,8 @@ class Held:
             squashfuse.report_killed(self.step.request.image or self.step.name)
 
     def drop_output(self) -> None:
-        """Read what processes of the container write to nobody, and wait for none."""
-        if not os.read(self.output, _OUTPUT):
+        """Read and drop output that nobody reads, without waiting."""
+        if not os.read(self.output, _DROP_BYTES):
             os.close(self.output)
             self.output = -1
 
@@ -319,7 +318,7 @@ class Held:
         for fd in (*self.spaces.values(), *(fd for fd in (self.unsealed, self._lifetime) if fd >= 0)):
             os.close(fd)
         try:
-            while os.waitpid(-1, os.WNOHANG)[0] or _signal.sigtimedwait((_signal.SIGCHLD,), _MOMENT):
+            while os.waitpid(-1, os.WNOHANG)[0] or _signal.sigtimedwait((_signal.SIGCHLD,), _SERVER_EXIT_S):
                 pass
         except ChildProcessError:
             return

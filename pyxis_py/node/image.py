@@ -1,4 +1,4 @@
-"""The image of a step, and how it becomes the root file system of a container."""
+"""Turn the image of a step into the root file system of a container."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Image:
-    """The image that --container-image names, for the container that is made of it."""
+    """The image of --container-image."""
 
     def __init__(self, step: Step, asked: str, container: str) -> None:
-        """``container`` is the name of its directory, if it has one."""
+        """``container`` is the name of the container's directory, if it gets one."""
         self._step, self._asked, self._container = step, asked, container
         self._job, self._request, self._settings = step.job, step.request, step.settings
-        self.used = ""  # the image of a registry, with its digest
+        self.used = ""  # the registry image, with its digest
 
     def source(self) -> rootfs.Source:
-        """The root file system, imported, and with a directory of its own if the container needs one.
+        """Import the image and return its root file system, with a private directory if the container needs one.
 
         Raises PenrootError.
         """
@@ -43,9 +43,9 @@ class Image:
     def _from_file(self, image: str) -> rootfs.Source:
         path = os.path.join(self._job.cwd or "/", image)
         if not image.startswith(("/", ".")):
-            log.warn(f"the image is the file {path}; write ./{image} for it, docker://{image} for a registry's")
+            log.warn(f"using the file {path}; write ./{image} for a file, docker://{image} for a registry image")
         if self._request.name is not None:
-            # Kept containers do not depend on a file that their user may move.
+            # A named container must not depend on a file that the user may move.
             log.info(f"unpacking {path}")
             return containers.unpack(self._container, path, self._settings)
         return self._of_file(path)
@@ -62,18 +62,20 @@ class Image:
 
         job, image = self._job, self._asked
         ref = reference.parse(image, job.cwd)
-        # Of several tasks one looks at the last line only; a batch step has none.
+        # With several tasks, users look only at the last line.
         if job.tasks <= 1:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         resolves = self._step.plugin.resolve_tags and job.is_first_of_several_nodes
         if resolves and not (pin or refused or ref.digest):
-            log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
+            log.warn(
+                f"srun could not resolve the tag of {ref}: each node resolves it, and nodes may get different images"
+            )
         try:
             stored = pull.pull(ref, self._settings, pin=pin, peers=self._peers())
         except PenrootError as e:
             if refused and isinstance(e, RefusedError) or not str(e):
-                raise ImageError("") from e  # srun has printed it, or one node does, for all
+                raise ImageError("") from e  # srun or one of the nodes prints it once for all
             why = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
             raise ImageError(f"failed to import docker image: {why}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
@@ -81,7 +83,7 @@ class Image:
         return self._of_stored(stored, str(ref))
 
     def _peers(self) -> Peers | None:
-        """Return the other nodes of the step, if a feature lets them give images to each other."""
+        """Return the other nodes of the step as a source, if a feature shares images among them."""
         job = self._job
         if not (job.swarm or job.is_first_of_several_nodes):
             return None

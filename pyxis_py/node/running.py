@@ -1,8 +1,7 @@
-"""Containers that run on this node: how one step finds the container of another.
+"""Find the containers that run on this node.
 
-The helper of a step listens on a socket RUNTIME_PATH/UID/running/CONTAINER/JOB.STEP, which
-no process in a container can reach. One whose helper is dead is known by ECONNREFUSED and
-removed by whoever finds it.
+The helper of a step listens on a socket RUNTIME_PATH/UID/running/CONTAINER/JOB.STEP, which no process in a container
+can reach. If the helper is dead, connect(2) fails with ECONNREFUSED, and the caller removes the socket.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NEW = ".new"  # behind the name of a socket that does not listen yet
-_TICK = 0.02  # seconds
-_SOON = 1  # seconds; most containers are there in less, and whoever waits longer watches the holder
+_NEW = ".new"  # suffix of a socket that does not listen yet
+_RETRY_INTERVAL_S = 0.02
+_WATCH_AFTER_S = 1  # most containers are ready in less; after that, the waiting step watches the holder
 
 
 class BusyError(PenrootError):
@@ -36,16 +35,16 @@ class _ElsewhereError(PermissionError):
 
 
 class Peer:
-    """The process at the other end of a connection, held so that no other one is taken for it.
+    """The process at the other end of a connection, pinned by a pidfd so that no other process can replace it.
 
-    Its user is not enough: all that an image runs has the same one. But whatever a container runs was
-    born into a user namespace of its own, and there is no way back.
+    Its user ID proves nothing, since programs of an image have the same one. But every program in a container was
+    started in another user namespace, which it cannot leave.
     """
 
     __slots__ = ("socket", "pid", "_process")
 
     def __init__(self, socket: _socket.socket) -> None:
-        """Raises ProcessLookupError where the process is gone, PermissionError where it is not to be believed."""
+        """Raises ProcessLookupError if the process has ended, PermissionError if it is not trusted."""
         self.socket = socket
         self._process = -1
         try:
@@ -57,19 +56,19 @@ class Peer:
                 raise PermissionError(errno.EPERM, f"it is of uid {uid}")
             self._process = os.pidfd_open(self.pid)
             self.check()
-            # From here on each message names the process that sends it. Set before connect(2) it would take an address.
+            # From now on each message names its sender. Set before connect(2), the option would bind an address.
             socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
         except BaseException:
             self.close()
             raise
 
     def check(self) -> None:
-        """See that the process lives, and is no container's. Raises ProcessLookupError, PermissionError."""
+        """Check that the process lives outside of containers. Raises ProcessLookupError, PermissionError."""
         try:
             with open(f"/proc/{self.pid}/uid_map") as theirs, open("/proc/self/uid_map") as ours:
                 inside = theirs.read() != ours.read()
         except (FileNotFoundError, PermissionError):
-            # hidepid= of proc(5) hides what we may not trace, as helpers; what is in a container of ours we may.
+            # hidepid= of proc(5) hides processes that we may not trace, such as helpers. We may trace our containers.
             inside = False
         if inside:
             raise PermissionError(errno.EPERM, "it is in a container")
@@ -107,7 +106,7 @@ class RunningContainers:
         self.path = f"{runtime_path}/{uid}/running"
 
     def lock(self, name: str, seconds: float | None = None) -> Fd:
-        """Wait until no other step makes, starts or removes the container ``name``; closing the descriptor ends that.
+        """Lock the container ``name`` against steps that make, start or remove it, until the descriptor is closed.
 
         Raises PenrootError; BusyError if that takes longer than ``seconds``, or the holder makes no progress.
         """
@@ -122,14 +121,14 @@ class RunningContainers:
                         now = time.monotonic()
                         if seconds is not None and now - began >= seconds:
                             raise BusyError(f"another step has held {directory} for {seconds:.0f} s")
-                        if now - began >= _SOON:
+                        if now - began >= _WATCH_AFTER_S:
                             from enroot_py.base import waits  # not for every step
 
                             watch = watch or waits.Watch(fd, f"making or removing the container {name}")
                             if why := watch.look():
                                 raise BusyError(f"cannot lock {directory}: {why}", hint=waits.HINT)
-                        time.sleep(_TICK)
-                    if is_at(fd, directory):  # whoever had it may have removed the directory
+                        time.sleep(_RETRY_INTERVAL_S)
+                    if is_at(fd, directory):  # the previous holder may have removed the directory
                         return fd.keep()
             except FileNotFoundError:
                 continue
@@ -137,14 +136,14 @@ class RunningContainers:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
     def listen(self, name: str, step: str) -> _socket.socket:
-        """A socket that says to others that a step runs the container ``name``. Raises PenrootError."""
+        """Listen on the socket by which others find the step that runs the container ``name``. Raises PenrootError."""
         directory = f"{self.path}/{name}"
         while True:
             listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
             try:
                 self._make(directory)
                 with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                    if os.path.lexists(f"{directory}/{step}{_NEW}"):  # of a helper of this very step that was killed
+                    if os.path.lexists(f"{directory}/{step}{_NEW}"):  # left by a killed helper of this step
                         os.unlink(f"{directory}/{step}{_NEW}")
                     listener.bind(f"/proc/self/fd/{fd}/{step}{_NEW}")  # shorter than 108 bytes, unix(7)
                     listener.listen(128)
@@ -156,10 +155,10 @@ class RunningContainers:
                 raise PenrootError(f"cannot make the socket {directory}/{step}: {e.strerror}") from e
 
     def _make(self, directory: str) -> None:
-        """Make what is missing. Raises FileNotFoundError where another step removes it, PenrootError."""
+        """Create missing directories. Raises FileNotFoundError if another step removes one, PenrootError."""
         if not os.path.isdir(os.path.dirname(self.path)):
-            raise PenrootError(f"somebody has removed {os.path.dirname(self.path)}")
-        # Not makedirs(): it fails where somebody removes a directory that it has just seen.
+            raise PenrootError(f"the directory {os.path.dirname(self.path)} was removed")
+        # Not makedirs(): it fails if another step removes a directory at the same time.
         for path in (self.path, directory):
             try:
                 os.mkdir(path, 0o700)
@@ -167,7 +166,7 @@ class RunningContainers:
                 continue
 
     def forget(self, name: str, step: str) -> None:
-        """The step does not run the container any more; what is gone already is gone."""
+        """Remove the step's socket, and directories that are then empty."""
         directory = f"{self.path}/{name}"
         sockets = (f"{directory}/{step}", f"{directory}/{step}{_NEW}") if step else ()
         for path in (*sockets, directory, self.path):
@@ -176,19 +175,19 @@ class RunningContainers:
             except FileNotFoundError:
                 continue
             except OSError:
-                return  # other steps run it too, or other containers
+                return  # other steps still run containers
 
     def _steps(self, name: str) -> list[str]:
-        """The steps whose helpers hold the container ``name``, or were killed while they did."""
+        """Return the steps whose helpers hold the container ``name``, or held it when they were killed."""
         try:
             return [step for step in os.listdir(f"{self.path}/{name}") if not step.endswith(_NEW)]
         except FileNotFoundError:
             return []
 
     def peers(self, name: str) -> Iterator[tuple[str, Peer]]:
-        """The helpers that hold the container ``name``, each with its step JOB.STEP.
+        """Yield the helpers that hold the container ``name``, each with its step JOB.STEP.
 
-        Raises PenrootError where somebody else has taken the place of one.
+        Raises PenrootError if another process answers instead of a helper.
         """
         for step in self._steps(name):
             try:
@@ -201,7 +200,7 @@ class RunningContainers:
                 continue
             except _ElsewhereError:
                 raise PenrootError(
-                    f"the container {name} runs in step {step}, whose job has namespaces of its own",
+                    f"the container {name} runs in step {step}, whose job has separate namespaces",
                     hint="use another name: with NamespaceType=namespace/linux, jobs share no container",
                 ) from None
             except OSError as e:
@@ -212,7 +211,7 @@ class RunningContainers:
             yield step, peer
 
     def others(self, name: str, step: str) -> list[str]:
-        """The steps besides this one whose helpers hold the container ``name``. Raises PenrootError."""
+        """Return the other steps whose helpers hold the container ``name``. Raises PenrootError."""
         others = []
         for other, peer in self.peers(name):
             with peer:
@@ -227,7 +226,7 @@ class RunningContainers:
             holding = [step for name in os.listdir(self.path) for step in self.others(name, "")]
             if not any(step.startswith(f"{jobid}.") for step in holding):
                 return
-            time.sleep(_TICK)
+            time.sleep(_RETRY_INTERVAL_S)
 
     def forget_job(self, jobid: int) -> None:
         """Remove the sockets of all steps of a job."""
@@ -243,15 +242,15 @@ class RunningContainers:
 
 
 class Notes:
-    """What the epilog of a job removes if the job leaves it: links in RUNTIME_PATH/UID, made before what they name."""
+    """Notes for the epilog of a job: links in RUNTIME_PATH/UID, made before the things that must be removed."""
 
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}"
 
     def add(self, name: str, directory: str) -> bool:
-        """Note a step or a container, and the ``directory`` that goes with it: ``-`` where none does.
+        """Note a step or a container, with the ``directory`` to remove, or ``-``.
 
-        Returns whether that is new. Raises PenrootError.
+        Returns whether the note is new. Raises PenrootError.
         """
         link = f"{self.path}/{name}"
         try:
@@ -263,7 +262,7 @@ class Notes:
         return True
 
     def erase(self, name: str) -> None:
-        """Nothing is left of it. Raises PenrootError."""
+        """Remove a note. Raises PenrootError."""
         link = f"{self.path}/{name}"
         try:
             os.unlink(link)
@@ -273,16 +272,16 @@ class Notes:
             raise PenrootError(f"cannot remove {link}: {e.strerror}") from e
 
     def of_job(self, jobid: int) -> list[str]:
-        """The names that a job has noted."""
+        """Return the names of a job's notes."""
         prefixes = (f"pyxis_{jobid}.", f"pyxis_{jobid}_")
         return [name for name in os.listdir(self.path) if name.startswith(prefixes)]
 
     def of_feature(self, jobid: int, word: str) -> str:
-        """The name under which a job notes what a feature has to remove; ``word`` is no number of a step."""
+        """Return the name of a feature's note for a job; ``word`` must not be a step number."""
         return f"pyxis_{jobid}.{word}"
 
     def directory(self, name: str) -> str:
-        """The directory that goes with a name, or ``-``. Raises PenrootError."""
+        """Return the directory of a note, or ``-``. Raises PenrootError."""
         link = f"{self.path}/{name}"
         try:
             return os.readlink(link)

@@ -1,4 +1,4 @@
-"""A step on one node, as the plugin describes it: what is asked for, and the settings that follow."""
+"""A step on one node: its request, and its settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """Nothing of it changes, and nothing is made: container.py does that."""
+    """An immutable description; container.py makes the container."""
 
     def __init__(self, job: Job) -> None:
         """Raises UsageError, ConfigError."""
@@ -30,7 +30,7 @@ class Step:
         if job.is_batch and not self.plugin.sbatch_support:
             options.check_switched_off(job.options, "sbatch")
             self.request = options.parse((), {})
-        # Hooks and importers of a site read these.
+        # Hooks and importers of the site read these variables.
         self.host = {
             **job.host(),
             **(self.request.file.for_hooks(job.environ) if self.request.file else {}),
@@ -45,11 +45,11 @@ class Step:
         self.running = RunningContainers(self.plugin.runtime_path, job.uid)
         self.notes = Notes(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
-        self.name = f"pyxis_{scope}" + (self.request.name or job.step)  # of its container
+        self.name = f"pyxis_{scope}" + (self.request.name or job.step)  # of the container
 
     def _settings(self) -> Settings:
         asked: dict[str, object] = {
-            "mpi": False,  # each task has its variables from Slurm, and the step sees to its files
+            "mpi": False,  # Slurm gives each task its variables, and the step mounts the files
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
             "rootfs_writable": self.request.writable,
@@ -63,7 +63,7 @@ class Step:
         return settings.with_devices(file.devices(self.job.environ), file.path) if file else settings
 
     def recording(self) -> Recording:
-        """For a ``with``, in which the step gets its container."""
+        """Return a context manager that records how the step gets its container."""
         job, request = self.job, self.request
         image = request.image if request.image and request.is_file(job.cwd) else ""
         facts: dict[str, str | int] = {"job": job.jobid, "step": job.step, "container": request.name or ""}
@@ -71,10 +71,10 @@ class Step:
 
     @property
     def own_note(self) -> str:
-        """The name under which the step is noted, whatever its container is called."""
+        """The name of the step's note, whatever the name of its container."""
         return f"pyxis_{self.job.step}"
 
     @property
     def leaves_a_directory(self) -> bool:
-        """Whether a new container of this step takes room under the data path."""
+        """Whether a new container of this step needs a directory under the data path."""
         return self.request.name is not None or bool(self.request.save) or self.settings.rootfs_writable

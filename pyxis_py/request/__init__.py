@@ -1,1 +1,1 @@
-"""What a step asks for, and how the plugin says it."""
+"""The request of a step, and the messages that carry it."""

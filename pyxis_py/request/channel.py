@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
     Pairs = list[tuple[str, str]]
 
-# What the plugin gives a helper: what asks it first, and what tasks and slurmstepd come by.
+# Descriptors of a helper: the socket of the first request, and the one on which tasks and slurmstepd connect.
 SOCKET, CONTROL = 3, 4
-_LIMIT = 64 << 20  # bytes in one message
-_FDS = 8
-_LOOK_S, _LOOKS = 1.5, 6  # a child that is stopped at so many looks in a row is given up
+_MAX_MESSAGE_BYTES = 64 << 20
+_MAX_FDS = 8
+# A child that is stopped at so many checks in a row is killed.
+_CHECK_INTERVAL_S, _MAX_STOPPED_CHECKS = 1.5, 6
 
 
 def tell(text: str) -> None:
-    """A line for the user as it is, without the node's name: what others read."""
+    """Send the user a line without the node's name, for programs that read it."""
     log.sink("TELL", text)
 
 
@@ -38,16 +39,16 @@ class Channel:
         self.socket = socket
 
     def receive(self) -> Pairs:
-        """One message. Raises EOFError where the peer is gone."""
+        """Return one message. Raises EOFError if the peer has ended."""
         return self._message(b"")
 
     def receive_with_fds(self, sender: int = 0) -> tuple[Pairs, list[int]]:
-        """One message and the descriptors that came with its first byte.
+        """Return one message and the descriptors that came with its first byte.
 
-        A message of another process than ``sender``, if that is given, raises PermissionError. The kernel names the
-        process where the socket has SO_PASSCRED, unix(7). Raises EOFError, OSError.
+        If ``sender`` is given, a message of any other process raises PermissionError. The kernel names the process if
+        the socket has SO_PASSCRED, unix(7). Raises EOFError, OSError.
         """
-        room = _socket.CMSG_SPACE(_FDS * 4) + _socket.CMSG_SPACE(12)
+        room = _socket.CMSG_SPACE(_MAX_FDS * 4) + _socket.CMSG_SPACE(12)
         first, controls, _, _ = self.socket.recvmsg(1, room, _socket.MSG_CMSG_CLOEXEC)
         data = {kind: content for level, kind, content in controls if level == _socket.SOL_SOCKET}
         fds = numbers(data.get(_socket.SCM_RIGHTS, b""))
@@ -61,7 +62,7 @@ class Channel:
 
     def _message(self, begun: bytes) -> Pairs:
         size = int.from_bytes(begun + self._exactly(4 - len(begun)), "little")
-        if size > _LIMIT:
+        if size > _MAX_MESSAGE_BYTES:
             raise EOFError(f"message of {size} bytes")
         return _pairs(self._exactly(size))
 
@@ -98,7 +99,7 @@ class Channel:
 
 
 def forked(act: Callable[[Channel], object], failure: str) -> tuple[Channel, int]:
-    """Let a child call ``act`` with one end of a channel; return the other end and the child.
+    """Fork a child that calls ``act`` with one end of a channel; return the other end and the child's PID.
 
     ``failure`` begins the message about an unexpected exception.
     """
@@ -123,7 +124,7 @@ def forked(act: Callable[[Channel], object], failure: str) -> tuple[Channel, int
 
 
 def unexpected(error: BaseException, failure: str = "") -> PenrootError:
-    """Return what a failed system call means, or where our bug is. ``failure`` begins the message."""
+    """Return an error for a failed system call, or with the place of our bug. ``failure`` begins the message."""
     from enroot_py.base import filesystems
 
     place = filesystems.place(error)
@@ -134,19 +135,19 @@ def unexpected(error: BaseException, failure: str = "") -> PenrootError:
 
 
 def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
-    """Return what ``child`` says of the container that it enters.
+    """Return the answer of ``child`` about the container that it enters.
 
-    Raises PenrootError, also for a child that is stopped, EOFError if it has ended.
+    Raises PenrootError, also for a stopped child, and EOFError if the child has ended.
     """
     stopped, socket, poll = 0, channel.socket.fileno(), select.poll()
     with Fd(os.pidfd_open(child)) as process:
         poll.register(process, select.POLLIN)  # a process that a hook has left behind may hold the socket open
         poll.register(socket, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll(_LOOK_S * 1000)]
+            ready = [fd for fd, _ in poll.poll(_CHECK_INTERVAL_S * 1000)]
             if not ready:
                 stopped = stopped + 1 if cgroups.asleep(child) else 0
-                if stopped < _LOOKS:
+                if stopped < _MAX_STOPPED_CHECKS:
                     continue
                 os.kill(child, 9)
                 raise PenrootError("the process that enters the container was stopped", hint="run the command again")
@@ -163,10 +164,10 @@ def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
 
 
 class Client(Channel):
-    """A task or step that asks something. It is read and answered without waiting, so it holds up nobody else."""
+    """A task or step with a request. It is read and answered without blocking, so that it delays no other client."""
 
     def __init__(self, socket: _socket.socket, *, of_step: bool) -> None:
-        """``of_step``: a task of the step itself, or slurmstepd. All others are other steps, which may attach."""
+        """``of_step``: a task of the step itself, or slurmstepd. All other clients are steps that may attach."""
         super().__init__(socket)
         socket.setblocking(False)
         self.of_step = of_step
@@ -176,31 +177,31 @@ class Client(Channel):
         self._fds: tuple[int, ...] = ()
 
     def request(self) -> Job | None:
-        """The request, or None while a part of it is missing. Raises EOFError, ValueError, KeyError, OSError."""
+        """Return the request, or None while it is incomplete. Raises EOFError, ValueError, KeyError, OSError."""
         part = self.socket.recv(1 << 20)
         if not part:
             raise EOFError("the peer is gone")
         self._in += part
         size = int.from_bytes(self._in[:4], "little")
-        if size > (_LIMIT if self.of_step else 4096):
+        if size > (_MAX_MESSAGE_BYTES if self.of_step else 4096):
             raise ValueError(f"message of {size} bytes")
         if len(self._in) < 4 + size or len(self._in) < 4:
             return None
         return Job(_pairs(bytes(self._in[4 : 4 + size])))
 
     def send(self, pairs: Iterable[tuple[str, str]], fds: tuple[int, ...] = ()) -> None:
-        """Keep the one answer, for ``flush``."""
+        """Store the answer for ``flush``."""
         self._out, self._fds, self.events = memoryview(_framed(pairs)), fds, select.POLLOUT
 
     def flush(self) -> bool:
-        """Send what there is room for. Returns whether that was all. Raises OSError."""
+        """Send as much as the socket takes; return whether all is sent. Raises OSError."""
         self._out = self._out[self._send(self._out, self._fds) :]
         self._fds = ()
         return not self._out
 
 
 def numbers(data: bytes) -> list[int]:
-    """The numbers in a control message, unix(7): descriptors, or the process, user and group of who sends."""
+    """Return the numbers of a control message, unix(7): descriptors, or the sender's process, user and group."""
     return [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data) // 4 * 4, 4)]
 
 
@@ -215,5 +216,5 @@ def _pairs(payload: bytes) -> Pairs:
 
 
 def assignments(pairs: Pairs, key: str) -> dict[str, str]:
-    """The values NAME=VALUE of a key, by their names."""
+    """Return the NAME=VALUE values of a key as a dict."""
     return dict(value.partition("=")[::2] for each, value in pairs if each == key)

@@ -1,4 +1,4 @@
-"""What SPANK knows of a job step on this node."""
+"""A job step, as SPANK describes it on this node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.request.options import Request
 
-# Variables of the job that do not reach an import or the settings of a start:
-# they would change whose files are used, or belong to one task only.
+# Variables of the job that an import and the settings of a start ignore: they would select files of others, or belong
+# to one task.
 _DENIED = frozenset(
     (
         "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "PMIX_RANK",
@@ -24,21 +24,21 @@ _DENIED = frozenset(
     )
 )  # fmt: skip
 
-# "REFERENCE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
-# even with --export=NONE. Of another image than the step's it means nothing.
+# "REFERENCE DIGEST": the digest that srun resolved for all nodes of the step. Slurm passes on SLURM_* even with
+# --export=NONE. It is ignored if the step has another image.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
-# Where srun's tracker is, and the key of the swarm: the plugin takes it out of the environment for the helper alone.
+# Address of srun's tracker, and the key of the swarm. The plugin moves it from the environment to the helper.
 SWARM = "SLURM_PYXIS_SWARM"
-VERBOSE = "SLURM_PYXIS_VERBOSE"  # srun -v: the step says how long its container took
-REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has printed why
+VERBOSE = "SLURM_PYXIS_VERBOSE"  # srun -v: print how long the container took
+REFUSED = "refused"  # instead of a digest: the registry refused the image, and srun has printed the reason
 
-# What a description of the container said where the step or its job was submitted, as a feature writes it.
+# The content of the environment file at submission, in a feature's format.
 CARRIED = "PYXIS_EDF"
-# What tags were where the job was submitted, and its lock file, as a feature writes them.
+# The digests of tags at submission, and the lock file, in a feature's format.
 PINNED = "PYXIS_PINNED"
 
-# Of the messages between plugin and helper. One more where a message means another thing than before: a plugin that is
-# older than the packages, as a slurmd may have it for months, asks no longer then.
+# Version of the messages between plugin and helper. Increase it if a message changes its meaning: slurmd may have
+# loaded an older plugin months ago.
 PROTOCOL = 1
 
 _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
@@ -53,12 +53,12 @@ class Job:
     )
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Raises KeyError where the message lacks what every request has."""
+        """Raises KeyError if the message lacks a mandatory key."""
         single: dict[str, str] = {}
         self.arguments: list[str] = []
         self.options: list[tuple[str, str]] = []
         self.environ: dict[str, str] = {}
-        self.caller: dict[str, str] = {}  # all of the submitter's, where a description is to be read
+        self.caller: dict[str, str] = {}  # the submitter's environment, if an environment file must be read
         assigned = {"environ": self.environ, "caller": self.caller}
         for key, value in pairs:
             if key == "arg":
@@ -77,12 +77,12 @@ class Job:
         self.node = single.get("node", "")
         self.command = single.get("command", "")
         self.nodelist = single.get("nodelist", "")
-        self.swarm = single.get("swarm", "")  # where srun's tracker is, and its key
+        self.swarm = single.get("swarm", "")  # address of srun's tracker, and the key
         self.numbers = {key: int(value) for key, value in single.items() if value.isdecimal()}
 
     @property
     def protocol(self) -> int:
-        return self.numbers.get("protocol", 1)  # the first plugins said none
+        return self.numbers.get("protocol", 1)  # the first plugins sent no number
 
     @property
     def jobid(self) -> int:
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def ending(self) -> dict[str, bool]:
-        """How a step has ended, of a request to finish it: Step.finish."""
+        """How the step ended, in a request to finish it: Step.finish."""
         return {how: self.numbers[how] != 0 for how in ("failed", "killed")}
 
     @property
@@ -113,28 +113,28 @@ class Job:
 
     @property
     def is_verbose(self) -> bool:
-        """Whether srun was told -v."""
+        """Whether srun has -v."""
         return VERBOSE in self.environ
 
     @property
     def tasks(self) -> int:
-        """Tasks of the step on all its nodes; for a batch script Slurm gives those of the job, sbatch -n."""
+        """Number of tasks on all nodes. For a batch script it is 1, as Slurm reports the job's number (sbatch -n)."""
         return 1 if self.is_batch else self.numbers.get("totaltasks", 0)
 
     @property
     def script(self) -> str:
-        """The path of a batch script, "" in other steps. It lies where a container does not see it."""
+        """The path of a batch script, which containers cannot see; "" in other steps."""
         return self.command if self.is_batch else ""
 
     def describe(self, name: str, origin: str) -> Description:
-        """The description of a container for which ``origin`` asks. Raises UsageError, ConfigError."""
+        """Return the container description that ``origin`` requests. Raises UsageError, ConfigError."""
         describe: Callable[[Job, str, str], Description] = next(parts("describe"))
         return describe(self, name, origin)
 
     def pin(self, request: Request, image: Reference | LocalImage) -> Pin | None:
-        """The digest that a tag has for all nodes of the step: a feature says it, or else srun. None if neither does.
+        """Return the digest of a tag for all nodes of the step, from a feature or from srun, or None.
 
-        Raises UsageError, ConfigError; ImageError where it has to be known.
+        Raises UsageError, ConfigError, and ImageError if the digest must be known and is not.
         """
         resolved = self.resolved(image.uri())
         for pin_of in parts("pin"):

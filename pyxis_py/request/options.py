@@ -1,7 +1,7 @@
-"""The container options of srun, sbatch and salloc: one table, from which everything else is derived.
+"""The table of the container options of srun, sbatch and salloc.
 
-Parsed into a frozen Request at submit and again in every step. header.py
-makes the SPANK plugin's table of it. On the step path: no typing, no re.
+Options are parsed into a frozen Request at submit, and again in every step. header.py generates the SPANK plugin's
+table from this one. On the step path: no typing, no re.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 NAME_LIMIT = 255 - len("pyxis_4294967295_")
 NAME_MODES = ("auto", "create", "exec", "no_exec")
 NAMESPACES = ("net", "ipc", "uts")
-_SENT = "bcast:"  # before the path of a file on srun's host
+_SENT = "bcast:"  # prefix of a path on srun's host
 _DIGITS = "0123456789"
 
 
 class Request(Frozen):
-    """What a step asks for; where an attribute is None, a setting decides.
+    """The request of a step. If an attribute is None, a setting decides.
 
-    ``origins`` has for messages the option, the variable or the line of an environment file that each of the others
-    comes from; ``file`` has what that file says beyond them.
+    ``origins`` maps an attribute to its option, variable or line of an environment file, for messages. ``file`` is the
+    environment file, for everything else in it.
     """
 
     origins: Mapping[str, str]
@@ -56,33 +56,33 @@ class Request(Frozen):
     of_features: Mapping[str, Any] = {}
 
     def value(self, row: Option) -> Any:
-        """The value of an option that a feature has; None where it is not given."""
+        """Return the value of a feature's option, or None if it is not given."""
         return self.of_features.get(row.sets)
 
     @property
     def wants_container(self) -> bool:
-        """Whether an image or a name says which container; without them there is none, whatever the other options."""
+        """Whether there is an image or a name. Without either, the other options have no effect."""
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:
-        """Whether the image is a path on the node: it begins as one, or ends in .sqsh and is one word or a file."""
+        """Whether the image is a path on the node: begins with / or ., or ends in .sqsh and is one word or a file."""
         image = self.image or ""
         if image.startswith(("/", ".")):
             return True
-        # One word is a file even if it is missing or not written yet: a registry's image is docker://x.sqsh.
+        # One word is a file even if it does not exist yet. A registry image of that name is docker://x.sqsh.
         return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
 
     def is_reference(self, cwd: str) -> bool:
-        """Whether the image is what a reference means, and no path."""
+        """Whether the image is a reference, and not a path."""
         return self.image is not None and not self.sent and not self.is_file(cwd)
 
     @property
     def sent(self) -> str:
-        """The path of the image on srun's host, which sends it to the nodes; "" where it is another kind of image."""
+        """The path of an image that srun's host sends to the nodes, or "" for other images."""
         return _sent(self.image or "")
 
     def fstab(self) -> list[Mount]:
-        """The mounts as lines of fstab(5). Raises ConfigError for a flag that none has."""
+        """Return the mounts as fstab(5) lines. Raises ConfigError for an unknown flag."""
         return [mount.fstab(self.origins.get("mounts", "")) for mount in self.mounts]
 
 
@@ -125,9 +125,9 @@ def _is_directory_name(path: str) -> bool:
 
 def _save(text: str) -> str:
     if _is_directory_name(text):
-        raise ValueError("is a directory", "give the file to write, for example ./saved.sqsh")
+        raise ValueError("is a directory", "use a file, for example ./saved.sqsh")
     if text == "-":
-        raise ValueError("is no file", "use a file, for example ./saved.sqsh: stdout belongs to the tasks")
+        raise ValueError("is not a file", "use a file, for example ./saved.sqsh: stdout belongs to the tasks")
     return _path(text)
 
 
@@ -136,7 +136,7 @@ def _name(text: str) -> tuple[str, str]:
     if not name:
         raise ValueError("the name is empty")
     if "/" in name or not name.isprintable():
-        raise ValueError("a name has neither '/' nor control characters", "images go to --container-image")
+        raise ValueError("a name has neither '/' nor control characters", "for an image, use --container-image")
     if len(name.encode(errors="surrogateescape")) > NAME_LIMIT:
         raise ValueError(f"a name has at most {NAME_LIMIT} bytes")
     if mode and mode not in NAME_MODES:
@@ -152,14 +152,14 @@ def _environ_entries(text: str) -> tuple[str, ...]:
             raise ValueError("a name is empty", "separate names with one comma each; a comma in a value is \\,")
         if equals and "*" in name:
             raise ValueError(f"{entry}: a pattern has no value", "give NAME=VALUE for each name")
-        # What the job has may have other names: BASH_FUNC_module%%.
+        # Variables of the job may have other names: BASH_FUNC_module%%.
         if equals and not (name.isascii() and name.isidentifier()) or any(map(str.isspace, name)):
             raise ValueError(f"{name!r} is not the name of a variable", "write NAME, or NAME=VALUE, and commas between")
     return tuple(dict.fromkeys(entries))
 
 
 def chosen(entries: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the entries of --container-env stand for; of two values of a name the later one counts.
+    """Return the variables that the entries of --container-env select; of two values for a name the later one counts.
 
     An entry is a name, a pattern in which ``*`` is any text, or NAME=VALUE.
     """
@@ -176,7 +176,7 @@ def chosen(entries: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """fnmatch(3) with ``*`` alone: Python's own imports re."""
+    """Match like fnmatch(3), with ``*`` only: Python's fnmatch imports re."""
     first, *middle, last = pattern.split("*")
     if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
         return False
@@ -198,12 +198,11 @@ def _unshare(text: str) -> tuple[str, ...]:
 
 
 class Option:
-    """One row: the option, the attribute of Request that it sets, and how.
+    """One row of the table: an option and the attribute of Request that it sets.
 
-    A flag has a ``value`` and no ``parse``. ``selects`` marks those that ask
-    for a container at all, ``of_job`` those that sbatch and salloc get for the steps of a job,
-    ``annotated`` those that are an annotation com.pyxis.ATTRIBUTE of descriptions, too,
-    ``describes`` the one that names a description of the container.
+    A flag has a ``value`` and no ``parse``. ``selects``: the option requests a container. ``of_job``: sbatch and salloc
+    take it for the steps of a job. ``annotated``: an environment file can set it as the annotation com.pyxis.ATTRIBUTE.
+    ``describes``: the option names an environment file.
     """
 
     __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())
@@ -234,7 +233,7 @@ class Option:
         self.of_job = of_job
         self.annotated = annotated
         self.describes = describes
-        # The no- options have none: PYXIS_CONTAINER_MOUNT_HOME=no says it.
+        # A no- option has no variable: PYXIS_CONTAINER_MOUNT_HOME=no does the same.
         self.variable = "" if name.startswith("no-") else "PYXIS_" + name.upper().replace("-", "_")
 
     def from_command_line(self, text: str) -> object:
@@ -250,7 +249,7 @@ class Option:
             raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=hint) from None
 
     def from_file(self, entry: DescriptionEntry, text: str) -> object:
-        """The value of a line of an environment file, whose variables ``text`` has."""
+        """Return the value of an entry of an environment file; ``text`` has its variables expanded."""
         return self.read(entry.where, text) if self.parse else (self.value is truth(text))
 
     def read(self, origin: str, text: str) -> object:
@@ -343,21 +342,21 @@ _VARIABLES = frozenset(option.variable for option in OPTIONS)
 
 
 def all_options() -> tuple[Option, ...]:
-    """The options of the core, then those of the features."""
+    """Return the options of the core, then those of the features."""
     from enroot_py.base.features import plugged
 
     return *OPTIONS, *(option for feature in plugged("options") for option in feature.OPTIONS)
 
 
 def _known(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Option, ...]:
-    """The options of the core, and those of features if one is given or a variable may stand for one."""
+    """Return the core's options, with those of features if an option or a variable may be theirs."""
     of_core = all(name in _BY_NAME for name in names)
     of_core = of_core and not any(name.startswith("PYXIS_") and name not in _VARIABLES for name in environ)
     return OPTIONS if of_core else all_options()
 
 
 def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
-    """Where a site has sbatch_support=0, the variables are for the steps. Raises UsageError for options."""
+    """Raise UsageError for options if the site has sbatch_support=0; variables still apply to the steps."""
     if said:
         raise UsageError(
             f"--{said[0][0]}: container options of {command} are switched off on this cluster",
@@ -371,11 +370,11 @@ def parse(
     cwd: str = "",
     read: Callable[[str, str], Description] | None = None,
 ) -> Request:
-    """The request of one step: its options, then the environment file, then PYXIS_CONTAINER_*, each for what is unsaid.
+    """Return the request of one step. Precedence, highest first: options, environment file, PYXIS_CONTAINER_*.
 
-    Where ``cwd`` is given, ``environ`` is the job's: relative mount sources are taken from
-    there and variables in mounts from here. ``read`` gives what an environment file says, of its name and where that
-    is from. Raises UsageError for a bad value and for two options that contradict each other.
+    If ``cwd`` is given, ``environ`` is the job's: relative mount sources begin at ``cwd``, and variables in mounts are
+    expanded from ``environ``. ``read`` loads an environment file by its name and origin. Raises UsageError for a bad
+    value and for two options that contradict each other.
     """
     asked: dict[str, tuple[Any, str]] = {}
     given = tuple(given)
@@ -411,7 +410,7 @@ def parse(
     return request
 
 
-# Options that stand for keys of environment files, whose names are those of the attributes.
+# Options that are keys of environment files, under the names of their attributes.
 _IN_FILES = tuple(
     _BY_NAME[name] for name in ("container-image", "container-workdir", "container-entrypoint", "container-writable")
 )
@@ -423,14 +422,14 @@ def _file(
     environ: Mapping[str, str],
     read: Callable[[str, str], Description] | None,
 ) -> Description | None:
-    """The description that is asked for."""
+    """Return the requested environment file, or None."""
     if option.sets not in asked and option.variable in environ:
         _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
     return read(*asked[option.sets]) if read and option.sets in asked else None
 
 
 def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
-    """The attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
+    """Return the attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
     values = {}
     for option in _IN_FILES:
         entry = file.last(option.sets)
@@ -449,7 +448,7 @@ def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tupl
 
 
 def _mounts(file: Description, job: Mapping[str, str] | None) -> Iterator[MountEntry]:
-    """The mounts of a file. Raises UsageError, ConfigError."""
+    """Yield the mounts of a file. Raises UsageError, ConfigError."""
     for entry in file.all("mounts"):
         try:
             yield mountentries.parse_one(file.mount(entry, job), entry.where)
@@ -459,7 +458,7 @@ def _mounts(file: Description, job: Mapping[str, str] | None) -> Iterator[MountE
 
 
 def _resolved(mount: MountEntry, cwd: str, environ: Mapping[str, str], origins: Mapping[str, str]) -> MountEntry:
-    """A mount with the values of its variables. Raises UsageError."""
+    """Return a mount with its variables expanded. Raises UsageError."""
     try:
         return mount.resolved(cwd, environ)
     except ValueError as e:
@@ -468,7 +467,7 @@ def _resolved(mount: MountEntry, cwd: str, environ: Mapping[str, str], origins: 
 
 
 def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
-    """Note the value of an attribute, and the option or variable that it comes from. Raises UsageError."""
+    """Record the value of an attribute with its option or variable. Raises UsageError."""
     known, before = asked.get(option.sets, (value, origin))
     if known == value:  # Slurm calls back more than once with the same value
         asked[option.sets] = value, origin
@@ -484,7 +483,7 @@ def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origi
 
 
 def ignored(request: Request) -> list[str]:
-    """The options that have no effect because neither an image nor a name is given: a line for each, for people."""
+    """Return a message for each option that has no effect without an image or a name."""
     if request.wants_container:
         return []
     missing = "neither --container-image nor --container-name is given"

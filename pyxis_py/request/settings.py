@@ -1,4 +1,4 @@
-"""The plugin's arguments in plugstack.conf: a table such as that of settings. On the step path."""
+"""The plugin's arguments in plugstack.conf, as a table of settings. On the step path."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PluginSettings(Rows):
 
     @property
     def resolve_silence(self) -> float:
-        """Seconds: a login node may not reach the registry, and then each node resolves the tag."""
+        """Timeout in seconds without any answer: a login node may not reach the registry."""
         return 0.4 * self.resolve_timeout
 
 
@@ -54,7 +54,7 @@ SETTINGS = {setting.name: setting for setting in vars(PluginSettings).values() i
 
 def all_settings() -> dict[str, Setting]:
     """The arguments of the core, then those of the features."""
-    from enroot_py.base.features import plugged  # rarely
+    from enroot_py.base.features import plugged  # rarely needed
 
     return {**SETTINGS, **{row.name: row for feature in plugged("arguments") for row in feature.ARGUMENTS.values()}}
 
@@ -76,6 +76,6 @@ def load(arguments: Iterable[str]) -> PluginSettings:
                 raise ValueError("needs a value")
             parsed = setting.parse(text)
         except ValueError as e:
-            raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"it means: {setting.doc}") from None
+            raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"{name}: {setting.doc}") from None
         values[name] = parsed if isinstance(parsed, str) else text, "plugstack.conf"
     return PluginSettings(values)

@@ -1,1 +1,1 @@
-"""What srun, sbatch and salloc do before a step starts."""
+"""Checks of srun, sbatch and salloc before a step starts."""

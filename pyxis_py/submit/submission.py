@@ -1,6 +1,6 @@
-"""What srun, sbatch and salloc can know of a step before it is queued.
+"""Check a submission of srun, sbatch or salloc before it is queued.
 
-In a module of its own, as each of them waits for it: nothing of containers is imported here.
+Each of them waits for this module, so it imports nothing about containers.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from pyxis_py.request.options import Request
 
     class Serving(Protocol):
-        """What srun gives to its nodes as long as it is there."""
+        """A server for the nodes, which runs as long as srun."""
 
         def serve(self, channel: Channel) -> None: ...
 
 
-# Where the site may have a policy: no variable of a job says another place. In a container Slurm has one of its own.
+# Directories of a site's policy, which no variable of a job changes. The second one is for Slurm in a container.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
-_OPTIONS = "PYXIS_CONTAINER_"  # before the name of a variable that stands for an option
+_OPTIONS = "PYXIS_CONTAINER_"  # prefix of variables that stand for options
 
 
 def check(job: Job) -> tuple[Request, Wish | Serving | None]:
-    """What is asked for, as far as it can be known at submit, and what srun may do for all nodes of a step.
+    """Return the request, as far as it is known at submit, and what srun may do for all nodes of a step.
 
     Raises UsageError, ConfigError, ImageError.
     """
     plugin = settings.load(job.arguments)
     request = options.parse(job.options, job.environ, read=job.describe)
     if job.context != "srun" and not plugin.sbatch_support:
-        # A step inside may use the variables; the options of sbatch itself are off.
+        # Steps in the job may use the variables; only the options of sbatch are off.
         options.check_switched_off(job.options, job.context)
         return request, None
     for line in (*options.ignored(request), *slips(job.environ)):
@@ -74,7 +74,7 @@ def check(job: Job) -> tuple[Request, Wish | Serving | None]:
 
 
 def _image(job: Job, request: Request) -> Reference | LocalImage | None:
-    """The image that --container-image names, if that is no file. Raises UsageError."""
+    """Return the image of --container-image, or None for a file. Raises UsageError."""
     if request.image is None or request.sent or request.is_file(job.cwd):
         return None
     from enroot_py.base.errors import ImageReferenceError
@@ -87,7 +87,7 @@ def _image(job: Job, request: Request) -> Reference | LocalImage | None:
 
 
 def _has_policy(job: Job) -> bool:
-    """Whether the site may say which images are let in, or the user. All of srun waits for it: nothing is imported."""
+    """Whether the site or the user may have a policy. srun waits for this, so it imports nothing."""
     own = job.environ.get("XDG_CONFIG_HOME") or (job.environ.get("HOME") or os.path.expanduser("~")) + "/.config"
     return any(os.path.lexists(f"{place}/policy.json") for place in (*_SITES, f"{own}/enroot"))
 
@@ -95,7 +95,7 @@ def _has_policy(job: Job) -> bool:
 def _check_policy(
     job: Job, request: Request, image: Reference | LocalImage | None, pin: Pin | None, *, by_importer: bool
 ) -> None:
-    """Raises PolicyError where the policies do not let the image in, as far as that can be known here."""
+    """Raise PolicyError if the policies do not admit the image, as far as that is known here."""
     from enroot_py.base.errors import PolicyError
     from enroot_py.config import settings as enroot_settings
     from enroot_py.registry import tags
@@ -112,16 +112,16 @@ def _check_policy(
             admission.check_file(request.image, loaded)
         elif image is not None:
             admission.check_name(image, loaded, tags.pin(image, loaded, pin), by_importer=by_importer)
-        elif os.path.exists(path):  # else only the nodes know where it leads
+        elif os.path.exists(path):  # otherwise only the nodes can resolve it
             admission.check_file(os.path.realpath(path), loaded)
     except PolicyError as e:
         raise PolicyError(f"{request.origins['image']}={request.image}: {e}", hint=e.hint) from None
 
 
 class Wish:
-    """What srun may do for an image of a registry: resolve its tag, and track who has what of it.
+    """What srun may do for a registry image: resolve its tag, and run the tracker of the swarm.
 
-    ``digest`` is what the image is for the step, if that is known already.
+    ``digest`` is the digest for the step, if it is known already.
     """
 
     resolve = shares = False
@@ -132,7 +132,7 @@ class Wish:
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """Variables that are none of ours and look as if they should be: one line each, for people."""
+    """Return a warning for each unknown variable that resembles one of ours."""
     known = [option.variable for option in options.OPTIONS if option.variable]
     unknown = [name for name in environ if name.startswith(_OPTIONS) and name not in known]
     if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
@@ -141,7 +141,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
     known = [option.variable for option in options.all_options() if option.variable]
     unknown = [name for name in unknown if name not in known]
-    # The common prefix would make any two names alike.
+    # Compare without the common prefix, which makes all names similar.
     ends = [variable.removeprefix(_OPTIONS) for variable in known if variable.startswith(_OPTIONS)]
     meant = ((name, words.nearest(name.removeprefix(_OPTIONS), ends)) for name in unknown)
     lines = [f"ignoring {name}: did you mean {_OPTIONS}{end}?" for name, end in meant if end]
@@ -149,10 +149,10 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def resolve(job: Job, tag: Reference) -> str:
-    """The digest of a tag, or "" where it cannot be had from here.
+    """Return the digest of a tag, or "" if it cannot be resolved from here.
 
-    Ends the process where that takes too long: the plugin then goes on without. Raises
-    RefusedError; a node may have another login or mirror, so it asks all the same.
+    Ends the process if that takes too long, and then the plugin continues without a digest. Raises RefusedError; the
+    nodes still ask, as they may have another login or mirror.
     """
     from enroot_py.base.errors import PenrootError, RefusedError
     from enroot_py.config import settings as enroot_settings
@@ -170,10 +170,10 @@ def resolve(job: Job, tag: Reference) -> str:
 
 
 def learns_later(job: Job) -> bool:
-    """Whether the step gets what srun puts into the environment once its allocation is there.
+    """Whether the step gets variables that srun sets after its allocation.
 
-    Of several components of a heterogeneous job only the first does (pre_launch_srun_job of Slurm's srun_job.c), and
-    nothing of --async, which since 26.05 is sent before (_create_job_step_create_request of launch.c).
+    Of a heterogeneous job only the first component does (pre_launch_srun_job of Slurm's srun_job.c). A step of --async
+    does not: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
     """
     words = _words(job)
     several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)
@@ -181,13 +181,13 @@ def learns_later(job: Job) -> bool:
 
 
 def is_verbose(job: Job) -> bool:
-    """Whether srun was told -v, and so shall say how long containers take."""
+    """Whether srun has -v, and so prints how long containers take."""
     words = _words(job) if job.context == "srun" else []
     return _is_given("--v|erbose", words) or any(word.startswith("-v") and not word.strip("-v") for word in words)
 
 
 def _check_words(job: Job) -> None:
-    """What else the command line says must go together with a container. Raises UsageError."""
+    """Raise UsageError for options of the command line that do not work with a container."""
     words = _words(job)
     if job.context == "srun" and _is_given("--wait-|for-children", words):
         raise UsageError(
@@ -196,21 +196,21 @@ def _check_words(job: Job) -> None:
         )
     if job.context == "salloc" and _is_given("--no-s|hell", words):
         raise UsageError(
-            "--no-shell: steps get the container options of salloc by the environment of a command, and there is none",
+            "--no-shell: steps get salloc's container options from its command's environment, and there is none",
             hint="use the options with each srun --jobid",
         )
 
 
 def _is_given(option: str, words: list[str]) -> bool:
-    """Whether a command line has a flag, or its beginning, which from ``|`` on is no other flag's."""
+    """Whether a command line has a flag, or an abbreviation of it: ``|`` marks the shortest one."""
     own, _, rest = option.partition("|")
     return any(word.startswith(own) and (own + rest).startswith(word) for word in words)
 
 
 def _words(job: Job) -> list[str]:
-    """The command line of srun, sbatch or salloc, up to the program where getopt(3) has told that.
+    """Return the command line of srun, sbatch or salloc, up to the program if getopt(3) has found it.
 
-    Of several components of a heterogeneous job it tells the last one's, and then all words count.
+    For a heterogeneous job, getopt(3) has found only the last component's, so all words are returned.
     """
     with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as f:
         words = f.read().split("\0")

@@ -347,7 +347,7 @@ def test_signatures_without_end(user: User, registry: Server) -> None:
     push(registry.pusher, "test/flooded", image.digest(), many)
     with faulty(registry.host) as front:
         said = user.penroot("start", f"docker://{front.host}/test/flooded:1", "true", status=1).stderr
-        assert "[WARN] there are 300 signatures: the last 50 are looked at" in said
+        assert "[WARN] ignoring all but the last 50 of 300 signatures" in said
         assert "none of 50 signatures is by" in said
         assert front.asked("/blobs/") == 50
     huge = {

@@ -154,7 +154,7 @@ def test_dry_run_and_age_remove_nothing_new(user: User, registry: Server) -> Non
 
 
 def test_starts_while_pruning_never_see_an_empty_image(user: User, registry: Server) -> None:
-    """Each start either finds its image or fetches it again; none reads from a removed layer, nor finds verify any."""
+    """Each start finds its image or fetches it again. No start reads a removed layer, and verify finds no damage."""
     user.start(uri(registry, 0), "true")
     start, verify = f'penroot start "{uri(registry, 0)}" cat /number || exit 1; echo', "penroot cache verify && echo 0"
     scripts = [f"for i in 1 2 3 4 5 6 7 8; do {each} || exit 1; done 2> /dev/null" for each in (start, start, verify)]
@@ -214,7 +214,7 @@ def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registr
 
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_store_without_locks_is_told(user: User, registry: Server) -> None:
-    """As on Lustre without its mount option flock."""
+    """Lustre without the mount option flock has no locks."""
     require(shutil.which("strace"), "strace is not installed")
     prefix = ("strace", "-f", "-qq", "-o", str(user.home / "trace"), "-e", "inject=flock:error=ENOSYS")
     said = user.penroot("start", uri(registry, 1), "true", prefix=prefix, status=1).stderr

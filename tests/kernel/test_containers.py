@@ -82,7 +82,7 @@ def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> 
 
 
 def test_unreadable_root_is_locked_while_it_is_deleted(user: User, rootfs: pathlib.Path) -> None:
-    """Else another process takes it for one that was left, and deletes it at the same time."""
+    """Without the lock, another process would treat the directory as left behind and delete it at the same time."""
     require(shutil.which("strace"), "strace is not installed")
     rootfs.chmod(0o311)
     trace = user.home / "trace"
@@ -140,10 +140,10 @@ def test_import_looks_at_its_directory_before_it_fetches(user: User) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [("-comp nope", "no compression nope"), ("-comp gzpi", "use one of lz4, zstd, gzip"), ("-b", "-b needs a value")],
+    [("-comp nope", "unknown compression nope"), ("-comp gzpi", "use one of lz4, zstd, gzip"), ("-b", "-b needs a value")],
 )
 def test_squash_options_are_checked_before_the_work(user: User, rootfs: pathlib.Path, options: str, said: str) -> None:
-    """What only mksquashfs knows is said in its own words."""
+    """Values that only mksquashfs can check are reported with its own message."""
     done = user.penroot("import", "docker://127.0.0.1:1/x", env={"ENROOT_SQUASH_OPTIONS": options}, status=1)
     assert "ENROOT_SQUASH_OPTIONS" in done.stderr and said in done.stderr
     done = user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-b nope"}, status=1)
@@ -251,7 +251,7 @@ def test_save_onto_what_is_no_file_is_refused(user: User, rootfs: pathlib.Path, 
 
 @pytest.mark.security("U11")
 def test_save_does_not_follow_the_link_of_another_user(user: User, rootfs: pathlib.Path) -> None:
-    """In a directory that is open to everybody, as /tmp."""
+    """In a world-writable directory such as /tmp."""
     require(os.geteuid() == 0, "only root can give a link away")
     place = user.home / "open"
     place.mkdir()
@@ -341,7 +341,7 @@ def test_info_says_where_each_value_comes_from(user: User) -> None:
 
 @pytest.mark.parametrize("place", ["cwd", "pythonpath"])
 def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, place: str) -> None:
-    """-IS: neither the directory one is in nor PYTHONPATH is searched."""
+    """-IS: Python searches neither the working directory nor PYTHONPATH."""
     (user.home / "os.py").write_text("raise SystemExit('poisoned')\n")
     env = {"PYTHONPATH": str(user.home), "PYTHONSTARTUP": str(user.home / "os.py")} if place == "pythonpath" else {}
     assert user.start("box", "echo", "x", env=env, cwd=user.home) == "x\n"
@@ -356,7 +356,7 @@ def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, 
         ("penroot start b", {"box", "box.sqsh"}),
         ("penroot start --r", {"--root", "--rw", "--rc"}),
         ("penroot start --en", {"--env", "--environment"}),
-        ("penroot rm b", {"batch", "bundle"}),  # of a verb that is none, the verbs there are
+        ("penroot rm b", {"batch", "bundle"}),  # for an unknown verb, suggest existing verbs
         ("penroot remove ", {"box"}),
         ("penroot export --o", {"--output"}),
         ("penroot cache p", {"prune"}),
@@ -413,7 +413,7 @@ def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, imag
     bad = user.home / "bad/box.sqsh"
     bad.parent.mkdir()
     data = bytearray(image.read_bytes())
-    data[1000:200_000] = bytes(199_000)  # what unsquashfs meets after it has begun
+    data[1000:200_000] = bytes(199_000)  # unsquashfs finds this damage only after it has begun
     bad.write_bytes(data)
     user.penroot("create", "--force", str(bad), status=1)
     user.penroot("create", "--force", "--name", "box", "docker://127.0.0.1:1/x", status=1)
@@ -425,7 +425,7 @@ def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, imag
 
 
 def test_explain_of_an_image_file_ends(user: User, image: pathlib.Path) -> None:
-    # It waits for a child, which here is still at work when the waiting begins.
+    # The command waits for a child, which is still running when the wait begins.
     done = user.run("timeout", "20", f"{PREFIX}/bin/penroot", "start", "--explain", str(image), "true")
     assert "run      true" in done.stdout
 

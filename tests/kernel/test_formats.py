@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from enroot_py.store import index, unpack
+from enroot_py.store import index, layertree
 from tests import images
 from tests.images import Image, Layer, directory, entry
 from tests.kernel.conftest import User, require
@@ -176,7 +176,7 @@ def test_more_links_than_the_file_system_has(tmp_path: pathlib.Path) -> None:
     count = 66_000
     entries = [entry("f", b"data", mode=0o750, mtime=7), images.symlink("s", "f")]
     entries += [images.hardlink(f"d{n // 1000}/l{n}", "f") for n in range(count)]
-    unpack.layer(io.BytesIO(images.tar(entries)), str(tmp_path))
+    layertree.unpack(io.BytesIO(images.tar(entries)), str(tmp_path))
     links = [tmp_path / f"fs/d{n // 1000}/l{n}" for n in (0, count // 2, count - 2, count - 1)]
     assert {(link.read_bytes(), link.stat().st_mode & 0o777, link.stat().st_mtime) for link in links} == {
         (b"data", 0o750, 7)

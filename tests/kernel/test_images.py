@@ -304,7 +304,7 @@ def test_image_of_one_architecture_is_no_other(user: User, registry: Server) -> 
     arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     uri = f"docker://{registry.host}/test/one:1"
     done = user.penroot("import", "-a", "s390x", "-o", "x.sqsh", uri, status=1)
-    assert f"is for {arch}, and for nothing else" in done.stderr and not (user.home / "x.sqsh").exists()
+    assert f"is for {arch} only" in done.stderr and not (user.home / "x.sqsh").exists()
     assert "this machine" not in user.penroot("import", "-a", arch, "-o", "x.sqsh", uri).stderr
 
 
@@ -391,7 +391,7 @@ def test_odd_names_keep_their_modes(user: User, registry: Server) -> None:
     out = user.home / "out"
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", out, user.home / "x.sqsh"], check=True)
     modes = {name: stat.S_IMODE((out / name).stat().st_mode) for name in names}
-    # A line of pseudo definitions cannot hold a newline: that one file keeps the mode of its tree.
+    # A pseudo definition cannot contain a newline, so this file keeps the mode of its tree.
     assert modes == {**dict.fromkeys(names, 0o4711), "new\nline": 0o711}
 
 
@@ -424,7 +424,7 @@ def test_store_that_is_closed_to_us_is_told(user: User, registry: Server) -> Non
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1", status=1, env=env)
         assert f"[ERROR] cannot read the store {closed}: Permission denied" in done.stderr
         assert "set ENROOT_CACHE_PATH" in done.stderr
-        closed.chmod(0o755)  # what is in it is still closed
+        closed.chmod(0o755)  # the subdirectories are still closed
         (closed / "refs").mkdir(mode=0o700, exist_ok=True)
 
 
@@ -539,7 +539,7 @@ class Transfer:
 
     @contextlib.contextmanager
     def faulty(self, times: int = 1, **fault: float) -> Iterator[tuple[Faulty, str]]:
-        """A front that spoils the layer so, and the image's name there."""
+        """Yield a proxy that damages the layer with ``fault``, and the image's URI there."""
         with faulty(self.registry.host, Fault(self.blob, times, **fault)) as front:  # type: ignore[arg-type]
             self.front = front
             yield front, f"docker://{front.host}/test/transfer:1"
@@ -954,7 +954,7 @@ def test_proxy(user: User, registry: Server, where: str) -> None:
 def test_proxy_for_https_is_a_tunnel(
     user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], login: tuple[str, str]
 ) -> None:
-    """The certificate is that of the registry; nothing listens where the registry says it is."""
+    """The server presents the registry's certificate; nothing listens at the registry's own address."""
     with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (address, proxy):
         env = {"HTTPS_PROXY": address, "SSL_CERT_FILE": str(trust[0])}
         user.penroot("create", "-n", "box", "docker://127.0.0.1:1#test/one:1", env=env)
@@ -1013,7 +1013,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer)
         assert process.wait() == 0
     text = seen.decode()
     assert text.count("\r\x1b[K[INFO]") > 5 and " MB/s" in text and " of 1 layer, " in text
-    # What a terminal shows in the end: after each line's last rewriting.
+    # The final text of each line on a terminal, after the last rewrite.
     lines = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not any("MB/s" in line for line in lines), lines
     assert any("trying again" in line for line in lines) and lines[-1] == ""
@@ -1050,7 +1050,7 @@ def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def stopped(user: User) -> Iterator[None]:
-    """Suspend all processes that this user has, as Slurm does with those of a job."""
+    """Suspend all processes of this user, as Slurm suspends a job."""
     subprocess.run(["pkill", "-STOP", "-u", str(user.uid)], check=True)
     try:
         yield
@@ -1147,7 +1147,7 @@ def test_import_that_waits_takes_over_from_a_killed_one(user: User, big: Transfe
 
 @pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
 def test_import_does_not_wait_for_a_suspended_one(user: User, big: Transfer) -> None:
-    """The suspended one discards its own file when it goes on."""
+    """The suspended import discards its own file when it resumes."""
     with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user, big)
@@ -1276,7 +1276,7 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, most: int)
         ("create", "-f", "-n", "y", "few.sqsh"),
         ("start", "-r", stored, "cat", "/few"),
     ):
-        # A process that has ended counts until it is reaped, and execve(2) fails beyond the limit.
+        # A zombie process counts towards the limit until it is reaped, and execve(2) fails beyond the limit.
         until(
             lambda: subprocess.run(["pgrep", "-u", str(user.uid)], stdout=subprocess.DEVNULL).returncode, "no process"
         )

@@ -70,7 +70,7 @@ def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
     assert locks.path.read_text() == f"version 1\n{host}#lock/one:1 {one}\n"
     locks.write(f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n  {host}/lock/two:1\n")
     moved = locks.push("lock/one", 2)
-    # What is given, and what waits for a digest; nothing else moves.
+    # Lock the given image and entries without a digest. Other entries stay unchanged.
     assert locks.lock("team.lock", f"{host}#lock/two:1") == f"{host}/lock/two:1 {two}\n"
     text = f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n{host}/lock/two:1 {two}\n"
     assert locks.path.read_text() == text
@@ -132,7 +132,7 @@ def test_who_waits_for_another_says_so(locks: Locks) -> None:
 
 
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
-    """A part of the new one fits: what is there afterwards is the old one, not that part."""
+    """Only a part of the new file fits on the disk, so the old file stays."""
     image = f"{locks.registry.host}#lock/full:1"
     locks.push("lock/full", 1)
     text = "version 1\n" + "# of the team\n" * 1000

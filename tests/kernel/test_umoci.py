@@ -95,7 +95,7 @@ def registry(tmp_path: Path) -> Iterator[Server]:
 
 
 def sparse(place: Path) -> Iterator[Layer]:
-    """Sparse files as GNU tar writes them. Of its own format, which is older, umoci knows nothing."""
+    """Yield layers with sparse files as GNU tar writes them. umoci does not support GNU's older own format."""
     for form in ("0.1", "1.0"):
         top = place / form
         (top / "data/sparse").mkdir(parents=True)
@@ -113,9 +113,9 @@ Seen = dict[str, tuple[object, ...]]
 
 
 def seen(root: Path) -> Seen:
-    """Type, mode, links, size, time, content and attributes of all beneath ``root``.
+    """Return type, mode, links, size, time, content and attributes of every file beneath ``root``.
 
-    Links are the other names that a file has here: overlayfs counts hidden ones too.
+    Links are the visible other names of a file: the link count of overlayfs includes hidden names.
     """
     found: Seen = {}
     names_of: dict[tuple[int, int], list[str]] = {}
@@ -141,7 +141,7 @@ def differences(ours: Seen, theirs: Seen) -> dict[str, tuple[object, object]]:
 
 
 def in_a_tree(there: Seen) -> Seen:
-    """What a layer's tree, and so a container, has of it: u+rwX, and no special bits."""
+    """Return the modes that a layer's tree, and so a container, can hold: u+rwX, and no special bits."""
     least = {stat.S_IFDIR: 0o700, stat.S_IFREG: 0o400, stat.S_IFIFO: 0o600}
     return {
         name: (kind, mode & 0o777 | least.get(kind, 0), *rest)  # type: ignore[operator,call-overload]

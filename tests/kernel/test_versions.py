@@ -57,7 +57,7 @@ def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later
     ):
         said = user.penroot(*verb, status=1).stderr.splitlines()
         assert re.search(REFUSED, said[0]), verb
-        assert "that penroot, or another place for this one: ENROOT_CACHE_PATH" in said[1], verb
+        assert "use that penroot, or set ENROOT_CACHE_PATH to another directory" in said[1], verb
         assert len(said) == 2, verb
     assert "has format 2" in user.run(f"{PREFIX}/bin/penroot", "doctor", status=1).stdout
     assert user.penroot("list").stdout.split() == ["one", "two"]

@@ -1,4 +1,4 @@
-"""Steps whose job has namespaces of its own: namespace/linux of Slurm 25.11, with clone_ns_flags and user_ns_script.
+"""Steps whose job has separate namespaces: namespace/linux of Slurm 25.11, with clone_ns_flags and user_ns_script.
 
 slurmd starts the slurmstepd of each step in them: namespace_p_join(). jobspace.py does so for an older one.
 """
@@ -82,7 +82,7 @@ def test_a_container_of_another_job(lab: Lab, space: str) -> None:
     try:
         said = refused(lab, IMAGE, name, "true")
         assert "the container pyxis_one runs in step" in said
-        assert "whose job has namespaces of its own" in said
+        assert "whose job has separate namespaces" in said
     finally:
         release(lab, jobs=1)
         lab.run("mv /run/jobspace.1 /run/jobspace", node="n1", user="root")

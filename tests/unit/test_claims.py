@@ -1,4 +1,4 @@
-"""Which node uses a container: the moments in which others are at the same claim."""
+"""Locks on containers: races with other processes that claim the same container."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def claimed(data: Path, node: str) -> int:
-    """A descriptor that has the claim of ``box`` alone, which names a node."""
+    """Return a descriptor with an exclusive lock on the claim of ``box``, whose file names a node."""
     (data / ".box.node").write_text(node)
     fd = os.open(data / ".box.node", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -48,8 +48,8 @@ def test_the_steps_of_one_node_share_a_claim(data: Path, node: str) -> None:
     assert name == ("box" if node == NODE else f"box@{NODE}")
 
 
-def test_another_node_that_was_faster_has_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """flock(2) lets go of a lock before it is shared."""
+def test_faster_node_gets_the_claim(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flock(2) releases the exclusive lock before it gets the shared lock."""
     lock = claims.flock
 
     def late(fd: int, *, shared: bool = False) -> bool:
@@ -62,8 +62,8 @@ def test_another_node_that_was_faster_has_it(data: Path, monkeypatch: pytest.Mon
     assert not claim._hold("box", NODE, str(data), kept=True)
 
 
-def test_a_claim_that_was_removed_this_moment_is_made_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock on a file without a name would keep nobody away."""
+def test_just_removed_claim_is_created_again(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on an unlinked file would not exclude any process."""
     lock, removed = claims.flock, []
 
     def late(fd: int, *, shared: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""A store after the node went down: what its disk did not keep is not used."""
+"""A store after a crash of the node: files that did not reach the disk are not used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.store import unpack
+from enroot_py.store import layertree
 from enroot_py.store.store import Store
 from tests import images
 from tests.unit.test_store import A, B, store, temporary
@@ -17,15 +17,15 @@ __all__ = ["store"]  # a fixture
 
 
 def another_boot(path: Path) -> None:
-    """Make what a store holds look as if the node had gone down since."""
+    """Make a layer or an image look as if the node had been rebooted since."""
     _, *rest = (path / "boot").read_text().splitlines(keepends=True)
     (path / "boot").write_text("".join(["another boot\n", *rest]))
 
 
 def unpacked(store: Store) -> Path:
-    """A layer made as an import makes it, in the last boot but not known to be on the disk."""
+    """Make a layer during the previous boot, which may not have reached the disk."""
     with store.build("layers", A) as build:
-        unpack.layer(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
+        layertree.unpack(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
         build.publish()
     path = Path(store.layer_path(A) or "")
     another_boot(path)
@@ -61,10 +61,10 @@ def test_files_beside_the_tree_are_looked_at_too(store: Store, name: str) -> Non
 
 
 def imaged(store: Store) -> Path:
-    """An image with one layer, both made in the last boot."""
+    """Make an image with one layer, both during the previous boot."""
     layer = unpacked(store)
     with store.build("images", B) as build:
-        unpack.layer(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
+        layertree.unpack(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
         hexes = (A.partition(":")[2], B.partition(":")[2])
         Path(build.path, "stack").write_text(f"images/{hexes[1]}/head/fs\nlayers/{hexes[0]}/fs\n")
         build.publish()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
-from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments import edf, edf_parser
 from enroot_py.features.environments import shown as environments
 from enroot_py.features.environments.edf import Environment
 
@@ -32,7 +32,7 @@ class Home:
         return file
 
     def read(self, name: str, **more: str) -> Environment:
-        return edffile.read(name, f"--environment={name}", str(self.path), {**self.environ, **more})
+        return edf_parser.read(name, f"--environment={name}", str(self.path), {**self.environ, **more})
 
     def said(self, text: str | bytes) -> Environment:
         self.write("it", text)
@@ -42,7 +42,7 @@ class Home:
         """What is wrong with a file, without its directory, and the way out."""
         self.write("it", text)
         with pytest.raises(PenrootError) as caught:
-            edffile.check(self.read("it"))
+            edf_parser.check(self.read("it"))
         return str(caught.value).replace(f"{self.path}/.edf/", ""), caught.value.hint
 
 
@@ -83,7 +83,7 @@ FORMS = {
 def test_forms_of_the_documentation(home: Home, text: str) -> None:
     home.write("common", 'image = "common"\n')
     file = home.said(text)
-    edffile.check(file)
+    edf_parser.check(file)
     assert file.last("image")
     assert edf.loads(file.dumps()) == file
 
@@ -337,21 +337,21 @@ def test_hooks_that_are_lacking_are_named_at_once(home: Home) -> None:
         'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nnone.enabled = "false"\nssh.enabled = "true"\n'
         'ssh.port = "1"\n[annotations.com.other]\nthing.enabled = "true"'
     )
-    line = edffile.lacking(file)
+    line = edf_parser.lacking(file)
     assert line.count("com.hooks.") == 2 and "com.hooks.mps (" in line and "it.toml:5" in line
-    assert not edffile.lacking(home.said('image = "a"'))
+    assert not edf_parser.lacking(home.said('image = "a"'))
 
 
 def test_libraries_of_cscs_that_are_no_hosts_are_named(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.hooks.netstack.source = "{}"\ncom.hooks.netstack.version = "latest"\n'
-    assert "com.hooks.netstack (" in edffile.lacking(home.said(text.format("artifact")))
-    assert edffile.lacking(home.said(text.format("host"))) == ""
-    assert "it.toml:1)" in edffile.lacking(home.said('annotations.com.hooks.netstack.name = "default"\n'))
+    assert "com.hooks.netstack (" in edf_parser.lacking(home.said(text.format("artifact")))
+    assert edf_parser.lacking(home.said(text.format("host"))) == ""
+    assert "it.toml:1)" in edf_parser.lacking(home.said('annotations.com.hooks.netstack.name = "default"\n'))
 
 
 def test_slips_in_annotations_that_we_read_are_named(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.pyxis.slrum = "true"\ncom.hooks.cxi.enable = "true"\norg.site.x = "1"\n'
-    line = edffile.lacking(home.said(text))
+    line = edf_parser.lacking(home.said(text))
     assert "com.pyxis.slrum" in line and "did you mean com.pyxis.slurm?" in line and "it.toml:3" in line
     assert "com.hooks.cxi.enable " in line and "did you mean com.hooks.cxi.enabled?" in line and "org.site" not in line
 
@@ -373,7 +373,7 @@ def test_what_is_shown_is_a_file_that_steers_no_terminal(home: Home) -> None:
     file = home.read(f"{place}/it.toml")
     shown = {form: environments.shown(file, form).decode() for form in ("toml", "json")}
     assert all(line.isprintable() for text in shown.values() for line in text.split("\n"))
-    for found in (edffile.tomllib.loads(shown["toml"]), json.loads(shown["json"])):
+    for found in (edf_parser.tomllib.loads(shown["toml"]), json.loads(shown["json"])):
         assert {key: found[key] for key in said} == said
 
 
@@ -405,10 +405,10 @@ def test_the_examples_of_the_documentation(home: Home) -> None:
     for name, example in examples:
         home.write(name, example)
     file = home.read("pytorch")
-    edffile.check(file)
+    edf_parser.check(file)
     assert [file.value(entry) for entry in file.all("mounts")] == ["/scratch/jane:/scratch/jane", "/data/sets:/data:ro"]
     assert set(re.findall(r"^\| (`.*?`) \|", text, re.M)) == {
         *("`base_environment`", "`image`", "`mounts`", "`workdir`", "`entrypoint`, `writable`", "`devices`"),
         *("`[env]`", "`[annotations]`"),
     }
-    assert {re.sub(r"[\[\]]", "", word) for word in re.findall(r"`(\[?\w+\]?)`", text)} >= set(edffile.KEYS)
+    assert {re.sub(r"[\[\]]", "", word) for word in re.findall(r"`(\[?\w+\]?)`", text)} >= set(edf_parser.KEYS)

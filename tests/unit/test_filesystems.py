@@ -13,7 +13,7 @@ import pytest
 from enroot_py.base import filesystems
 from enroot_py.base.digests import is_digest
 from enroot_py.config import settings
-from enroot_py.store import onefile, unpacked
+from enroot_py.store import filecopy, onefile
 
 # Names of stat(1), which go by the magic number of statfs(2), and those of the kernel.
 SAME = {"overlayfs": "overlay", "ext2/ext3": "ext4", "btrfs": "btrfs", "xfs": "xfs", "tmpfs": "tmpfs", "proc": "proc"}
@@ -49,14 +49,14 @@ def test_file_that_changes_is_another(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"hsqs" + bytes(200))
     os.utime(file, ns=(10, 10))
-    first = unpacked.identity(str(file))
+    first = filecopy.identity(str(file))
     assert is_digest(first)
-    assert unpacked.identity(str(file)) == first
+    assert filecopy.identity(str(file)) == first
     file.write_bytes(b"hsqs" + b"\1" + bytes(199))  # the same size, another superblock
     os.utime(file, ns=(10, 10))
-    second = unpacked.identity(str(file))
+    second = filecopy.identity(str(file))
     os.utime(file, ns=(10, 11))
-    assert len({first, second, unpacked.identity(str(file))}) == 3
+    assert len({first, second, filecopy.identity(str(file))}) == 3
 
 
 @pytest.mark.parametrize(

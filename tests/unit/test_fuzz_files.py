@@ -11,7 +11,7 @@ import pytest
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
-from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments import edf, edf_parser
 from enroot_py.features.environments import shown as environments
 from enroot_py.features.environments.startfile import StartFile
 from enroot_py.features.pins import lockfile
@@ -61,9 +61,9 @@ def read(tmp_path: Path) -> dict[str, Callable[[str], object]]:
 
     def environment(text: str) -> None:
         (place / "it.toml").write_text(text, errors="surrogateescape")
-        file = edffile.read("it", "--environment=it", str(tmp_path), environ)
-        edffile.check(file)
-        edffile.lacking(file)
+        file = edf_parser.read("it", "--environment=it", str(tmp_path), environ)
+        edf_parser.check(file)
+        edf_parser.lacking(file)
         for form in ("toml", "json"):
             environments.shown(file, form)
         assert edf.loads(file.dumps()) == file

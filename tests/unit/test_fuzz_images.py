@@ -21,8 +21,8 @@ from enroot_py.base.errors import PenrootError
 from enroot_py.config import settings
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import LocalImage
+from enroot_py.store import layertree
 from enroot_py.store import pull as engine
-from enroot_py.store import unpack
 from enroot_py.store.index import differences
 from tests import images
 from tests.images import digest, directory, entry, hardlink, symlink
@@ -142,7 +142,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int], Iterator[int]]) -> None:
     tar = seed()
-    unpack.layer(io.BytesIO(tar), str(place))
+    layertree.unpack(io.BytesIO(tar), str(place))
     assert (place / "fs/sparseold").stat().st_size == 65536 == (place / "fs/sparse1.0").stat().st_size
     for number in rounds(300):
         data = mutated(tar, rng)
@@ -154,7 +154,7 @@ def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int],
         layer = place / "layer"
         layer.mkdir()
         try:
-            unpack.layer(io.BytesIO(data), str(layer))
+            layertree.unpack(io.BytesIO(data), str(layer))
             assert next(differences(str(layer)), None) is None
         except PenrootError as e:
             assert str(e)

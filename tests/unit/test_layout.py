@@ -1,4 +1,4 @@
-"""Names of files and what they stand for."""
+"""Paths and file names of the store."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import random
 import stat
 from pathlib import Path
 
-from enroot_py.store import index, merge, unpack
+from enroot_py.store import index, layertree, merge
 from enroot_py.store.overlayfs import look
 from tests import images
 from tests.images import digest, directory, entry, symlink
@@ -64,7 +64,7 @@ def test_merged_layers_show_what_the_stack_shows(tmp_path: Path, rng: random.Ran
         for count in range(rng.randint(2, 6)):
             directories.insert(0, place / f"layer{count}")
             directories[0].mkdir(parents=True)
-            unpack.layer(io.BytesIO(layer(rng)), str(directories[0]))
+            layertree.unpack(io.BytesIO(layer(rng)), str(directories[0]))
         indexes = [index.read(str(path)) for path in directories]
         for at, its in enumerate(indexes):
             if its.opaque:  # what is below it is no part of an image's stack

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from enroot_py.store import index, unpack
+from enroot_py.store import index, layertree
 from enroot_py.store.overlayfs import look, real_path
 from tests import images
 from tests.images import directory, entry, hardlink, symlink
@@ -18,7 +18,7 @@ def stack(tmp_path: Path, *contents: list[tuple[tarfile.TarInfo, bytes]]) -> lis
     for number, entries in enumerate(contents):
         place = tmp_path / f"stack{number}"
         place.mkdir()
-        unpack.layer(io.BytesIO(images.tar(entries)), str(place))
+        layertree.unpack(io.BytesIO(images.tar(entries)), str(place))
         lowerdirs.insert(0, str(place / "fs"))
     return lowerdirs
 

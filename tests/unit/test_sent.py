@@ -16,7 +16,7 @@ import pytest
 
 from enroot_py.base.errors import PenrootError, UsageError
 from enroot_py.config import settings
-from enroot_py.features.swarm import received, sent, spool, step
+from enroot_py.features.swarm import sent, spool, step, store_file
 from enroot_py.features.swarm.sent import SentFile
 from enroot_py.store import inventory, layout, squashfs, verify
 from enroot_py.store.prune import Bounds, prune
@@ -224,7 +224,7 @@ class Node:
             invitation = step.invitation(self._job, plugin_settings.load(()))
             assert invitation
             name, _, digest = self._job.environ["SLURM_PYXIS_RESOLVED"].rpartition(" ")
-            told.send(received.receive(name, digest, invitation, settings_of(self.store)).file)
+            told.send(store_file.receive(name, digest, invitation, settings_of(self.store)).file)
         except PenrootError as e:
             told.send(e)
         if self._stays:

@@ -16,7 +16,7 @@ import pytest
 from enroot_py.base.errors import ConfigError, ImageError, PenrootError
 from enroot_py.features.trust import identities, signatures
 from enroot_py.features.trust.policy import KeySource, Requirement
-from enroot_py.features.trust.signatures import MOST, Evidence, Key, Signature
+from enroot_py.features.trust.signatures import MAX_SIGNATURES, Evidence, Key, Signature
 from enroot_py.registry.manifests import Descriptor
 from tests import images
 from tests.images import OCI, digest
@@ -208,11 +208,11 @@ SIG = D.replace(":", "-") + ".sig"
 @pytest.mark.security("S4")
 def test_the_last_signatures_are_looked_at_and_no_more() -> None:
     registry, good = Registry(), signed(Signer())
-    layers = [registry.layer(good)] * (3 * MOST)
+    layers = [registry.layer(good)] * (3 * MAX_SIGNATURES)
     layers[-1] = registry.layer(signed(Signer(), of=OTHER))
     registry.tags[SIG] = registry.manifest(*layers)
     found = found_in(registry)
-    assert len(found) == MOST and found[1:] == [good] * (MOST - 1)
+    assert len(found) == MAX_SIGNATURES and found[1:] == [good] * (MAX_SIGNATURES - 1)
     assert len(registry.asked) == 2  # equal payloads once
 
 

@@ -1,4 +1,4 @@
-"""The store on a real file system, with other processes where there are others."""
+"""The store on a real file system, used by several real processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import parse
+from enroot_py.store import layertree
 from enroot_py.store import store as store_module
-from enroot_py.store import unpack
 from enroot_py.store.store import Name, Store
 from tests import images
 from tests.waiting import until
@@ -146,7 +146,7 @@ def maker(store: Store, seconds: float) -> subprocess.Popen[str]:
 
 
 def test_waiter_for_a_maker_ignores_later_users(store: Store) -> None:
-    """A step holds its image shared as long as its container lives; each node's second step would wait for that."""
+    """A step keeps a shared lock on its image while its container runs. A second step must not wait for that lock."""
     with store.build("layers", A) as build:
         waiting = maker(store, 0)
         inode = os.stat(build.path).st_ino
@@ -184,7 +184,7 @@ def test_what_was_just_published_is_not_made_again(store: Store) -> None:
 
 @pytest.mark.parity("a suspended or stopped process holds up no other import")
 def test_stopped_maker_is_not_waited_for(store: Store) -> None:
-    """The second maker publishes its own copy, and the first one discards its copy when it goes on."""
+    """The second maker publishes its own copy, and the first maker discards its copy when it resumes."""
     first = maker(store, 0.5)
     assert first.stdout is not None and first.stdout.readline() == "making\n"
     first.send_signal(signal.SIGSTOP)
@@ -227,7 +227,7 @@ def test_published_image_is_free_while_its_maker_is_stopped(store: Store) -> Non
 
 
 def killed_maker(store: Store) -> None:
-    """Leave what a maker has when it is killed in the middle."""
+    """Leave the temporary directory of a killed maker."""
     dead = maker(store, 600)
     assert dead.stdout is not None and dead.stdout.readline() == "making\n"
     dead.kill()
@@ -250,7 +250,7 @@ def test_leftovers_are_not_taken_for_work(store: Store) -> None:
     killed_maker(store)
     with store.build("layers", A) as build:
         assert os.listdir(build.path) == []
-        unpack.layer(io.BytesIO(images.tar([images.entry("f")])), build.path)
+        layertree.unpack(io.BytesIO(images.tar([images.entry("f")])), build.path)
         build.publish()
     assert os.listdir(f"{store.layer_path(A)}/fs") == ["f"]
 

@@ -151,7 +151,7 @@ except UsageError as e:
         ("srun prog : --wait-for-children prog", "--wait-for-children: srun would wait"),
         ("srun --wait 5 prog", ""),
         ("sbatch --wait-all-nodes=1 prog", ""),
-        ("salloc --no-shell", "--no-shell: steps get the container options of salloc by the environment"),
+        ("salloc --no-shell", "--no-shell: steps get salloc"),
         ("salloc --no-kill prog", ""),
         ("salloc prog --no-shell", ""),
     ],

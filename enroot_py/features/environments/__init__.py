@@ -1,1 +1,1 @@
-"""Environment files, which describe the container of a start or a step: docs/environments.md."""
+"""Environment files, which describe a container: docs/reference/environments.md."""

@@ -1,4 +1,4 @@
-"""What an environment file says of a container, once it is read: edffile.py does that, where a step is submitted.
+"""The content of an environment file. edf_parser.py reads it where a step is submitted.
 
 Nodes get it with the step, as text, so that it makes no difference which files they see. Source of the format:
 docs.cscs.ch, "EDF reference". On the step path where one is used: no re, and json within functions.
@@ -19,17 +19,17 @@ DEFAULTS = {"entrypoint": False, "writable": True}
 
 
 def is_of_job(variable: str) -> bool:
-    """Whether only the job knows a variable: where it is submitted, that of another job may be set."""
+    """Whether only the job knows a variable. At submission it may be set to another job's value."""
     return variable.startswith("SLURM_")
 
 
 def is_path(name: str) -> bool:
-    """Whether a file is asked for by its path alone; else it is looked for by its name."""
+    """Whether this is a path; otherwise it is a name to search for."""
     return "/" in name or name.startswith(".")
 
 
 class FileEntry(Frozen):
-    """One value of a file: of a ``key``, or beneath it of a ``name``, as of a variable. ``origin`` is FILE:LINE."""
+    """One value of a file, of a ``key`` or of a ``name`` below it, such as a variable. ``origin`` is FILE:LINE."""
 
     key: str
     name: str
@@ -38,12 +38,12 @@ class FileEntry(Frozen):
 
     @property
     def where(self) -> str:
-        """The value in messages: FILE:LINE: KEY."""
+        """The place in messages: FILE:LINE: KEY."""
         return f"{self.origin}: {self.name or self.key}"
 
 
 class Environment(Frozen):
-    """What a file and those that it is based on say: of entries that exclude each other the last one counts.
+    """The content of a file and its bases. If entries exclude each other, the last one counts.
 
     It is asked for by ``name``, and lies at ``path``. ``host`` has the variables of the caller that they name.
     """
@@ -57,21 +57,21 @@ class Environment(Frozen):
         return (entry for entry in self.entries if entry.key == key)
 
     def last(self, key: str) -> FileEntry | None:
-        """The one that counts; an empty text is none, but for an image."""
+        """Return the entry that counts, or None; an empty text counts only for an image."""
         entries = list(self.all(key))
         return entries[-1] if entries and (entries[-1].text or key == "image") else None
 
     def by_name(self, key: str) -> dict[str, FileEntry]:
-        """The entries of a table, by their names."""
+        """Return the entries of a table by name."""
         return {entry.name: entry for entry in self.all(key)}
 
     def flag(self, key: str) -> tuple[bool, str]:
-        """Whether a key is true, and where that comes from."""
+        """Return whether a key is true, and its origin."""
         entry = self.last(key)
         return (bool(true_or_false(entry.text)), entry.where) if entry else (DEFAULTS[key], DEFAULT)
 
     def annotation(self, name: str) -> tuple[bool, str] | None:
-        """Whether an annotation is true, and where that is said; None where nothing is. Raises ConfigError."""
+        """Return whether an annotation is true, and its origin, or None if it is not set. Raises ConfigError."""
         entry = self.by_name("annotations").get(name)
         if entry is None:
             return None
@@ -84,22 +84,22 @@ class Environment(Frozen):
 
     @staticmethod
     def waits(text: str) -> bool:
-        """Whether a value still has a variable that only the job knows."""
+        """Whether a value has a variable that only the job knows."""
         return "${SLURM_" in text
 
     def value(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:
-        """The text of an entry with its variables, the caller's or the job's; without a job, those stand as they are.
+        """Return the text of an entry with variables expanded; without a job, variables of the job stay as they are.
 
         Raises ConfigError.
         """
         return self._expand(entry, (self.host,), job)
 
     def mount(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:
-        """The same of a mount, in words of --container-mounts: nothing in a variable separates."""
+        """Return a mount in the syntax of --container-mounts; separators in variables are escaped."""
         return self._expand(entry, (self.host,), job, _quoted)
 
     def variables(self, image: Mapping[str, str], job: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
-        """What the table env sets, or unsets, with its lines; ``image`` has the variables of the image.
+        """Return the variables that [env] sets or unsets, with their lines; ``image`` has the image's variables.
 
         Raises ConfigError.
         """
@@ -112,7 +112,7 @@ class Environment(Frozen):
         return [self.value(entry, job) for entry in self.all("devices")]
 
     def for_hooks(self, job: Mapping[str, str] | None) -> dict[str, str]:
-        """The variable by which hooks learn the annotations, lines KEY=VALUE. Raises ConfigError."""
+        """Return the variable with the annotations for hooks, lines KEY=VALUE. Raises ConfigError."""
         said = {name: self.value(entry, job) for name, entry in self.by_name("annotations").items()}
         lines = [f"{name}={text}" for name, text in said.items() if "\n" not in name + text]
         return {"PENROOT_ANNOTATIONS": "\n".join(lines)} if lines else {}
@@ -136,7 +136,7 @@ class Environment(Frozen):
             raise ConfigError(f"{entry.where}: {why}", hint=hint) from None
 
     def dumps(self) -> str:
-        """For nodes, in the environment of their job."""
+        """Serialize for the nodes, as a variable of the job."""
         import json
 
         entries = [[entry.key, entry.name, entry.text, entry.origin] for entry in self.entries]
@@ -145,7 +145,7 @@ class Environment(Frozen):
 
 
 def loads(text: str) -> Environment:
-    """What dumps() wrote. Raises ConfigError for anything else."""
+    """Parse the output of dumps(). Raises ConfigError for anything else."""
     import json
 
     try:
@@ -161,7 +161,7 @@ def loads(text: str) -> Environment:
 
 
 def expand(text: str, value: Callable[[str], str | None], quote: Callable[[str], str] = str) -> str:
-    """Replace ``${NAME}`` by its ``value``, and ``${NAME:-DEFAULT}``; ``$$`` is a dollar, and so is any other.
+    """Expand ``${NAME}`` and ``${NAME:-DEFAULT}`` with ``value``; ``$$`` and any other ``$`` are a dollar sign.
 
     Raises ValueError, with a hint, where a variable has none.
     """
@@ -186,7 +186,7 @@ def expand(text: str, value: Callable[[str], str | None], quote: Callable[[str],
 
 
 def names(text: str) -> list[str]:
-    """The variables that a text names, in their order. Raises ValueError."""
+    """Yield the variables in a text, in order. Raises ValueError."""
     said: list[str] = []
 
     def note(name: str) -> str:
@@ -198,5 +198,5 @@ def names(text: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """For mountentries.py, where a backslash takes away what a character means."""
+    """Escape for mountentries.py, with backslashes."""
     return "".join("\\" + c if c in ",: $" else c for c in text)

@@ -1,8 +1,8 @@
-"""What the manual says of environment files."""
+"""Manual pages about environment files."""
 
 from __future__ import annotations
 
-from enroot_py.features.environments import edffile
+from enroot_py.features.environments import edf_parser
 
 _FILES = """\
 An environment file is TOML, as CSCS has it. It is named by a path with a /, or by its name in a directory of EDF_PATH,
@@ -14,7 +14,7 @@ An environment file, --environment, says the same in a file that a team shares: 
 where srun, sbatch or salloc is called, and what it says goes with the step, with a batch job through each requeue as it
 was then; nodes need not see it. Options of the command line go before it, and it goes before variables PYXIS_*.
 """
-_KEYS = tuple((example, f"{meaning[0].upper()}{meaning[1:]}.") for _, example, meaning in edffile.KEYS.values())
+_KEYS = tuple((example, f"{meaning[0].upper()}{meaning[1:]}.") for _, example, meaning in edf_parser.KEYS.values())
 _PLACES = (
     ("EDF_PATH", "Directories of environment files, separated by colons, if not ~/.edf."),
     ("~/.edf/*.toml", "Environment files, which penroot-env(1) describes."),

@@ -1,4 +1,4 @@
-"""What an environment file says, for people and for programs."""
+"""Show the content of an environment file."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import json
 from collections.abc import Iterator
 
 from enroot_py.cli.commands import shown_json
-from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments import edf, edf_parser
 from enroot_py.features.environments.edf import Environment, FileEntry
 
 
 def shown(file: Environment, form: str) -> bytes:
-    """A file with all that it is based on: ``toml``, which is such a file again, or ``json``. Raises ConfigError."""
+    """Return a file merged with its bases, as ``toml``, a valid environment file, or ``json``. Raises ConfigError."""
     if form == "json":
         return shown_json(_plain(file))
     return "\n".join(map(_comment, _toml(file))).encode(errors="backslashreplace")
 
 
 def _comment(line: str) -> str:
-    """A line that is one, whatever the paths of files in its comment are; strings in it have been escaped."""
+    """Return one line: control characters in its comment are escaped, its strings already are."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _shown(file: Environment, entry: FileEntry) -> str:
-    """A value as it will be, in the form of a file: what only the image and the job know stays as it is."""
+    """Return a value in the syntax of a file; variables of the image and the job stay as they are."""
     return entry.text if entry.key == "env" else file.value(entry).replace("$", "$$").replace("$${SLURM_", "${SLURM_")
 
 
 def _here(file: Environment, entry: FileEntry) -> str:
-    """What variables of the image are where it does not set them."""
+    """Return the value of variables of the image if the image does not set them."""
     known = [name for name in dict.fromkeys(edf.names(entry.text)) if name in file.host]
     said = " ".join(f"{name}={_quoted(file.host[name])}" for name in known if entry.key == "env")
     return f"; unless the image sets it: {said}" if said else ""
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML, which is one of JSON in which more is escaped: nothing in it steers a terminal."""
+    """Return a TOML basic string: a JSON string without terminal control characters."""
     return "".join(c if c.isprintable() else _escaped(c) for c in json.dumps(text, ensure_ascii=False))
 
 
@@ -44,7 +44,7 @@ def _escaped(character: str) -> str:
 
 
 def _toml(file: Environment) -> Iterator[str]:
-    """A file that says the same by itself, with the origins of its values as comments."""
+    """Yield an equivalent file without bases, with the origins of its values as comments."""
     yield f"# {file.path}"
     for key in ("image", "workdir"):
         if entry := file.last(key):
@@ -64,7 +64,7 @@ def _toml(file: Environment) -> Iterator[str]:
 
 
 def _plain(file: Environment) -> dict[str, object]:
-    """The same for programs."""
+    """Return the same as JSON data."""
     image, workdir = file.last("image"), file.last("workdir")
     said: dict[str, object] = {"image": file.value(image) if image else "", "workdir": ""}
     if workdir:
@@ -75,7 +75,7 @@ def _plain(file: Environment) -> dict[str, object]:
         said[key] = [file.value(entry) for entry in file.all(key)]
     said["env"] = {name: entry.text for name, entry in file.by_name("env").items()}
     said["annotations"] = {name: file.value(entry) for name, entry in file.by_name("annotations").items()}
-    origins: dict[str, object] = {key: entry.origin for key in edffile.KEYS if (entry := file.last(key))}
+    origins: dict[str, object] = {key: entry.origin for key in edf_parser.KEYS if (entry := file.last(key))}
     for key in ("mounts", "devices"):
         origins[key] = [entry.origin for entry in file.all(key)]
     for key in ("env", "annotations"):

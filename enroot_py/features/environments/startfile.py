@@ -1,4 +1,4 @@
-"""What an environment file says of ``penroot start``. Imported where one is used."""
+"""Apply an environment file to ``penroot start``. Imported only if one is used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ImageReferenceError, UsageError
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import all_settings
-from enroot_py.features.environments import edffile
+from enroot_py.features.environments import edf_parser
 from enroot_py.features.environments.edf import Environment
 from enroot_py.registry import reference
 from enroot_py.runtime import mountentries
@@ -20,7 +20,7 @@ _EXAMPLE = 'for example mounts = ["/data:/data:ro"]'
 
 
 class StartFile:
-    """What an environment file says of one start by this process. Methods raise PenrootError.
+    """The environment file of one start. Methods raise PenrootError.
 
     Where it is only looked at, it may be for a ``job``, whose variables nobody knows yet: None.
     """
@@ -35,7 +35,7 @@ class StartFile:
 
     @property
     def target(self) -> str:
-        """The image as penroot start takes it, or ""."""
+        """Return the image for penroot start, or ""."""
         image = self._text("image")
         entry = self._file.last("image")
         if not entry or image.startswith(("/", ".")) or image.endswith(".sqsh") and os.path.isfile(image):
@@ -48,7 +48,7 @@ class StartFile:
         return uri
 
     def settings(self, settings: Settings) -> Settings:
-        """The settings of the start, before those of its command line."""
+        """Return the settings of the start, which its command line overrides."""
         writable, origin = self._file.flag("writable")
         said = settings.replace(origin, rootfs_writable=writable)
         for row in (row for row in all_settings().values() if row.annotated):
@@ -61,7 +61,7 @@ class StartFile:
         return self._file.variables(image, os.environ)
 
     def fit(self, container: Container, command: tuple[str, ...]) -> Container:
-        """Let the container start where the file says, and run the image's entrypoint where it says so.
+        """Apply the working directory and the entrypoint of the file to the container.
 
         Without a command, and a word of the file, what the image runs is all there is to run.
         """
@@ -89,9 +89,9 @@ def _mounts(file: Environment, job: Mapping[str, str] | None) -> Iterator[Mount]
 
 
 def read(name: str) -> Environment:
-    """The environment that ``name`` means to this process; what it asks for and nobody does is told."""
-    file = edffile.read(name, name, os.getcwd(), os.environ)
-    edffile.check(file)
-    if line := edffile.lacking(file):
+    """Read the environment ``name``, and warn about annotations that no hook implements."""
+    file = edf_parser.read(name, name, os.getcwd(), os.environ)
+    edf_parser.check(file)
+    if line := edf_parser.lacking(file):
         log.warn(line)
     return file

@@ -1,4 +1,4 @@
-"""Environment files of steps: read once, where they are submitted, by the user's process, and carried to the nodes."""
+"""Environment files of steps: the user's process reads them at submission and sends them to the nodes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def describe(job: Job, name: str, origin: str) -> Environment:
-    """What an environment file says, for which ``origin`` asks. Raises UsageError, ConfigError."""
+    """Read the environment file that ``origin`` requests. Raises UsageError, ConfigError."""
     return _at_submit(job, name, origin) if job.verb == "check" else _on_node(job, name, origin)
 
 
 def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
-    """What the environment file says, for the nodes."""
+    """Return the content of the environment file for the nodes."""
     return [("environment", request.file.dumps())] if request.file else []
 
 
 def _at_submit(job: Job, name: str, origin: str) -> Environment:
-    """What a file says to srun, sbatch or salloc: in a batch job, what sbatch has read of the same file.
+    """Read a file for srun, sbatch or salloc. In a batch job, use the content that sbatch has read.
 
     Raises UsageError, ConfigError.
     """
@@ -38,33 +38,33 @@ def _at_submit(job: Job, name: str, origin: str) -> Environment:
     named = carried and (carried.path == here or not edf.is_path(name) and not os.path.exists(here))
     if carried and named and job.context == "srun":
         return carried
-    from enroot_py.features.environments import edffile
+    from enroot_py.features.environments import edf_parser
 
-    file = edffile.read(name, f"{origin}={name}", job.cwd, job.caller)
-    edffile.check(file)
-    if line := edffile.lacking(file):
+    file = edf_parser.read(name, f"{origin}={name}", job.cwd, job.caller)
+    edf_parser.check(file)
+    if line := edf_parser.lacking(file):
         log.warn(line)
     return file
 
 
 def _on_node(job: Job, name: str, origin: str) -> Environment:
-    """What it says to a step: as it was read at submit, or where nothing of us was there, as the node sees the file.
+    """Return the content for a step: as read at submission, or from the node if penroot did not run there.
 
     Raises UsageError, ConfigError.
     """
     if carried := _carried(job, name):
         return carried
-    from enroot_py.features.environments import edffile
+    from enroot_py.features.environments import edf_parser
 
     try:
-        return edffile.read(name, f"{origin}={name}", job.cwd, job.environ)
+        return edf_parser.read(name, f"{origin}={name}", job.cwd, job.environ)
     except PenrootError as e:
         why = f"the node {job.node} reads it, as nothing of the plugin has where the step was submitted"
         raise type(e)(str(e), hint=f"{e.hint}; {why}" if e.hint else why) from e
 
 
 def _carried(job: Job, name: str) -> Environment | None:
-    """What was read of that name before. Raises ConfigError."""
+    """Return the content that was read earlier under that name. Raises ConfigError."""
     if not (carried := job.environ.get(CARRIED, "")):
         return None
     from enroot_py.features.environments import edf

@@ -1,1 +1,1 @@
-"""Digests of tags for all steps of a job, and lock files that a team shares: docs/pins.md."""
+"""Digests of tags for all steps of a job, and lock files of a team: docs/howto/pins.md."""

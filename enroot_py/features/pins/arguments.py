@@ -1,4 +1,4 @@
-"""The argument of the plugin that lets jobs have tags pinned."""
+"""The plugin's argument for pinned tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lock files: which digest each tag is, for a team, until somebody writes another one.
+"""Lock files: the digest of each tag, shared by a team.
 
 Lines of text, so that two branches of a repository merge and a slip has a line:
 
@@ -28,7 +28,7 @@ _LARGEST = 48 << 10  # bytes: with its job it travels as a variable, which may h
 
 
 class LockedImage(Frozen):
-    """One line: a reference as it is written, and the digest that it is, or ""."""
+    """One line: a reference as written, and its digest, or ""."""
 
     line: int
     text: str
@@ -37,17 +37,17 @@ class LockedImage(Frozen):
 
 
 class LockFile(Frozen):
-    """The images of a file, in its order. ``path`` is how it is called in messages."""
+    """The images of a file, in order. ``path`` is for messages."""
 
     path: str
     images: tuple[LockedImage, ...]
 
     def digest(self, name: str) -> str:
-        """That of the image with a canonical name, or ""."""
+        """Return the digest of a canonical name, or ""."""
         return next((locked.digest for locked in self.images if str(locked.image) == name), "")
 
     def pin(self, image: Reference) -> Pin | None:
-        """The digest of an image; None for one that has its own. Raises ConfigError where the file does not say it."""
+        """Return the digest of an image, or None if it has its own. Raises ConfigError if it is not in the file."""
         if image.digest:
             return None
         # Whoever asks for it: the name that a Reference has is without the user.
@@ -63,19 +63,19 @@ class LockFile(Frozen):
 
 
 def _word(image: Reference) -> str:
-    """A reference as people write it on a command line."""
+    """Return a reference as typed on a command line."""
     if image.registry == reference.DOCKER_HUB and not image.user:
         return f"{image.repository.removeprefix('library/')}:{image.tag}"
     return image.uri().removeprefix(reference.DOCKER)
 
 
 def read(path: str) -> LockFile:
-    """The lock file ``path``, an absolute one. Raises ConfigError."""
+    """Read the lock file at the absolute ``path``. Raises ConfigError."""
     return parse(path, content(path))
 
 
 def content(path: str) -> str:
-    """The text of a lock file. Raises ConfigError, also where somebody else could have written it."""
+    """Return the text of a lock file. Raises ConfigError, also if another user could have written it."""
     try:
         data = files.named(path)
     except OSError as e:
@@ -94,7 +94,7 @@ def content(path: str) -> str:
 
 
 def parse(path: str, text: str) -> LockFile:
-    """What a text says. Raises ConfigError for a slip, with its line."""
+    """Parse the text. Raises ConfigError with the line."""
     lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
     number, header = lines[0] if lines else (1, [])
@@ -109,7 +109,7 @@ def parse(path: str, text: str) -> LockFile:
 
 
 def locked(path: str, number: int, words: list[str]) -> LockedImage:
-    """One line of an image. Raises ConfigError."""
+    """Parse the line of an image. Raises ConfigError."""
     where = f"{path}:{number}"
     if len(words) > 2:
         raise ConfigError(f"{where}: unexpected words after IMAGE DIGEST: {' '.join(words[2:])[:80]}", hint=_FORM)
@@ -123,7 +123,7 @@ def locked(path: str, number: int, words: list[str]) -> LockedImage:
 
 
 def tag(text: str) -> Reference:
-    """The tag of a registry that a text is, which can be locked. Raises ImageReferenceError."""
+    """Parse a tag that can be locked. Raises ImageReferenceError."""
     is_path = text.startswith(("/", "./", "../")) or text.endswith(".sqsh")
     image = None if is_path else reference.parse(text)
     if not isinstance(image, Reference):
@@ -136,7 +136,7 @@ def tag(text: str) -> Reference:
 
 
 def _unique(path: str, images: Iterable[LockedImage]) -> tuple[LockedImage, ...]:
-    """The images, each of them once. Raises ConfigError."""
+    """Return the images; a duplicate raises ConfigError."""
     known: dict[str, LockedImage] = {}
     for image in images:
         first = known.setdefault(str(image.image), image)

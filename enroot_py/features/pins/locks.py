@@ -1,4 +1,4 @@
-"""``penroot lock``: lock files made, brought up to date and checked."""
+"""``penroot lock``: create, refresh and check lock files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Found = dict[str, tuple[str, str]]  # by canonical names: how an image is writt
 
 
 def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
-    """Write into a lock file the digest that each image has now, or check that none has moved. Raises PenrootError."""
+    """Record the current digests in a lock file, or check that no tag has moved. Raises PenrootError."""
     path = os.path.realpath(file)  # what a symbolic link leads to is replaced, and not the link
     locked = _read(path, makes=bool(images) and not check)[1]
     wanted = {str(lockfile.tag(text)): text for text in images}
@@ -41,13 +41,13 @@ def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
 
 
 def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
-    """A lock file and what it says; one that is not there is empty, if it ``makes`` one. Raises ConfigError."""
+    """Read a lock file; a missing one is empty if ``makes``. Raises ConfigError."""
     text = lockfile.content(path) if os.path.lexists(path) or not makes else lockfile.HEADER + "\n"
     return text, lockfile.parse(path, text)
 
 
 def _ask(locked: LockFile, wanted: dict[str, str]) -> _Found:
-    """What is wanted, and what waits for a digest, as registries have it now. Raises PenrootError."""
+    """Resolve the given images, and lines without a digest. Raises PenrootError."""
     options = settings.load()
     texts = {
         str(image.image): image.text
@@ -58,7 +58,7 @@ def _ask(locked: LockFile, wanted: dict[str, str]) -> _Found:
 
 
 def _digest(image: Reference, options: Settings) -> str:
-    """The digest of a tag: that of its index, where it has one. Raises PenrootError."""
+    """Return the digest of a tag: the index's if there is one. Raises PenrootError."""
     from enroot_py.registry.sources import open_source
 
     source = open_source(image, options)
@@ -66,7 +66,7 @@ def _digest(image: Reference, options: Settings) -> str:
 
 
 def _changed(text: str, locked: LockFile, found: _Found) -> str:
-    """The text with the digests that were found; comments and the order stay."""
+    """Return the text with the new digests; comments and order stay."""
     lines = text.removesuffix("\n").split("\n")
     rest = dict(found)
     for image in locked.images:
@@ -76,7 +76,7 @@ def _changed(text: str, locked: LockFile, found: _Found) -> str:
 
 
 def _write(path: str, before: str, text: str) -> None:
-    """Let a file say ``text``, at once for who reads it. Raises ConfigError, OSError."""
+    """Replace the content of a file atomically. Raises ConfigError, OSError."""
     lockfile.parse(path, text)
     exists = os.path.exists(path)
     if text == before and exists:
@@ -90,7 +90,7 @@ def _write(path: str, before: str, text: str) -> None:
 
 
 def _check(locked: LockFile, found: _Found) -> None:
-    """Say what has moved. Raises PenrootError where something has."""
+    """Print the tags that have moved. Raises PenrootError if any has."""
     moved = [(text, digest, old) for name, (text, digest) in found.items() if (old := locked.digest(name)) != digest]
     for text, digest, old in moved:
         click.echo(f"{text} is {digest}, " + (f"and locked to {old}" if old else "and has no digest in the file"))

@@ -1,4 +1,4 @@
-"""What the manual says of pins."""
+"""Manual pages about pins."""
 
 from __future__ import annotations
 

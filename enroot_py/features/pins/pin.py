@@ -1,4 +1,4 @@
-"""The digest that a lock file of the settings gives a tag."""
+"""The digest of a tag in the settings' lock file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enroot_py.registry.reference import Reference
 
 
 def pin(reference: Reference, settings: Settings) -> Pin | None:
-    """The digest of a tag; None without a lock file. Raises ConfigError."""
+    """Return the digest of a tag, or None without a lock file. Raises ConfigError."""
     path = LockSettings(settings).lock
     if not path:
         return None

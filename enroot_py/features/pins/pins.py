@@ -1,4 +1,4 @@
-"""The digests of a job's images: of tags as they were when it was submitted, and of the lock file of a team.
+"""The digests of a job's images: of its tags at submission, and of its lock file.
 
 Found once, by the user's process where sbatch or salloc is called, and carried to all steps of the job and through each
 requeue. On the step path where a job has any.
@@ -38,7 +38,7 @@ _AGAIN = "submit the job again, or give --container-pin=no to take what the tag 
 
 
 class Pins(Frozen):
-    """What a job carries: digests by canonical names of tags, "" for one that could not be had; and its lock file.
+    """The pins of a job: digests by canonical names of tags, or "" if unknown, and its lock file.
 
     ``name`` is how that was asked for.
     """
@@ -48,7 +48,7 @@ class Pins(Frozen):
     lock: LockFile | None = None
 
     def dumps(self) -> str:
-        """As a variable: lines that begin with a word for what they are."""
+        """Serialize as a variable: each line begins with a keyword."""
         lines = [f"tag {name} {digest}" for name, digest in self.tags.items()]
         if self.lock:
             lines += [f"lock {self.name}", f"path {self.lock.path}"]
@@ -57,7 +57,7 @@ class Pins(Frozen):
 
 
 def loads(text: str) -> Pins:
-    """What dumps() wrote; of anything else, which is the user's own doing, what makes sense. Raises ConfigError."""
+    """Parse the output of dumps(); ignore unknown lines, which only the user can have written. Raises ConfigError."""
     tags: dict[str, str] = {}
     name = path = ""
     images = []
@@ -76,12 +76,12 @@ def loads(text: str) -> Pins:
 
 
 def _carried(job: Job) -> Pins:
-    """What sbatch or salloc has found. Raises ConfigError."""
+    """Return the pins of sbatch or salloc. Raises ConfigError."""
     return loads(job.environ.get(PINNED, ""))
 
 
 def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | None:
-    """The digest that an image has for a step, if a lock file or the job says it.
+    """Return the digest of an image for a step, from a lock file or the job's pins.
 
     Raises UsageError, ConfigError, and on a node ImageError for one that has to have one.
     """
@@ -101,7 +101,7 @@ def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | No
 
 
 def told(job: Job, request: Request, digest: str) -> Pin:
-    """A digest that srun has found, with who has said it to srun. Raises ConfigError."""
+    """Return a digest that srun has resolved, with its origin. Raises ConfigError."""
     name, _ = _lock_name(job, request)
     if name:
         return Pin(digest, f"{name} locks it to", f"penroot lock {name} locks what the tag is now")
@@ -111,7 +111,7 @@ def told(job: Job, request: Request, digest: str) -> Pin:
 
 
 def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
-    """What a job carries to its steps, as a variable; "" where that is nothing. Raises PenrootError."""
+    """Return the pins of a job as a variable, or "" for none. Raises PenrootError."""
     tags = dict(_carried(job).tags)  # of another component of this job
     lock = _lock(job, request)
     for origin, image in _images(job, request, plugin):
@@ -129,7 +129,7 @@ def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
 
 
 def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tuple[str, Reference]]:
-    """The tags that are to be pinned, with what asks for each. Raises UsageError."""
+    """Return the tags to pin, each with its option. Raises UsageError."""
     asked = request.value(PIN)
     named = asked if isinstance(asked, tuple) else ()
     of_step = request.image if request.image is not None and request.is_reference(job.cwd) else None
@@ -151,7 +151,7 @@ def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tupl
 
 
 def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, image: Reference) -> str:
-    """The digest of a tag. Raises PenrootError where it has to be had, and warns elsewhere."""
+    """Resolve a tag. Raises PenrootError if the digest is required, and warns otherwise."""
     from enroot_py.registry import tags
 
     loaded = enroot_settings.load(job.host(), in_job=False)
@@ -172,14 +172,14 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
 
 
 def _lock_name(job: Job, request: Request) -> tuple[str, str]:
-    """How the lock file is asked for, and by what."""
+    """Return the name of the lock file, and its option or variable."""
     if (name := request.value(LOCK)) is not None:
         return name, request.origins["lock"]
     return job.environ.get("ENROOT_LOCK", ""), "ENROOT_LOCK"
 
 
 def _lock(job: Job, request: Request) -> LockFile | None:
-    """The lock file: in a job as it was when that was submitted. Raises UsageError, ConfigError."""
+    """Return the lock file; in a job, its content at submission. Raises UsageError, ConfigError."""
     name, origin = _lock_name(job, request)
     if not name:
         return None

@@ -1,4 +1,4 @@
-"""The setting that names a lock file."""
+"""The setting for a lock file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digests that a job carries to its steps, and those of the step's own lock file."""
+"""Digests of a step, from the job's pins or the step's lock file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
-    """The digest that a tag has for the step; ``resolved`` is the one that srun found. Raises UsageError, ConfigError.
+    """Return the digest of a tag for the step; ``resolved`` is srun's. Raises UsageError, ConfigError.
 
     If srun found one, it has looked into the job and its lock file. Raises ImageError where a digest has to be known.
     """
@@ -27,12 +27,12 @@ def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str
 
 
 def must_resolve(request: Request) -> bool:
-    """Whether srun is to resolve a tag, whatever the site says."""
+    """Whether srun must resolve a tag, whatever the site's settings."""
     return request.value(PIN) is True
 
 
 def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
-    """What sbatch or salloc find out for all steps of a job: see pins.at_submit(). Raises PenrootError."""
+    """Resolve tags for all steps of a job: see pins.at_submit(). Raises PenrootError."""
     if job.context == "srun":
         return []
     from pyxis_py.request import settings

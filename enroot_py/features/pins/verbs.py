@@ -1,4 +1,4 @@
-"""``penroot lock``, and the option --lock of the verbs that take references."""
+"""``penroot lock``, and the option --lock of other verbs."""
 
 from __future__ import annotations
 

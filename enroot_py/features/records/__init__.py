@@ -1,1 +1,1 @@
-"""Records of what is done, for machines, and metrics that count them: docs/events.md."""
+"""Event records, and metrics of them: docs/reference/events.md."""

@@ -1,4 +1,4 @@
-"""The argument of the plugin that says where steps are recorded."""
+"""The plugin's argument for event records."""
 
 from __future__ import annotations
 

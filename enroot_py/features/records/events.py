@@ -1,4 +1,4 @@
-"""Records of what is done, for machines: one line of JSON for each pull, create, start and step.
+"""Event records: one line of JSON for each pull, create, start and step.
 
 They go where ENROOT_EVENTS says, a file, journald or syslog, and are written by the process of the user who does it.
 What cannot be recorded costs a warning: nothing is waited for, and nothing fails. docs/events.md is the schema for
@@ -56,7 +56,7 @@ _FROM_AROUND = ("user", "uid", "node", "job", "step")
 
 
 class Event:
-    """One thing that is done, perhaps as a part of another one ``around`` it; recorded when it ends."""
+    """One event, optionally within another one, ``around``; recorded when it ends."""
 
     def __init__(self, kind: str, where: str, facts: dict[str, str | int], around: Event | None) -> None:
         self.facts: dict[str, str | int] = {"event": kind}
@@ -71,7 +71,7 @@ class Event:
         self._marked = self._began
 
     def end(self, error: BaseException | None) -> None:
-        """It is over, by an error or without. Writes the record."""
+        """End the event, with or without an error, and write the record."""
         self.seconds = time.monotonic() - self._began
         if error is None and self.facts["event"] == "pull":
             self.facts.setdefault("cache", "hit")
@@ -81,22 +81,22 @@ class Event:
             self._sink.write(self.line(error))
 
     def phase(self, name: str) -> None:
-        """What was done since the phase before was this one."""
+        """End a phase, which began with the end of the previous one."""
         now = time.monotonic()
         self.add(name, now - self._marked)
 
     def add(self, name: str, seconds: float) -> None:
-        """A phase that another process of ours has gone through meanwhile."""
+        """Add a phase of another process."""
         self.phases[name] = self.phases.get(name, 0.0) + seconds
         self._marked = time.monotonic()
 
     def again(self) -> None:
-        """In a child that goes through phases of its own: begin with none."""
+        """Clear the phases, in a child that has separate ones."""
         self.phases.clear()
         self._marked = time.monotonic()
 
     def line(self, error: BaseException | None) -> str:
-        """The record, as it is written."""
+        """Return the record as bytes."""
         second, fraction = divmod(int(self._time * 1000), 1000)
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{fraction:03}Z"
         record: dict[str, object] = {"version": 1, **self.facts, "time": began, "seconds": round(self.seconds, 6)}
@@ -108,7 +108,7 @@ class Event:
         return _json({key: record[key] for key in FIELDS if key in record})
 
     def words(self) -> str:
-        """The phases, for people."""
+        """Return the phases as text."""
         fetched = log.size(int(self.facts["bytes"])) + " fetched" if self.facts.get("bytes") else "stored"
         more = {"image": f" ({fetched})" if "cache" in self.facts else ""}
         parts = [f"{name} {seconds:.2f} s{more.get(name, '')}" for name, seconds in self.phases.items()]
@@ -116,7 +116,7 @@ class Event:
 
 
 class _Sink:
-    """Where records go: an open file, or a socket of a daemon."""
+    """The destination of records: an open file, or a daemon's socket."""
 
     _warned = False
 
@@ -133,7 +133,7 @@ class _Sink:
 
     @classmethod
     def open(cls, where: str) -> _Sink | None:
-        """Where it can be had; else a warning says why it cannot."""
+        """Open the destination, or print a warning and return None."""
         try:
             return cls(where)
         except OSError as e:
@@ -149,7 +149,7 @@ class _Sink:
             log.warn(f"events are not recorded: {place}: {error.strerror}: {way_out}")
 
     def write(self, line: str) -> None:
-        """Write one record, and no more."""
+        """Write one record."""
         try:
             if self._file < 0:
                 self._socket.send(self._framed(line))
@@ -169,12 +169,12 @@ class _Sink:
 
 
 def file_of(where: str) -> str:
-    """The file of the caller: in a directory, where each user has one, UID.jsonl."""
+    """Return the caller's file; in a directory it is UID.jsonl."""
     return f"{where.rstrip('/')}/{os.geteuid()}.jsonl" if os.path.isdir(where) else where
 
 
 def _open_file(where: str) -> int:
-    """Open a file to append to: it is the caller's or root's, whatever others have put in its place. Raises OSError."""
+    """Open a file of the caller or root for appending, without following links of others. Raises OSError."""
     path = file_of(where)
     trusted.place(os.path.dirname(path), closed_to=0)
     fd = opened(path, _FLAGS)
@@ -188,7 +188,7 @@ def _open_file(where: str) -> int:
 
 
 def opened(path: str, flags: int) -> int:
-    """Open a file of records, and nothing else that has its name. Raises OSError."""
+    """Open a regular file of records. Raises OSError for anything else."""
     try:
         return trusted.regular(os.open(path, flags | _OPEN, 0o600), path)
     except OSError as e:
@@ -197,7 +197,7 @@ def opened(path: str, flags: int) -> int:
 
 
 def who() -> dict[str, str | int]:
-    """The user and the node."""
+    """Return user and node."""
     import pwd
 
     uid = os.getuid()
@@ -209,7 +209,7 @@ def who() -> dict[str, str | int]:
 
 
 def _job() -> dict[str, str | int]:
-    """The job and step of a command line in one."""
+    """Return job and step, if the command runs in one."""
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
     if not job.isdecimal() or len(job) > _MAX_JOB_DIGITS:
         return {}

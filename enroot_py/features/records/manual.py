@@ -1,4 +1,4 @@
-"""What the manual says of records."""
+"""Manual pages about records."""
 
 from __future__ import annotations
 

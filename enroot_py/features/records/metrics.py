@@ -1,4 +1,4 @@
-"""``penroot cache metrics``: what the store holds and the records count, for the textfile collector of node_exporter.
+"""``penroot cache metrics``: metrics of store and event records for node_exporter's textfile collector.
 
 Source of the format: Prometheus, "Exposition formats", text-based. Of the records, which others may have written to,
 only known words become labels.
@@ -38,7 +38,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]  # a metric, and its labels
 
 
 def text(settings: Settings) -> str:
-    """All metrics, each with its head. Raises PenrootError."""
+    """Return all metrics with their headers. Raises PenrootError."""
     samples: defaultdict[Sample, float] = defaultdict(float)
     store = Store(settings.cache_path)
     for name, number in zip(("images", "layers", "bytes"), inventory.total(store), strict=True):
@@ -57,7 +57,7 @@ def text(settings: Settings) -> str:
 
 
 def write(path: str, content: str) -> None:
-    """Write a file by rename, so that a collector reads the old or the new one. Raises PenrootError."""
+    """Replace a file by rename, so that a collector never reads a partial one. Raises PenrootError."""
     try:
         making.write(path, content.encode(errors="surrogateescape"), 0o644)
     except OSError as e:
@@ -73,7 +73,7 @@ def _escaped(value: str) -> str:
 
 
 def _records(where: str) -> Iterator[dict[str, object]]:
-    """The records in the caller's file, if events go to one. Lines that are none are passed over."""
+    """Yield the records in the caller's file, if there is one. Invalid lines are skipped."""
     if not where.startswith("/"):
         return
     path = events.file_of(where)
@@ -109,6 +109,6 @@ def _count(record: dict[str, object], samples: defaultdict[Sample, float]) -> No
 
 
 def _number(value: object) -> float:
-    """Return a number of a record, or 0 for a value that no record of ours has."""
+    """Return a number of a record, or 0 for an impossible value."""
     # NaN compares with nothing; an integer of many digits is too large for math.isfinite().
     return value if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0

@@ -1,4 +1,4 @@
-"""Begin an event if the settings say where it is recorded."""
+"""Begin an event if the settings have a destination for records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from enroot_py.features.records.settings import RecordSettings
 
 
 def begin(kind: str, settings: Rows, timed: bool, facts: dict[str, str | int], around: Event | None) -> Event | None:
-    """The event of what begins now; None where nobody wants one."""
+    """Begin an event, or return None if events are off."""
     where = RecordSettings(settings).events
     return Event(kind, where, facts, around) if where or timed or around is not None else None

@@ -1,4 +1,4 @@
-"""The setting that says where records go."""
+"""The setting for event records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step is recorded where the plugin says, else where its settings say."""
+"""Record a step: the plugin's argument takes precedence over the setting."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def settings(step: Step) -> dict[str, object]:
-    """The settings of a step that this feature decides."""
+    """Return the settings of a step that this feature changes."""
     where = RecordArguments(step.plugin).events
     return {"events": where} if where else {}

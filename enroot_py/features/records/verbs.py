@@ -9,7 +9,7 @@ from enroot_py.config import settings
 
 
 def add(penroot: click.Group) -> None:
-    """Add the verb to the group of the store."""
+    """Add the verb to ``penroot cache``."""
     cache = penroot.commands["cache"]
     assert isinstance(cache, click.Group)
     cache.add_command(cache_metrics)

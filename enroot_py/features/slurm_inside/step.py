@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def settings(step: Step) -> dict[str, object]:
-    """The settings of a step that this feature decides."""
+    """Return the settings of a step that this feature changes."""
     return {"slurm": step.request.value(SLURM)}
 
 

@@ -43,7 +43,7 @@ def send(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bo
 
 def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settings) -> Image:
     """Return the file that srun sends, once it is in the store of this node. Raises ConfigError, ImageError."""
-    from enroot_py.features.swarm import received
+    from enroot_py.features.swarm import store_file
     from pyxis_py.request.job import REFUSED
 
     image = request.image or ""
@@ -58,7 +58,7 @@ def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settin
             f"{origin}: no srun has offered to send the file",
             hint="give it to srun, on a host where penroot is installed",
         )
-    return received.receive(image, digest, invited, settings)
+    return store_file.receive(image, digest, invited, settings)
 
 
 class Peers:

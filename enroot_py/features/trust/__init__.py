@@ -1,1 +1,1 @@
-"""Which images are let in, and whose signatures they need: docs/signed.md."""
+"""Policies: which images are admitted, and whose signatures they need. See docs/howto/signed.md."""

@@ -1,4 +1,4 @@
-"""Whether the policies of the site and of the user let an image in: asked before it is unpacked, and at each use.
+"""Check an image against the policies of the site and the user, before it is unpacked and at each use.
 
 What an image was verified by stays beside it in the store, and is verified again at each use, without a network, by the
 rules and keys of that moment. So a record in the store is worth what the signatures in it are, whoever has written it.
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from enroot_py.registry.sources import ImageSource
 
 _SENT = "bcast:"
-_LONGEST = 16 << 20  # bytes of a record
+_MAX_RECORD_BYTES = 16 << 20
 
 
 class Admission:
-    """The rules for the image that a reference names. Raises ConfigError, and PolicyError where none is let in."""
+    """The rules for the image of a reference. Raises ConfigError, and PolicyError if no image is admitted."""
 
     def __init__(self, name: Reference | LocalImage, settings: Settings) -> None:
         self._name = name
         self._settings = settings
         self.rules = rules_for(name, settings)
-        self._evidence = Evidence()  # by which it was verified last
+        self._evidence = Evidence()  # of the last verification
         if isinstance(name, LocalImage):
             _check_unsigned(name, self.rules)
         for rule in self.rules:
@@ -50,10 +50,10 @@ class Admission:
     def wants_signatures(self) -> bool:
         return any(rule.signed for rule in self.rules)
 
-    # -- one that comes
+    # -- an image that is downloaded
 
     def check(self, manifest: Manifest, source: ImageSource) -> None:
-        """Whether an image may be unpacked. Raises PolicyError, ConfigError, RegistryError, ImageError."""
+        """Check whether an image may be unpacked. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         if not self.wants_signatures:
             return
         came = getattr(source, "evidence", b"")  # from srun's tracker, for all nodes
@@ -62,20 +62,20 @@ class Admission:
         self.ask(manifest.digest, manifest.named)
 
     def keep(self, image: Image) -> None:
-        """Keep beside an image what it was verified by, if the store is ours to write to."""
+        """Store the signatures of an image beside it, if the store is writable."""
         if not self._evidence.signatures:
             return
         path = self._path(image)
         try:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             making.write(path, self._evidence.dumps(), 0o600)
-        except OSError as e:  # another's store, or it was pruned this moment: the registry is asked again
+        except OSError as e:  # not our store, or just pruned: the registry is asked again next time
             log.debug(f"{path}: {e.strerror}")
 
-    # -- one that is stored
+    # -- a stored image
 
     def check_stored(self, image: Image, given: str = "") -> None:
-        """Whether a stored image may be used; ``given`` is the digest that its name led to.
+        """Check whether a stored image may be used; ``given`` is the digest to which its name resolved.
 
         Raises PolicyError, ConfigError, and RegistryError where what is beside it does not do and nobody can be asked.
         """
@@ -92,7 +92,7 @@ class Admission:
             with open(
                 os.open(self._path(image), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
             ) as f:
-                return _loads(f.read(_LONGEST))
+                return _loads(f.read(_MAX_RECORD_BYTES))
         except OSError:
             return None
 
@@ -112,7 +112,7 @@ class Admission:
         return True
 
     def verify(self, evidence: Evidence, digest: str) -> None:
-        """Raises PolicyError where a rule is not satisfied, ConfigError for a key that is none."""
+        """Raise PolicyError if a rule is not satisfied, ConfigError for a malformed key."""
         assert isinstance(self._name, Reference)
         covered = evidence.covers(digest)
         for rule in self.rules:
@@ -124,7 +124,7 @@ class Admission:
                     raise PolicyError(f"{message}: {why}", hint=hint)
 
     def ask(self, digest: str, named: str) -> Evidence:
-        """Verify an image by what its registry, or a mirror, has. Raises PolicyError, RegistryError, ImageError."""
+        """Verify an image by signatures of its registry or a mirror. Raises PolicyError, RegistryError, ImageError."""
         assert isinstance(self._name, Reference)
         for evidence in gather(self._name, self._settings, digest, named):
             try:
@@ -132,7 +132,7 @@ class Admission:
             except PolicyError as e:
                 error = e
             else:
-                # Nobody else can make a record long by signatures of his own.
+                # So other signers cannot make a record long.
                 sources = [source for rule in self.rules for one in rule.signed for source in one.keys]
                 self._evidence = Evidence(signatures.by_keys(evidence.signatures, sources), evidence.index)
                 return self._evidence
@@ -140,7 +140,7 @@ class Admission:
 
 
 def gather(name: Reference, settings: Settings, digest: str, named: str) -> Iterator[Evidence]:
-    """What there is to verify an image by, one place after the other; ``named``: see Manifest.
+    """Yield the evidence for an image, from one place after the other; ``named``: see Manifest.
 
     Raises RegistryError and ImageError where the registry itself, which comes after its mirrors, does not answer.
     """
@@ -159,7 +159,7 @@ def gather(name: Reference, settings: Settings, digest: str, named: str) -> Iter
 
 
 def evidence(name: Reference, digest: str, named: str, settings: Settings) -> bytes:
-    """What a node needs to verify an image by the rules here; nothing where none wants a signature, or none is there.
+    """Return the evidence that a node needs for an image, or nothing if no rule needs a signature or none exists.
 
     Raises ConfigError, PolicyError.
     """
@@ -168,13 +168,13 @@ def evidence(name: Reference, digest: str, named: str, settings: Settings) -> by
         return b""
     try:
         return admission.ask(digest, named).dumps()
-    except (PolicyError, RegistryError, ImageError) as e:  # the nodes ask, and say so
+    except (PolicyError, RegistryError, ImageError) as e:  # the nodes ask and report the error
         log.debug(str(e))
         return b""
 
 
 def _evidence(place: Repository, digest: str, named: str) -> Iterator[Evidence]:
-    """What a repository has to verify an image by, more and more of it: its own signatures, then those of its index."""
+    """Yield the evidence in a repository: signatures of the image, then those of its index."""
     found: list[Signature] = []
     for signed in dict.fromkeys((digest, named)):
         index = place.named(named) if signed != digest else b""
@@ -184,7 +184,7 @@ def _evidence(place: Repository, digest: str, named: str) -> Iterator[Evidence]:
 
 
 def _loads(data: bytes) -> Evidence:
-    """What a record says; nothing where it is damaged."""
+    """Return the evidence in a record, or nothing if the record is damaged."""
     try:
         return signatures.loads(data)
     except ValueError as e:
@@ -193,7 +193,7 @@ def _loads(data: bytes) -> Evidence:
 
 
 def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None, *, by_importer: bool) -> None:
-    """What can be known of an image before it is queued; the nodes look again, whatever comes of it.
+    """Check an image at submission; the nodes check it again in any case.
 
     ``pin`` is the digest that its tag has for the job. What the site's own importer brings is for that to verify.
     Raises PolicyError, ConfigError.
@@ -218,11 +218,11 @@ def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None
 
 
 # ---------------------------------------------------------------------------
-# What has no signature: files, and directories
+# Files and directories, which have no signatures
 
 
 def check_file(path: str, settings: Settings) -> None:
-    """Whether the squashfs file at a real path, or one that srun sends, may be used.
+    """Check whether the squashfs file at a real path, or one that srun sends, may be used.
 
     Raises PolicyError, ConfigError.
     """
@@ -231,12 +231,12 @@ def check_file(path: str, settings: Settings) -> None:
 
 
 def check_directory(path: str, settings: Settings) -> None:
-    """Whether a container that is a plain directory may be used. Raises PolicyError, ConfigError."""
+    """Check whether a container that is a plain directory may be used. Raises PolicyError, ConfigError."""
     _check_unsigned(path, _rules(settings, policy.DIRECTORY, policy.scopes_of_path(os.path.realpath(path))))
 
 
 def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
-    """Check what a container is over, and return its record with the squashfs file's real path.
+    """Check the image of a container, and return its record with the squashfs file's real path.
 
     The checked file or image is the one that the returned record names first. Raises PenrootError.
     """
@@ -264,10 +264,10 @@ def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]
 
 
 def _file_of(directory: str) -> str:
-    """Return the name of the squashfs file that a stored image was made of, or ""."""
+    """Return the name of the squashfs file from which a stored image was made, or ""."""
     try:
         with open(f"{directory}/{layout.FILE}", "rb") as f:
-            return os.fsdecode(f.read(_LONGEST).removesuffix(b"\n"))
+            return os.fsdecode(f.read(_MAX_RECORD_BYTES).removesuffix(b"\n"))
     except FileNotFoundError:
         return ""
 
@@ -287,11 +287,11 @@ def _unsigned(name: object, rule: Rule, requirement: Requirement) -> PolicyError
 
 
 def rules_for(name: Reference | LocalImage, settings: Settings) -> tuple[Rule, ...]:
-    """What each policy says of the image that a reference names. Raises ConfigError."""
+    """Return the rule of each policy for the image of a reference. Raises ConfigError."""
     return _rules(settings, *policy.scopes_of(name))
 
 
 def _rules(settings: Settings, transport: str, scopes: list[str]) -> tuple[Rule, ...]:
-    """What each policy says of an image in these scopes. Raises ConfigError."""
+    """Return the rule of each policy for an image in these scopes. Raises ConfigError."""
     there = (policy.load(path) for path in settings.policies)
     return tuple(one.rule(transport, scopes) for one in there if one is not None)

@@ -1,4 +1,4 @@
-"""What ``penroot doctor`` and ``pyxis-py check`` say of policies."""
+"""Findings about policies for ``penroot doctor`` and ``pyxis-py check``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enroot_py.config.settings import Settings
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
-    """Whether what says which images are let in can be read, with its keys: with a slip in it none is."""
+    """Check that the policies and their keys are readable: an error in one of them refuses every image."""
     for path in settings.policies:
         from enroot_py.features.trust import policy, signatures
 

@@ -1,4 +1,4 @@
-"""Names of images as policies and signatures write them, and when the name in a signature is the image's.
+"""Names of images in policies and signatures, and whether the name in a signature matches an image.
 
 Sources: containers-policy.json(5), signedIdentity; "Docker references" as containers-transports(5) has them.
 """
@@ -12,12 +12,12 @@ from enroot_py.config.document import Node
 from enroot_py.config.words import nearest
 from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, spelling
 
-_HUB = "docker.io"  # as policies and signatures call Docker's registry
+_HUB = "docker.io"  # Docker's registry in policies and signatures
 
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """REGISTRY/REPOSITORY, and the tag or digest behind it, if there is one."""
+    """REGISTRY/REPOSITORY, optionally with a tag or digest."""
 
     repository: str
     tag: str = ""
@@ -29,16 +29,16 @@ class DockerName:
 
 
 def of(reference: Reference) -> DockerName:
-    """The name of an image that somebody wants."""
+    """Return the name of the requested image."""
     host = _HUB if reference.registry == DOCKER_HUB else reference.registry
     return DockerName(f"{host}/{reference.repository}", reference.tag, reference.digest)
 
 
 def read(text: str) -> DockerName:
-    """A name in a signature or policy, in the full form where that is left out."""
+    """Parse a name in a signature or policy; a short name gets its full form."""
     rest, _, digest = text.partition("@")
     repository, colon, tag = rest.rpartition(":")
-    if not colon or "/" in tag:  # it is a port
+    if not colon or "/" in tag:  # a port
         repository, tag = rest, ""
     host, slashed, path = repository.partition("/")
     if not slashed or not ("." in host or ":" in host or host == "localhost"):
@@ -50,7 +50,7 @@ def read(text: str) -> DockerName:
 
 
 def scopes(name: DockerName) -> list[str]:
-    """The scopes of a policy that an image is in, the narrowest first: containers-policy.json(5), docker."""
+    """Return the policy scopes of an image, the narrowest first: containers-policy.json(5), docker."""
     found = []
     places = _same_places(name.repository)
     found += [str(DockerName(place, name.tag, name.digest)) for place in places]
@@ -65,7 +65,7 @@ def scopes(name: DockerName) -> list[str]:
 
 
 def _same_places(repository: str) -> list[str]:
-    """A repository, and the same on port 80, or without that: where plain HTTP is allowed, both are one place."""
+    """Return a repository, and its spelling with or without port 80: with plain HTTP both are the same."""
     host, slash, path = repository.partition("/")
     if host.endswith(":80"):
         return [repository, host.removesuffix(":80") + slash + path]
@@ -74,14 +74,14 @@ def _same_places(repository: str) -> list[str]:
 
 
 def canonical(place: str) -> str:
-    """Return a place in a registry with the one spelling of its host."""
+    """Return a scope with the canonical spelling of its host."""
     host, slash, path = place.partition("/")
     host = spelling(host)
     return (_HUB if host in HUB_NAMES else host) + slash + path
 
 
 def canonical_scope(scope: str, where: str) -> str:
-    """Return the scope with the one spelling of its host. Raises ConfigError if no image is ever in it."""
+    """Return the scope with the canonical spelling of its host. Raises ConfigError if no image can be in it."""
     host, _, rest = scope.partition("/")
     bare = rest.partition("@")[0].partition(":")[0]
     hint = ""
@@ -104,7 +104,7 @@ def canonical_scope(scope: str, where: str) -> str:
     return scope
 
 
-# What signedIdentity may say: its words beside ``type``.
+# The types of signedIdentity, with their further keys.
 _KINDS: dict[str, tuple[str, ...]] = {
     "matchExact": (),
     "matchRepoDigestOrExact": (),
@@ -112,19 +112,19 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "exactReference": ("dockerReference",),
     "exactRepository": ("dockerRepository",),
     "remapIdentity": ("prefix", "signedPrefix"),
-    "digestOnly": (),  # ours, for bundles, which name no image
+    "digestOnly": (),  # our extension, for bundles, which name no image
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which name a signature has to have."""
+    """The name that a signature must have."""
 
     kind: str = "matchRepoDigestOrExact"
     words: tuple[str, ...] = ()
 
     def wanted(self, image: DockerName) -> tuple[DockerName, bool]:
-        """The name that the signature of an image has to have, and whether another tag will do."""
+        """Return the name that the signature of an image must have, and whether another tag is accepted."""
         if self.kind == "exactReference":
             return read(self.words[0]), False
         if self.kind == "exactRepository":
@@ -135,13 +135,13 @@ class Identity:
         return image, any_tag
 
     def matches(self, image: DockerName, signed: DockerName | None) -> bool:
-        """Whether a signature with a name, or one without, may be that of an image."""
+        """Whether a signature with this name, or without a name, is valid for an image."""
         if signed is None or self.kind == "digestOnly":
             return self.kind == "digestOnly"
         wanted, any_tag = self.wanted(image)
         if any_tag:
             return signed.repository == wanted.repository
-        # One of cosign has neither tag nor digest: it says nothing of a tag, and so does not match one.
+        # A name by cosign has neither tag nor digest, so it matches no tag.
         return signed == wanted and bool(signed.tag or signed.digest)
 
     def describe(self, image: DockerName) -> str:
@@ -156,7 +156,7 @@ class Identity:
 
 
 def identity(node: Node | None) -> Identity:
-    """What a policy says of the name in a signature. Raises ConfigError."""
+    """Parse a policy's rule about the name in a signature. Raises ConfigError."""
     if node is None:
         return Identity()
     members = dict(node.members("signedIdentity"))

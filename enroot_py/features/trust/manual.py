@@ -1,4 +1,4 @@
-"""What the manual says of signatures."""
+"""Manual pages about signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images a site lets in: the file policy.json, and what its rules ask of an image's signatures.
+"""Read policy.json: which images are admitted, and which signatures they need.
 
 Source of the format: containers-policy.json(5), as podman and skopeo read it. What is ours: the scopes of ``squashfs``,
 which are paths of squashfs files; ``dir`` are containers that are plain directories. What we do not check, GPG and
@@ -23,9 +23,9 @@ from enroot_py.features.trust.identities import Identity
 from enroot_py.registry.reference import LocalImage, Reference
 
 _MAXSYMLINKS = 40  # path_resolution(7)
-_LARGEST = 1 << 20  # bytes of a policy or a key
+_MAX_FILE_BYTES = 1 << 20  # of a policy or a key
 DOCKER, SQUASHFS, DIRECTORY = "docker", "squashfs", "dir"
-# Ours, by the scheme of a reference, and those of other programs.
+# Transports by the scheme of a reference, and those of other programs.
 _LOCAL = {
     "oci:": "oci",
     "oci-archive:": "oci-archive",
@@ -37,7 +37,7 @@ _TRANSPORTS = (DOCKER, SQUASHFS, DIRECTORY, *_LOCAL.values(), "atomic", "ostree"
 _ACCEPT, _REJECT, _GPG, SIGNED = "insecureAcceptAnything", "reject", "signedBy", "sigstoreSigned"
 _TYPES = (_ACCEPT, _REJECT, _GPG, SIGNED)
 _KEYS = ("keyPath", "keyPaths", "keyData", "keyDatas")
-# Of sigstoreSigned, and what each would ask of us beyond a key.
+# Unsupported keys of sigstoreSigned, with what each would require.
 _MORE = {
     "fulcio": "certificates of Fulcio",
     "pki": "certificates",
@@ -49,7 +49,7 @@ _MORE = {
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """A public key of a policy: a file, or what the policy itself holds."""
+    """A public key of a policy, in a file or in the policy itself."""
 
     where: str
     path: str = ""
@@ -60,7 +60,7 @@ class KeySource:
         return self.path or f"the key in {self.where}"
 
     def content(self) -> bytes:
-        """The key in PEM. Raises ConfigError for a file that others could have written."""
+        """Return the key in PEM. Raises ConfigError for a file that others could have written."""
         if not self.path:
             return self.data
         read = _content(self.path, self.where, self.owner)
@@ -71,24 +71,24 @@ class KeySource:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One of the things that a rule asks of an image."""
+    """One requirement of a rule."""
 
     kind: str
     where: str
     keys: tuple[KeySource, ...] = ()
     identity: Identity = field(default_factory=Identity)
-    lacks: str = ""  # what it asks for that nothing here checks
+    lacks: str = ""  # an unsupported requirement
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What holds for the images in one scope: all of its requirements."""
+    """The requirements for the images in one scope."""
 
     scope: str  # in words
     requirements: tuple[Requirement, ...]
 
     def refusal(self, image: object) -> PolicyError | None:
-        """Why no image in the scope is let in, whatever its signatures."""
+        """Why no image in the scope is admitted, whatever its signatures, or ""."""
         for requirement in self.requirements:
             if requirement.kind == _REJECT:
                 return refused(image, self, requirement, "is rejected", "that rule lets in none of these")
@@ -99,7 +99,7 @@ class Rule:
 
     @property
     def signed(self) -> tuple[Requirement, ...]:
-        """Those that want a signature."""
+        """The requirements that need a signature."""
         return tuple(requirement for requirement in self.requirements if requirement.kind == SIGNED)
 
 
@@ -108,10 +108,10 @@ def refused(image: object, rule: Rule, requirement: Requirement, why: str, hint:
 
 
 class Policy:
-    """What is in one file. Raises ConfigError with the file and the path in it."""
+    """The content of one file. Raises ConfigError with the file and the path in it."""
 
     def __init__(self, path: str, data: bytes, owner: int = 0) -> None:
-        """``owner`` of the file is one of those who may own its keys."""
+        """Keys may belong to root or to ``owner``, the owner of the file."""
         self._owner = owner
         root = parse(path, data)
         members = root.members("a policy")
@@ -134,7 +134,7 @@ class Policy:
                 self._rules[name, scope] = Rule(words, tuple(self._requirements(node)))
 
     def rule(self, transport: str, scopes: Iterable[str]) -> Rule:
-        """What holds for an image in these scopes, the narrowest first."""
+        """Return the rule for an image in these scopes, the narrowest first."""
         for scope in (*scopes, ""):
             if rule := self._rules.get((transport, scope)):
                 return rule
@@ -142,7 +142,7 @@ class Policy:
 
     @property
     def key_sources(self) -> list[KeySource]:
-        """All keys that rules name."""
+        """Return all keys of the rules."""
         rules = (self._default, *self._rules.values())
         return [key for rule in rules for requirement in rule.signed for key in requirement.keys]
 
@@ -195,13 +195,13 @@ class Policy:
 
 
 def load(path: str) -> Policy | None:
-    """The policy in a file; None where it has just gone. Raises ConfigError."""
+    """Read the policy in a file, or return None if the file was just removed. Raises ConfigError."""
     read = _content(path, path, os.geteuid())
     return Policy(path, *read) if read else None
 
 
 def scopes_of(reference: Reference | LocalImage) -> tuple[str, list[str]]:
-    """The transport of a reference, and the scopes in it that it is in, the narrowest first."""
+    """Return the transport of a reference and its scopes, the narrowest first."""
     if isinstance(reference, Reference):
         return DOCKER, identities.scopes(identities.of(reference))
     transport = _LOCAL[reference.scheme]
@@ -212,7 +212,7 @@ def scopes_of(reference: Reference | LocalImage) -> tuple[str, list[str]]:
 
 
 def scopes_of_path(path: str) -> list[str]:
-    """A path, and the directories above it."""
+    """Yield a path and the directories above it."""
     found = []
     while path not in ("", "/"):
         found.append(path)
@@ -221,38 +221,38 @@ def scopes_of_path(path: str) -> list[str]:
 
 
 def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
-    """What is in a file that root or ``owner`` alone can write, and who owns it; None where there is none.
+    """Read a file that only root or ``owner`` can write, and return its content and owner; None if it does not exist.
 
     Raises ConfigError.
     """
     for place in _places(path):
         files.check(place)
-    # Root's are of another number in a user namespace, as what is installed is.
+    # In a user namespace, files of root have another number, as the installation shows.
     owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
         with open(fd, "rb") as f:
             state = os.fstat(fd)
             if state.st_uid not in owners:
-                raise _not_believed(path, origin, f"belongs to uid {state.st_uid}, not to root", f"chown root {path}")
+                raise _not_trusted(path, origin, f"belongs to uid {state.st_uid}, not to root", f"chown root {path}")
             if state.st_mode & 0o022:
                 why = f"can be written by others (mode {state.st_mode & 0o7777:o})"
-                raise _not_believed(path, origin, why, f"chmod 644 {path}")
-            data = f.read(_LARGEST + 1)
+                raise _not_trusted(path, origin, why, f"chmod 644 {path}")
+            data = f.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError as e:
         if not os.path.islink(path):
             return None
-        raise _not_believed(path, origin, "is a dangling link") from e
+        raise _not_trusted(path, origin, "is a dangling link") from e
     except OSError as e:
         why = trusted.IRREGULAR if e.strerror == trusted.IRREGULAR else f"cannot be read: {e.strerror}"
-        raise _not_believed(path, origin, why) from e
-    if len(data) > _LARGEST:
-        raise _not_believed(path, origin, f"is larger than {_LARGEST >> 20} MiB")
+        raise _not_trusted(path, origin, why) from e
+    if len(data) > _MAX_FILE_BYTES:
+        raise _not_trusted(path, origin, f"is larger than {_MAX_FILE_BYTES >> 20} MiB")
     return data, state.st_uid
 
 
 def _places(path: str) -> Iterator[str]:
-    """The directories of a file, and of each link that it is: who can write there says where the path leads."""
+    """Yield the directory of a file and of each link on the way: anyone who can write there controls the path."""
     for _ in range(_MAXSYMLINKS):
         yield os.path.dirname(path)
         if not os.path.islink(path):
@@ -260,15 +260,15 @@ def _places(path: str) -> Iterator[str]:
         path = os.path.join(os.path.dirname(path), os.readlink(path))
 
 
-def _not_believed(path: str, origin: str, why: str, command: str = "") -> ConfigError:
-    """No ``command`` where it could be any other file, as one of the system's, that is named by mistake."""
+def _not_trusted(path: str, origin: str, why: str, command: str = "") -> ConfigError:
+    """Omit ``command`` if the path could be a system file that was named by mistake."""
     before = "" if origin == path else f"{origin}: "
     hint = "make it a file of root that every user can read"
     return ConfigError(f"{before}{path} {why}: it decides which images are admitted", hint=command or hint)
 
 
 def _checked_scope(transport: str, scope: str, where: str) -> str:
-    """Return a scope as an image has it. Raises ConfigError if no image is ever in it."""
+    """Return a scope in canonical form. Raises ConfigError if no image can be in it."""
     if scope and transport == DOCKER:
         return identities.canonical_scope(scope, where)
     if (

@@ -1,4 +1,4 @@
-"""Signatures of images as cosign makes them with a key: where a registry has them, and whether one is good.
+"""Find and verify signatures of images, as cosign makes them with a key.
 
 A signature is over a payload that names an image and its digest. A manifest has the payloads as its layers, with
 the signature of each beside it. That manifest has the tag ``sha256-HEX.sig``; or it refers to the image, and is in the
@@ -39,22 +39,22 @@ _ARTIFACTS = (
     *("application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.oci.image.config.v1+json", ""),
     _BUNDLE,
 )
-# What a bundle is to say: that an image is signed, and nothing else that a key may attest of it.
+# The statement that a bundle must contain: other attestations of a key are not image signatures.
 _STATEMENT, _SIGNED = "https://in-toto.io/Statement/v1", "https://sigstore.dev/cosign/sign/v1"
-_PREDICATE = "dev.sigstore.bundle.predicateType"  # an annotation, where somebody has written it
+_PREDICATE = "dev.sigstore.bundle.predicateType"  # an optional annotation
 _IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
-# What a hostile registry may give us to look at.
-MOST = 50  # signatures of one manifest: cosign adds the newest at the end
-_MANIFESTS = 8  # that refer to an image
-_MOST_KEPT = 2 * (1 + _MANIFESTS) * MOST
-_LONGEST = 64 << 10  # bytes of a payload
-_LONGEST_SIGNATURE = 4 << 10  # bytes in base64
+# Limits for a hostile registry.
+MAX_SIGNATURES = 50  # of one manifest; cosign appends the newest
+_MAX_REFERRERS = 8
+_MAX_STORED = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES
+_MAX_PAYLOAD_BYTES = 64 << 10
+_MAX_SIGNATURE_BYTES = 4 << 10  # in base64
 _RSA_BITS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What was signed, and the signature over that; nothing of it is to be believed before it is verified."""
+    """Signed content with its signature. Nothing in it is trusted before it is verified."""
 
     payload: bytes
     signature: bytes
@@ -62,13 +62,13 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What there is to verify an image by: signatures of its manifest or its index, and that index."""
+    """Evidence for an image: signatures of its manifest or its index, and that index."""
 
     signatures: tuple[Signature, ...] = ()
     index: bytes = b""
 
     def covers(self, digest: str) -> set[str]:
-        """The digests that a signature may be of, so that it is of the manifest: its own, and that of an index."""
+        """Return the digests whose signatures cover the manifest: its own, and the index's."""
         return {digest, digests.of(self.index)} if self.index and digest in _listed(self.index) else {digest}
 
     def dumps(self) -> bytes:
@@ -77,53 +77,53 @@ class Evidence:
 
 
 def loads(data: bytes) -> Evidence:
-    """What Evidence.dumps() has written, or somebody else. Raises ValueError."""
+    """Parse the output of Evidence.dumps(), which others may have forged. Raises ValueError."""
     try:
         document = json.loads(data)
-        pairs = [Signature(*(base64.b64decode(part) for part in pair)) for pair in document["signatures"][:_MOST_KEPT]]
+        pairs = [Signature(*(base64.b64decode(part) for part in pair)) for pair in document["signatures"][:_MAX_STORED]]
         return Evidence(tuple(pairs), base64.b64decode(document["index"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(str(e)) from None
 
 
 def _listed(index: bytes) -> set[str]:
-    """The digests in an index; none where it is none."""
+    """Return the digests in an index, or none for another document."""
     try:
         document = manifests.parse(index, "the index")
     except ImageError:
         return set()
-    entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: it may be an image's
+    entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: it may be an image manifest
     found = [manifests.fields(entry).get("digest") for entry in entries] if isinstance(entries, list) else []
     return {digest for digest in found if isinstance(digest, str)}
 
 
 # ---------------------------------------------------------------------------
-# Where they are
+# Finding signatures
 
 
 class SignatureSource(Protocol):
-    """A repository. All raise RegistryError and ImageError."""
+    """A repository. Its methods raise RegistryError and ImageError."""
 
     def named(self, digest: str) -> bytes: ...
     def blob(self, descriptor: Descriptor) -> Blob: ...
 
     def tagged(self, tag: str) -> bytes | None:
-        """The manifest of a tag; None where there is no such tag."""
+        """Return the manifest of a tag, or None if there is no such tag."""
 
     def referrers(self, digest: str) -> bytes | None:
-        """The index of what refers to a manifest; None where the registry does not know."""
+        """Return the index of referrers of a manifest, or None if the registry does not support it."""
 
 
 def of(place: SignatureSource, digest: str) -> Iterator[list[Signature]]:
-    """The signatures of a manifest or index that a repository has, as one place of them after the other is asked."""
+    """Yield the signatures of a manifest or index, from one place of the repository after the other."""
     tag = digest.replace(":", "-")
     seen: dict[str, bytes] = {}
     data = place.tagged(tag + ".sig")
     yield list(_in_manifest(place, data, seen)) if data else []
     listing = place.referrers(digest) or place.tagged(tag)
     for number, referrer in enumerate(_signing(listing) if listing else ()):
-        if number == _MANIFESTS:
-            log.warn(f"{digest} has more than {_MANIFESTS} manifests of signatures: no more are looked at")
+        if number == _MAX_REFERRERS:
+            log.warn(f"{digest} has more than {_MAX_REFERRERS} signature manifests: ignoring the others")
             return
         data = place.named(referrer)
         subject = manifests.fields(manifests.parse(data, "a signature").get("subject"))
@@ -132,7 +132,7 @@ def of(place: SignatureSource, digest: str) -> Iterator[list[Signature]]:
 
 
 def _signing(listing: bytes) -> Iterator[str]:
-    """The digests of what may hold signatures, in an index of referrers."""
+    """Return the digests of referrers that may contain signatures."""
     entries = manifests.parse(listing, "the list of referrers").get("manifests")
     for entry in entries if isinstance(entries, list) else ():
         known = manifests.fields(entry)
@@ -143,19 +143,21 @@ def _signing(listing: bytes) -> Iterator[str]:
 
 
 def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) -> Iterator[Signature]:
-    """The signatures in a manifest of them. ``seen`` has payloads by their digest: many are alike."""
+    """Yield the signatures in a signature manifest. ``seen`` caches payloads by digest, since many are equal."""
     layers = manifests.parse(data, "a signature").get("layers")
     if not isinstance(layers, list):
         return
-    if len(layers) > MOST:
-        log.warn(f"there are {len(layers)} signatures: the last {MOST} are looked at")
-    for layer in reversed(layers[-MOST:]):
+    if len(layers) > MAX_SIGNATURES:
+        log.warn(f"ignoring all but the last {MAX_SIGNATURES} of {len(layers)} signatures")
+    for layer in reversed(layers[-MAX_SIGNATURES:]):
         known = manifests.fields(layer)
         written = manifests.fields(known.get("annotations")).get(_ANNOTATION)
         try:
             if known.get("mediaType") == _BUNDLE:
                 yield from _in_bundle(_fetched(place, known, seen))
-            elif known.get("mediaType") == _PAYLOAD and isinstance(written, str) and len(written) <= _LONGEST_SIGNATURE:
+            elif (
+                known.get("mediaType") == _PAYLOAD and isinstance(written, str) and len(written) <= _MAX_SIGNATURE_BYTES
+            ):
                 signature = base64.b64decode(written, validate=True)
                 yield Signature(_fetched(place, known, seen), signature)
         except (KeyError, TypeError, ValueError, RecursionError) as e:
@@ -163,13 +165,13 @@ def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) ->
 
 
 def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, bytes]) -> bytes:
-    """A payload, or a bundle. Raises ImageError for another one than the layer says, ValueError for none."""
+    """Parse a payload or a bundle. Raises ImageError for a wrong digest, ValueError for a malformed one."""
     descriptor = manifests.descriptor(layer)
-    if descriptor.size > _LONGEST:
+    if descriptor.size > _MAX_PAYLOAD_BYTES:
         raise ValueError(f"it has {descriptor.size} bytes")
     if descriptor.digest not in seen:
         with place.blob(descriptor) as stream:
-            payload = b"".join(iter(lambda: stream.read(_LONGEST), b""))
+            payload = b"".join(iter(lambda: stream.read(_MAX_PAYLOAD_BYTES), b""))
         if digests.of(payload) != descriptor.digest:
             raise ImageError(
                 f"the payload {descriptor.digest} has the digest {digests.of(payload)}",
@@ -180,7 +182,7 @@ def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, byte
 
 
 def _in_bundle(data: bytes) -> Iterator[Signature]:
-    """The signatures in a bundle. What else is in it, as entries of a log, is for who has no key.
+    """Yield the signatures in a bundle. Its log entries are for verification without a key.
 
     Raises ValueError, KeyError, TypeError.
     """
@@ -190,7 +192,7 @@ def _in_bundle(data: bytes) -> Iterator[Signature]:
         raise TypeError("payloadType is not a string")
     kind = kind.encode()
     signed = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
-    for written in envelope["signatures"][:_MANIFESTS]:
+    for written in envelope["signatures"][:_MAX_REFERRERS]:
         yield Signature(signed, base64.b64decode(written["sig"], validate=True))
 
 
@@ -206,19 +208,19 @@ def _signed_document(data: bytes) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# Whether they are good
+# Verifying signatures
 
 
 @dataclass(frozen=True, slots=True)
 class SignedClaim:
-    """What a payload says. One of a bundle names no image."""
+    """The claim of a payload. The payload of a bundle names no image."""
 
     name: DockerName | None
     digest: str
 
 
 def claim(payload: bytes) -> SignedClaim | None:
-    """What a payload says that was signed to be one; None for any other text that the key has signed."""
+    """Parse a payload of the expected type; return None for any other text that the key has signed."""
     if payload.startswith(_IN_TOTO):
         return _statement(payload.removeprefix(_IN_TOTO))
     try:
@@ -238,7 +240,7 @@ def claim(payload: bytes) -> SignedClaim | None:
 
 
 def _statement(counted: bytes) -> SignedClaim | None:
-    """The same of a bundle: a statement of in-toto, behind its length."""
+    """Parse the payload of a bundle: an in-toto statement, after its length."""
     size, _, body = counted.partition(b" ")
     try:
         document = _signed_document(body)
@@ -252,7 +254,7 @@ def _statement(counted: bytes) -> SignedClaim | None:
 
 
 class Key:
-    """A public key. Raises ConfigError for what is none."""
+    """Parse a public key. Raises ConfigError for any other text."""
 
     def __init__(self, source: KeySource) -> None:
         self.source = source
@@ -268,13 +270,13 @@ class Key:
 
 
 def by_keys(there: Iterable[Signature], sources: Iterable[KeySource]) -> tuple[Signature, ...]:
-    """Those of signatures that one of the keys has made. Raises ConfigError."""
+    """Return the signatures that verify with one of the keys. Raises ConfigError."""
     keys = [Key(source) for source in sources]
     return tuple(signature for signature in there if any(key.has_signed(signature) for key in keys))
 
 
 def met(requirement: Requirement, image: DockerName, covered: Collection[str], there: Iterable[Signature]) -> str:
-    """Why no signature that is there satisfies a requirement, in words; "" if one does.
+    """Return why no signature satisfies a requirement, or "" if one does.
 
     ``covered`` are the digests of which it may be. Raises ConfigError for a key that is none.
     """
@@ -302,7 +304,7 @@ def met(requirement: Requirement, image: DockerName, covered: Collection[str], t
 
 
 def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
-    """What verifies a signature by a key in PEM: raises InvalidSignature, or returns True."""
+    """Return a function that verifies a signature with a PEM key: it raises InvalidSignature, or returns True."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import hashes, serialization
@@ -319,7 +321,7 @@ def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= _RSA_BITS:
         return lambda signed: key.verify(signed.signature, signed.payload, padding.PKCS1v15(), hashes.SHA256()) is None
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, (ec.SECP256R1, ec.SECP384R1)):
-        # cosign hashes with SHA-256 whatever the curve, and lately with what fits the curve.
+        # cosign uses SHA-256 for every curve; newer versions use a hash that fits the curve.
         algorithms = [hashes.SHA256()] + ([hashes.SHA384()] if isinstance(key.curve, ec.SECP384R1) else [])
         return lambda signed: _any_hash(key, signed, algorithms)
     what = f"RSA of {key.key_size} bits" if isinstance(key, rsa.RSAPublicKey) else type(key).__name__
@@ -343,7 +345,7 @@ def _any_hash(key: Any, signed: Signature, algorithms: list[Any]) -> bool:
 
 
 def _no_key(source: KeySource, data: bytes) -> ConfigError:
-    """The error for a file that holds no public key, by what it holds instead."""
+    """Return an error for a file without a public key, which names its content."""
     head = data.partition(b"-----BEGIN ")[2].partition(b"-----")[0].decode("ascii", "replace")
     hint = "convert it to PEM: cosign public-key --key cosign.key"
     if "PRIVATE" in head:

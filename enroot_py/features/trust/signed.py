@@ -1,4 +1,4 @@
-"""``penroot inspect --signatures``: who has signed an image of a registry, and what the policies make of it."""
+"""``penroot inspect --signatures``: the signatures of a registry image, and the decisions of the policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enroot_py.registry.sources import open_registry
 
 
 def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
-    """What there is to know, whether a policy lets the image in or not. Raises PenrootError."""
+    """Return everything about the signatures of an image, whether it is admitted or not. Raises PenrootError."""
     name = of_command_line(uri)
     if not isinstance(name, Reference):
         raise UsageError(f"{name} is in no registry, and has no signatures", hint="give docker://IMAGE")
@@ -45,7 +45,7 @@ def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, 
 
 
 def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Evidence, digest: str) -> dict[str, Any]:
-    """What becomes of the image by one requirement."""
+    """Return the decision of one requirement."""
     why = ""
     if error := Rule(rule.scope, (requirement,)).refusal(name):
         why = str(error)
@@ -57,7 +57,7 @@ def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Ev
 
 
 def _signature(signature: signatures.Signature, keys: Sequence[Key]) -> dict[str, Any]:
-    """What a signature says, which is to be believed only where a key of the policies has made it."""
+    """Return the claim of a signature, which is trusted only if a key of the policies has signed it."""
     its = signatures.claim(signature.payload)
     key = next((str(key.source) for key in keys if key.has_signed(signature)), None)
     return {"for": str(its.name) if its and its.name else None, "digest": its.digest if its else None, "key": key}

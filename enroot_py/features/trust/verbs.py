@@ -8,7 +8,7 @@ from enroot_py.cli.commands import loaded, shown_json
 
 
 def add(penroot: click.Group) -> None:
-    """Add the option to the verb of the core."""
+    """Add the option to ``penroot inspect``."""
     inspect = penroot.commands["inspect"]
     inspect_unsigned = inspect.callback
     assert inspect_unsigned is not None

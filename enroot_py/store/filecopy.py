@@ -1,7 +1,7 @@
-"""The unpacked copy of a squashfs file, with the setting ``unpack``: for a file that starts often.
+"""Keep an unpacked copy of a squashfs file in the store, with the setting ``unpack``, for files that start often.
 
-It is a layer and an image of its own, whose digest is made of what tells this file from others. So locks,
-limits and pruning are those of any image. On the start path.
+The copy is one layer and one image, whose digest is the file's identity. Locks, limits and pruning therefore work as
+for any image. On the start path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def image(path: str, settings: Settings) -> Image:
-    """The copy of a squashfs image that all its containers share, made where it is missing; held. Raises ImageError."""
+    """Return the shared copy of a squashfs image, made if missing, and held. Raises ImageError."""
     store = Store(settings.cache_path, create=True)
     while True:
         try:
@@ -28,33 +28,34 @@ def image(path: str, settings: Settings) -> Image:
         except OSError as e:
             raise ImageError(f"cannot read the image {path}: {e.strerror}") from e
         copy = store.image(digest) or _Copy(store, path, digest, settings).make()
-        if copy is not None and copy.hold():  # else it was pruned this very moment
+        if copy is not None and copy.hold():  # else it has just been pruned
             return copy
 
 
 def identity(path: str) -> str:
-    """What tells a squashfs file from others, and from what it was before it was changed, as a digest.
+    """Return the identity of a squashfs file as a digest, which differs for other files and other versions of it.
 
-    Device, inode, size, time, and a checksum of the superblock, which knows when it was made. Raises OSError.
+    It consists of device, inode, size, time, and a checksum of the superblock, which has the creation time.
+    Raises OSError.
     """
     from binascii import crc32
 
     with open(path, "rb", buffering=0) as f:
         status = os.fstat(f.fileno())
-        check = crc32(f.read(superblock.SIZE))
+        checksum = crc32(f.read(superblock.SIZE))
     numbers = (
         (status.st_dev & 0xFFFFFFFF, 4),
         (status.st_ino, 8),
         (status.st_size, 8),
         (status.st_mtime_ns, 8),
-        (check, 4),
+        (checksum, 4),
     )
     data = b"".join((number % (1 << 8 * size)).to_bytes(size, "big") for number, size in numbers)
     return digests.of_encoded(data.hex())
 
 
 class _Copy:
-    """A copy in the making, of the squashfs file ``path``."""
+    """Makes the copy of the squashfs file ``path``."""
 
     def __init__(self, store: Store, path: str, digest: str, settings: Settings) -> None:
         self._store = store
@@ -63,7 +64,7 @@ class _Copy:
         self._settings = settings
 
     def make(self) -> Image | None:
-        """Bring it into the store. None where it was pruned this very moment. Raises ImageError."""
+        """Store the copy. Return None if it has just been pruned. Raises ImageError."""
         from enroot_py.store import prune
 
         store = self._store
@@ -91,14 +92,14 @@ class _Copy:
         with self._store.build(layout.LAYERS, self._digest) as build:
             if build.done:
                 return
-            log.info(f"unpacking {self._path} for all containers of it on this node")
+            log.info(f"unpacking {self._path} for all its containers on this node")
             root = f"{build.path}/{layout.TREE}"
             os.mkdir(root, 0o755)
             unsquashfs.unpack(self._path, root, self._settings)
             if identity(self._path) != self._digest:
                 message = f"{self._path} changed while it was unpacked"
                 raise ImageError(message, hint="try again when the file is complete")
-            index.write(build.path, (index.layer_line(self._digest, _tame(root)),))
+            index.write(build.path, (index.layer_line(self._digest, _sanitize(root)),))
             build.publish()
 
     def _compose(self, directory: str) -> None:
@@ -114,8 +115,8 @@ class _Copy:
             f.write(layout.stack(self._digest, [self._digest]))
 
 
-def _tame(root: str) -> int:
-    """Make a tree like that of a layer: readable, and without commands to overlayfs. Returns the bytes of its files."""
+def _sanitize(root: str) -> int:
+    """Make files readable, and remove attributes that control overlayfs. Return the size of the files."""
     from enroot_py.store import overlayfs
 
     size, pending = 0, [root]

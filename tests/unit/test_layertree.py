@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from enroot_py.base.errors import ImageError
-from enroot_py.store import index, tar, unpack
+from enroot_py.store import index, layertree, tar
 from tests import images
 from tests.images import directory, entry, hardlink, symlink
 
@@ -32,8 +32,8 @@ def place(tmp_path: Path) -> Path:
 
 
 def tree(place: Path, *entries: tuple[tarfile.TarInfo, bytes], **options: Any) -> Path:
-    """Unpack a tar of ``entries`` and return the tree, of which its sums say what is there."""
-    unpack.layer(io.BytesIO(images.tar(entries, **options)), str(place))
+    """Unpack a tar of ``entries`` and return the tree, which matches its checksums."""
+    layertree.unpack(io.BytesIO(images.tar(entries, **options)), str(place))
     assert list(index.differences(str(place))) == []
     return place / "fs"
 
@@ -62,7 +62,7 @@ def index_of(place: Path) -> list[str]:
 def test_compression_is_known_by_its_first_bytes(place: Path, compression: str) -> None:
     tar = images.tar([directory("a"), entry("a/b", os.urandom(300_000))])
     blob = images.COMPRESSIONS[compression](tar)
-    layer = unpack.layer(io.BytesIO(blob), str(place))
+    layer = layertree.unpack(io.BytesIO(blob), str(place))
     assert (layer.diff_id, layer.blob_digest) == (images.digest(tar), images.digest(blob))
     assert (layer.size, layer.tar_size, layer.entries) == (len(blob), len(tar), 2)
     assert len((place / "fs/a/b").read_bytes()) == 300_000
@@ -73,17 +73,17 @@ def test_several_members_are_one_tar(place: Path, compression: str) -> None:
     tar = images.tar([entry("a", b"x" * 5000), entry("b", b"y")])
     compress = images.COMPRESSIONS[compression]
     blob = compress(tar[:3000]) + compress(tar[3000:3001]) + compress(tar[3001:])
-    assert unpack.layer(io.BytesIO(blob), str(place)).diff_id == images.digest(tar)
+    assert layertree.unpack(io.BytesIO(blob), str(place)).diff_id == images.digest(tar)
 
 
 def test_gzip_padding_and_zstd_skippable_frames_are_no_data(place: Path, tmp_path: Path) -> None:
     tar = images.tar([entry("a", b"x" * 5000)])
-    assert unpack.layer(io.BytesIO(gzip.compress(tar) + bytes(999)), str(place)).diff_id == images.digest(tar)
+    assert layertree.unpack(io.BytesIO(gzip.compress(tar) + bytes(999)), str(place)).diff_id == images.digest(tar)
     other = tmp_path / "other"
     other.mkdir()
     skippable = b"\x50\x2a\x4d\x18" + struct.pack("<I", 300_000) + bytes(300_000)
     blob = skippable + images.zstd(tar) + skippable + skippable
-    assert unpack.layer(io.BytesIO(blob), str(other)).diff_id == images.digest(tar)
+    assert layertree.unpack(io.BytesIO(blob), str(other)).diff_id == images.digest(tar)
 
 
 class Trickle:
@@ -101,7 +101,7 @@ class Trickle:
 def test_pieces_of_any_size_will_do(place: Path, compression: str) -> None:
     tar = images.tar([directory("a"), entry("a/b", b"z" * 700)])
     blob = images.COMPRESSIONS[compression](tar)
-    assert unpack.layer(Trickle(blob), str(place)).diff_id == images.digest(tar)
+    assert layertree.unpack(Trickle(blob), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/a/b").read_bytes() == b"z" * 700
 
 
@@ -110,7 +110,7 @@ def test_large_files_come_out_whole(place: Path, most: int) -> None:
     sizes = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 12345]
     contents = [random.Random(size).randbytes(size) for size in sizes]
     data = images.tar([entry(str(size), content) for size, content in zip(sizes, contents, strict=True)])
-    unpack.layer(Trickle(data, most), str(place))
+    layertree.unpack(Trickle(data, most), str(place))
     for size, content in zip(sizes, contents, strict=True):
         assert (place / "fs" / str(size)).read_bytes() == content
 
@@ -119,27 +119,27 @@ def test_large_files_come_out_whole(place: Path, most: int) -> None:
 def test_truncated_blob_is_an_error(place: Path, compression: str) -> None:
     blob = images.COMPRESSIONS[compression](images.tar([entry("a", os.urandom(50_000))]))
     with pytest.raises(ImageError, match="truncated"):
-        unpack.layer(io.BytesIO(blob[: len(blob) // 2]), str(place))
+        layertree.unpack(io.BytesIO(blob[: len(blob) // 2]), str(place))
 
 
 @pytest.mark.parametrize("end", [300, 3000, 512 + 4999])
 def test_truncated_tar_is_an_error(place: Path, end: int) -> None:
     with pytest.raises(ImageError, match="truncated"):
-        unpack.layer(io.BytesIO(images.tar([entry("a", b"x" * 5000)])[:end]), str(place))
+        layertree.unpack(io.BytesIO(images.tar([entry("a", b"x" * 5000)])[:end]), str(place))
 
 
 @pytest.mark.parametrize("end", [5000, 5001, 5119, 5120, 5632, None])
 def test_padding_and_end_mark_may_be_missing_or_longer(place: Path, end: int | None) -> None:
-    """As umoci insert writes it. What follows the end mark counts for the diff_id."""
+    """umoci insert writes such tars. Bytes after the end mark are part of the diff_id."""
     tar = images.tar([entry("a", b"x" * 5000)])
     tar = tar[: 512 + end] if end else tar + b"rest" * 1000
-    assert unpack.layer(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
+    assert layertree.unpack(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/a").read_bytes() == b"x" * 5000
 
 
 @pytest.mark.parametrize("data", [b"", bytes(1024), bytes(512)])
 def test_empty_layer_is_a_layer(place: Path, data: bytes) -> None:
-    assert unpack.layer(io.BytesIO(data), str(place)).entries == 0
+    assert layertree.unpack(io.BytesIO(data), str(place)).entries == 0
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_empty_layer_is_a_layer(place: Path, data: bytes) -> None:
 )
 def test_what_is_no_tar_is_an_error(place: Path, data: bytes) -> None:
     with pytest.raises(ImageError):
-        unpack.layer(io.BytesIO(data), str(place))
+        layertree.unpack(io.BytesIO(data), str(place))
 
 
 # -- entries
@@ -214,14 +214,14 @@ def test_global_pax_header_holds_for_all(place: Path, member: tuple[tarfile.TarI
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "c", "gid": "7"}) as t:
         t.addfile(member[0], io.BytesIO())
-    unpack.layer(io.BytesIO(out.getvalue()), str(place))
+    layertree.unpack(io.BytesIO(out.getvalue()), str(place))
     assert f"file 644 0 {gid} a" in index_of(place) and os.listxattr(place / "fs/a") == []
 
 
 def test_global_pax_records_are_bounded(place: Path) -> None:
     header = tarfile.TarInfo.create_pax_global_header({f"k{i}": "v" for i in range(2000)})
     with pytest.raises(ImageError, match="global pax records"):
-        unpack.layer(io.BytesIO(header), str(place))
+        layertree.unpack(io.BytesIO(header), str(place))
 
 
 def test_base256_numbers(place: Path) -> None:
@@ -251,11 +251,11 @@ def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int
     header = tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT)
     fields = {124: b"00000001000\0", 156: b"S", 386: base256(segment) + b"00000001000\0", 483: base256(size)}
     with pytest.raises(ImageError, match=said):
-        unpack.layer(io.BytesIO(changed(header, fields) + bytes(512 * 3)), str(place))
+        layertree.unpack(io.BytesIO(changed(header, fields) + bytes(512 * 3)), str(place))
 
 
 def changed(header: bytes, fields: dict[int, bytes]) -> bytes:
-    """A tar whose first header has other bytes at these places, and the checksum of what it has."""
+    """Return a tar with other bytes at these offsets of the first header, and a matching header checksum."""
     data = bytearray(header)
     for at, value in {**fields, 148: b" " * 8}.items():
         data[at : at + len(value)] = value
@@ -310,7 +310,7 @@ def test_sparse_files_of_gnu_tar(place: Path, tmp_path: Path, version: str) -> N
     command = ["tar", "-C", str(source), "-S", *version.split(), "-cf", "-", "sparse", "tail"]
     tar = subprocess.run(command, capture_output=True, check=True).stdout
     assert len(tar) < 1_000_000
-    assert unpack.layer(io.BytesIO(tar), str(place)).diff_id == images.digest(tar)
+    assert layertree.unpack(io.BytesIO(tar), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/sparse").read_bytes() == (source / "sparse").read_bytes()
     assert (place / "fs/sparse").stat().st_blocks * 512 < 2_000_000
     assert (place / "fs/tail").read_bytes() == b"after"
@@ -363,7 +363,7 @@ def test_binary_attribute_value(place: Path) -> None:
     pax = b"%d %s" % (length, record)
     header = changed(images.tar([entry("x", b"")])[:512], {156: b"x", 124: b"%011o\0" % len(pax)})
     tar = header + pax + bytes(-len(pax) % 512) + images.tar([entry("f", b"")])
-    unpack.layer(io.BytesIO(tar), str(place))
+    layertree.unpack(io.BytesIO(tar), str(place))
     assert os.getxattr(place / "fs/f", "user.b") == value
 
 
@@ -387,7 +387,7 @@ def test_opaque_directory_keeps_what_the_layer_brings(place: Path, order: int) -
 
 @pytest.mark.parametrize("order", ["wdn", "dnw", "wn"])
 def test_directory_removed_and_made_again_hides_the_old_one(place: Path, order: str) -> None:
-    """Whatever the order, and where the layer does not name the directory."""
+    """In any order of the entries, and if the directory itself is not in the layer."""
     entries = {"w": entry(".wh.d"), "d": directory("d"), "n": entry("d/new", b"1")}
     fs = tree(place, *(entries[each] for each in order))
     assert is_opaque(fs / "d") and (fs / "d/new").exists()
@@ -399,7 +399,7 @@ def test_whiteout_of_a_file_the_layer_brings_keeps_it(place: Path) -> None:
 
 
 def test_opaque_root_is_told(place: Path) -> None:
-    layer = unpack.layer(io.BytesIO(images.tar([entry(".wh..wh..opq"), entry("a")])), str(place))
+    layer = layertree.unpack(io.BytesIO(images.tar([entry(".wh..wh..opq"), entry("a")])), str(place))
     assert layer.opaque and index.read(str(place)).opaque
 
 
@@ -528,7 +528,7 @@ def test_names_without_an_end_are_refused(
 )
 def test_headers_that_lie_are_errors_or_harmless(place: Path, outside: Path, field: tuple[int, bytes]) -> None:
     try:
-        unpack.layer(io.BytesIO(changed(images.tar([entry("x", b"")]), dict([field]))), str(place))
+        layertree.unpack(io.BytesIO(changed(images.tar([entry("x", b"")]), dict([field]))), str(place))
     except ImageError:
         return
     # A time beyond all calendars is clamped, a sparse file without a map is empty.
@@ -537,13 +537,13 @@ def test_headers_that_lie_are_errors_or_harmless(place: Path, outside: Path, fie
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "bzip2", "xz"])
 def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) -> None:
-    """Thousands of times its size, as all can: what waits to be written is bounded."""
+    """Every compression can expand data a thousand times, so the buffered output is bounded."""
     blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(60_000_000))]))
     code = f"""
 from enroot_py.base import trees
-from enroot_py.store import unpack
+from enroot_py.store import layertree
 blob = open({str(tmp_path / "blob")!r}, "rb")
-unpack.layer(blob, {str(tmp_path)!r})
+layertree.unpack(blob, {str(tmp_path)!r})
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
     (tmp_path / "blob").write_bytes(blob)

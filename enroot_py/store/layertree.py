@@ -1,11 +1,10 @@
-"""A layer's tar stream becomes a tree that overlayfs can use as a lower directory.
+"""Unpack a layer's tar stream into a tree that overlayfs can use as a lower directory.
 
-One pass: hash of the blob, decompression by magic bytes, hash of the tar, entries to
-files. Runs as an ordinary user without a namespace. Source: OCI image specification,
-"Image Layer Filesystem Changeset".
+One pass hashes the blob, decompresses it (by magic bytes), hashes the tar and writes the files. It runs as an ordinary
+user without a namespace. Source: OCI image specification, "Image Layer Filesystem Changeset".
 
-The tree never holds what would act on the host: no set-uid, set-gid or sticky bit, no
-device, no extended attribute but ``user.*``. What it cannot hold goes to the index.
+The tree never holds anything that acts on the host: no set-uid, set-gid or sticky bit, no device, no extended attribute
+except ``user.*``. The index records what the tree cannot hold.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_
 from enroot_py.store.tar import Entry, Tar, shown
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LARGEST = (1 << 63) - 1  # bytes of a file: off_t
+_MAX_FILE_BYTES = (1 << 63) - 1  # off_t
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN = 64  # directories at a time
-# The least that a tree needs of a mode, by the kind of entry: for the owner to read what is in it.
-_FLOOR = {b"5": 0o700, b"0": 0o400, b"6": 0o600}
+_MAX_OPEN_DIRECTORIES = 64
+# Mode bits that the owner needs to read a file, by the kind of entry.
+_REQUIRED_MODE = {b"5": 0o700, b"0": 0o400, b"6": 0o600}
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What is known of a layer that was unpacked. Digests are ``sha256:HEX``, sizes bytes."""
+    """The result of unpacking a layer. Digests are ``sha256:HEX``, sizes bytes."""
 
     diff_id: str
     blob_digest: str
@@ -49,15 +48,15 @@ class Layer:
     opaque: bool
 
 
-def layer(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
+def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
     """Unpack a layer into ``directory``/fs, and write index and sums beside it.
 
-    ``progress`` is told the compressed bytes read so far. The caller compares the
-    digests and removes ``directory`` when they are wrong or this fails. Raises
-    ImageError for a layer that is not what it should be, or that cannot be stored.
+    ``progress`` gets the number of compressed bytes read so far. The caller compares the digests, and removes
+    ``directory`` if they are wrong or if this fails. Raises ImageError for a damaged or hostile layer, and if the
+    layer cannot be stored.
     """
     path = b""
-    umask = os.umask(0)  # what is made has its mode at once
+    umask = os.umask(0)  # new files get their final mode at once
     try:
         os.mkdir(f"{directory}/{TREE}", 0o755)
         with Tree(f"{directory}/{TREE}") as tree, Tar(stream, progress) as tar:
@@ -95,16 +94,15 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
 
 
 class Tree:
-    """A layer's tree, in a ``with``. Every name is resolved one component at a time beneath ``root``, by descriptor.
+    """A layer's tree, in a ``with``. Names are resolved one component at a time beneath ``root``, by descriptor.
 
-    A symlink among the parents is followed as chroot(2) would, so it leads to another
-    place in this layer and never out of it. Paths here have no "." nor "..", and no
-    slash at either end: see _normal().
+    Symlinks among the parents are followed as after chroot(2), so they never lead out of this layer. Paths have no
+    "." or "..", and no slash at either end: see _normal().
     """
 
     def __init__(self, root: str) -> None:
         self._root = os.open(root, _DIRECTORY)
-        self._open: dict[bytes, int] = {}  # directories, by the path that led there
+        self._open: dict[bytes, int] = {}  # descriptors of directories, by path
         self._times: dict[bytes, int] = {}
         self._implicit: dict[bytes, None] = {}
         self._records: dict[bytes, list[str]] = {}
@@ -123,17 +121,17 @@ class Tree:
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
-        """Close directories that are open: another one may be at their paths now."""
+        """Close all open directories except ``but``: other directories may have replaced them."""
         for path, fd in list(self._open.items()):
             if fd != but:
                 os.close(fd)
                 del self._open[path]
 
     def add(self, entry: Entry, data: Tar) -> None:
-        """Put one entry in the tree. Raises ImageError for one that no layer may have, and OSError."""
+        """Add one entry to the tree. Raises ImageError for an invalid entry, and OSError."""
         path = _normal(entry.path)
         if path.startswith(b"dev/"):
-            return  # /dev is the runtime's
+            return  # the runtime provides /dev
         self.count += 1
         if not path:
             if entry.kind == b"5":
@@ -162,13 +160,13 @@ class Tree:
             os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
         elif entry.kind in (b"3", b"4"):
             self._remove(parent, name)
-            make_whiteout(parent, name, entry.mtime)  # the device is not made, but hides what it replaced
+            make_whiteout(parent, name, entry.mtime)  # instead of the device: hide the file that it replaces
         else:
             raise ImageError(f"{shown(entry.path)}: unknown tar entry type {entry.kind!r}")
         self._record(path, entry)
 
     def finish(self) -> None:
-        """Set the times of directories, which every new entry had changed."""
+        """Set the times of directories, which new entries have changed."""
         for path, mtime in sorted(self._times.items(), reverse=True):
             try:
                 os.utime(self._directory(path, None), ns=(mtime, mtime))
@@ -176,7 +174,7 @@ class Tree:
                 continue  # a later entry replaced it
 
     def index(self, layer: Layer) -> Iterator[bytes]:
-        """The lines of the index."""
+        """Yield the lines of the index."""
         yield index.layer_line(layer.diff_id, layer.tar_size, layer.entries)
         if layer.opaque:
             yield b"opaque\n"
@@ -189,7 +187,7 @@ class Tree:
     # -- directories
 
     def _directory(self, path: bytes, mtime: int | None) -> int:
-        """An open directory; with ``mtime`` made where it is missing. It stays ours: do not close it."""
+        """Return an open directory, which the caller must not close. With ``mtime``, make missing directories."""
         if not path:
             return self._root
         fd = self._open.get(path)
@@ -203,16 +201,16 @@ class Tree:
         try:
             return os.open(name, _DIRECTORY, dir_fd=self._directory(above, mtime))
         except (FileNotFoundError, NotADirectoryError):
-            return self._walk(path.split(b"/"), mtime)  # something is missing, or a symlink
+            return self._walk(path.split(b"/"), mtime)  # a component is missing or a symlink
 
     def _keep(self, path: bytes, fd: int) -> None:
-        """Keep a directory open; of too many the one that was opened first is closed. No other may be in use."""
-        if len(self._open) >= _OPEN:
+        """Keep a directory open. This may close the oldest open directory, so no other may be in use."""
+        if len(self._open) >= _MAX_OPEN_DIRECTORIES:
             os.close(self._open.pop(next(iter(self._open))))
         self._open[path] = fd
 
     def _walk(self, parts: Sequence[bytes], mtime: int | None) -> Fd:
-        """Open a directory; with ``mtime`` make what is missing. Raises ImageError and OSError."""
+        """Open a directory. With ``mtime``, make missing directories. Raises ImageError and OSError."""
         pending = [*reversed(parts)]
         links = 0
         with _Walk(self._root) as walk:
@@ -234,7 +232,7 @@ class Tree:
             return walk.end()
 
     def _step(self, walk: _Walk, name: bytes, mtime: int | None) -> bytes | None:
-        """Walk on into a directory, with ``mtime`` made where it is missing; of a symlink return where it leads."""
+        """Enter a directory, with ``mtime`` made if missing, and return None. For a symlink, return its target."""
         try:
             fd = Fd(os.open(name, _DIRECTORY, dir_fd=walk.here))
         except FileNotFoundError:
@@ -254,13 +252,13 @@ class Tree:
         return None
 
     def _imply(self, walk: _Walk, name: bytes, mtime: int) -> Fd:
-        """Make a directory that the tar does not have. Raises OSError."""
+        """Make a directory that is not in the tar. Raises OSError."""
         os.mkdir(name, 0o755, dir_fd=walk.here)
         path = b"/".join((*walk.names, name))
         self._times.setdefault(path, mtime)
         self._implicit[path] = None
         with Fd(os.open(name, _DIRECTORY, dir_fd=walk.here)) as fd:
-            os.fchmod(fd, 0o755)  # whatever a default ACL or a set-gid parent made of it
+            os.fchmod(fd, 0o755)  # a default ACL or a set-gid parent may have changed the mode
             return fd.keep()
 
     # -- entries
@@ -276,7 +274,7 @@ class Tree:
                 self._remove(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
         with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as fd:
-            if hidden:  # removed and made again by one layer: nothing below shows through
+            if hidden:  # the layer removed and recreated the directory: nothing below shows through
                 set_opaque(fd)
             os.fchmod(fd, entry.mode & 0o777 | 0o700)
             if entry.pax:
@@ -284,10 +282,10 @@ class Tree:
             self._times[path] = entry.mtime
             self._implicit.pop(path, None)
             if path not in self._open:
-                self._keep(path, fd.keep())  # what comes next is in it, most often
+                self._keep(path, fd.keep())  # most of the time, the next entry is in this directory
 
     def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
-        if not 0 <= entry.size <= _LARGEST:
+        if not 0 <= entry.size <= _MAX_FILE_BYTES:
             raise ImageError(f"{shown(entry.path)}: a file of {entry.size} bytes")
         mode = entry.mode & 0o777 | 0o400
         try:
@@ -307,15 +305,15 @@ class Tree:
                 os.ftruncate(fd, entry.size)
             if entry.pax:
                 if not mode & 0o200:
-                    os.fchmod(fd, mode | 0o200)  # xattr(7): who sets attributes must be able to write to the file
+                    os.fchmod(fd, mode | 0o200)  # xattr(7): setting attributes requires write permission
                 self._set_xattrs(fd, entry)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
             made = os.fstat(fd)
-            if made.st_mode & 0o7777 != mode:  # a default ACL, or we had to write
+            if made.st_mode & 0o7777 != mode:  # because of a default ACL or the fchmod above
                 os.fchmod(fd, mode)
                 made = os.fstat(fd)
             if crc is None:
-                self.sums.pop(made.st_ino, None)  # of a file that it replaced, perhaps
+                self.sums.pop(made.st_ino, None)  # a replaced file may have had this inode
             else:
                 self.sums[made.st_ino] = index.file_sum(made, crc)
 
@@ -331,19 +329,19 @@ class Tree:
         target = _normal(entry.link)
         if not target or target.startswith(b"dev/") or target == path:
             return
-        above, _, other = target.rpartition(b"/")
+        above, _, target_name = target.rpartition(b"/")
         try:
             with self._walk(above.split(b"/"), None) as directory:
-                status = os.stat(other, dir_fd=directory, follow_symlinks=False)
-                same = _lstat(parent, name)
-                if same is not None and (same.st_dev, same.st_ino) == (status.st_dev, status.st_ino):
+                status = os.stat(target_name, dir_fd=directory, follow_symlinks=False)
+                existing = _lstat(parent, name)
+                if existing is not None and (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino):
                     return
                 is_device = any(record.startswith("device") for record in self._records.get(target, ()))
                 if stat.S_ISDIR(status.st_mode) or is_whiteout(status) and not is_device:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
-                self._links.add((directory, other), (parent, name), status)
-                self._copy_records(target, path)  # an upper layer may hide the other name
+                self._links.add((directory, target_name), (parent, name), status)
+                self._copy_records(target, path)  # an upper layer may hide the target's name
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
                 f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
@@ -353,20 +351,20 @@ class Tree:
     def _whiteout(self, parent: int, path: bytes, name: bytes, mtime: int) -> None:
         if name == _OPAQUE:
             if path == _OPAQUE:
-                self.opaque = True  # overlayfs does not look at the root's attribute: the stack ends here
+                self.opaque = True  # overlayfs ignores the attribute of the root, so the stack ends at this layer
             else:
                 set_opaque(parent)
             return
         name = name[len(_WHITEOUT) :]
         if name.startswith(_WHITEOUT):
-            return  # names that aufs uses for itself
+            return  # metadata of aufs
         if name in (b"", b".", b".."):
             raise ImageError(f"{shown(path)}: a whiteout of nothing")
         status = _lstat(parent, name)
         if status is None:
             make_whiteout(parent, name, mtime)
         elif stat.S_ISDIR(status.st_mode):
-            # Whiteouts are about lower layers only: what this layer itself brings stays.
+            # Whiteouts hide lower layers only. The entries of this layer stay.
             with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as fd:
                 set_opaque(fd)
 
@@ -377,9 +375,9 @@ class Tree:
         if not stat.S_ISDIR(status.st_mode):
             os.unlink(name, dir_fd=parent)
             if stat.S_ISLNK(status.st_mode):
-                self._forget(parent)  # it may have led to directories that are open
+                self._forget(parent)  # open directories may have been reached through this symlink
             return
-        self._forget(parent)  # some may be in the directory that is removed
+        self._forget(parent)  # open directories may be beneath the removed one
         trees.remove_in(parent, name)
 
     def _set_xattrs(self, fd: int, entry: Entry) -> None:
@@ -389,7 +387,7 @@ class Tree:
             try:
                 os.setxattr(fd, name, value)
             except OSError as e:
-                log.warn(f"{shown(entry.path)}: its attribute {os.fsdecode(name)} is lost: {e.strerror}")
+                log.warn(f"{shown(entry.path)}: cannot set the attribute {os.fsdecode(name)}: {e.strerror}")
 
     def _record(self, path: bytes, entry: Entry) -> None:
         records = []
@@ -397,8 +395,9 @@ class Tree:
             kind = "c" if entry.kind == b"3" else "b"
             records.append(f"device {kind} {entry.device[0]} {entry.device[1]} {entry.mode:o}")
         else:
-            kept = entry.mode == (entry.mode & 0o777 | _FLOOR.get(entry.kind, 0o777)) or entry.kind == b"2"
-            if not kept or entry.uid or entry.gid:
+            required = _REQUIRED_MODE.get(entry.kind, 0o777)
+            has_mode = entry.mode == (entry.mode & 0o777 | required) or entry.kind == b"2"
+            if not has_mode or entry.uid or entry.gid:
                 records.append(f"file {entry.mode:o} {entry.uid} {entry.gid}")
         if entry.pax:
             for name, value in entry.xattrs():
@@ -417,7 +416,7 @@ class Tree:
 
 
 class _Walk:
-    """Where a walk from the root of a tree is, in a ``with``. No ``..`` leads out of the root."""
+    """The position of a walk from the root of a tree, in a ``with``. ``..`` never leads out of the root."""
 
     def __init__(self, root: int) -> None:
         self._stack = [os.dup(root)]
@@ -448,12 +447,12 @@ class _Walk:
             self.up()
 
     def end(self) -> Fd:
-        """The directory that it has come to, open for the caller."""
+        """Return the current directory, open; the caller closes it."""
         return Fd(self._stack.pop())
 
 
 def _normal(path: bytes) -> bytes:
-    """A name in a tar from the layer's root, ``..`` taken lexically. Raises ImageError for one that leads out."""
+    """Normalize a tar name lexically, relative to the layer's root. Raises ImageError for a name that leads out."""
     path = path.strip(b"/")
     if b"//" not in path and b"/." not in path and path[:1] != b".":  # the usual case
         depth = path.count(b"/") + 1
@@ -462,7 +461,7 @@ def _normal(path: bytes) -> bytes:
         for part in path.split(b"/"):
             if part == b"..":
                 if not parts:
-                    raise ImageError(f"{shown(path)}: leads out of the layer", hint="the image is hostile or damaged")
+                    raise ImageError(f"{shown(path)}: leads out of the layer", hint="the image is damaged or hostile")
                 parts.pop()
             elif part not in (b"", b"."):
                 parts.append(part)

@@ -1,4 +1,4 @@
-"""Environment files as people write them, TOML: where they are, what they may say, and in which line.
+"""Find and parse environment files in TOML, with the line of each value.
 
 Source: docs.cscs.ch, "EDF reference" and "Using container engine". Off the step path: TOML costs more than a start.
 """
@@ -77,7 +77,7 @@ _OURS = {
 
 
 def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Environment:
-    """The environment that ``name``, which an option or variable ``origin`` gives, means to a process in ``cwd``.
+    """Read the environment ``name``, given by the option or variable ``origin``, for a process in ``cwd``.
 
     Raises UsageError where there is no such file, ConfigError for what is wrong in one.
     """
@@ -89,7 +89,7 @@ def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Enviro
 
 
 def check(environment: Environment) -> None:
-    """What can be wrong with a file as a whole. Raises UsageError for one that fits into no job, and ConfigError."""
+    """Check a file as a whole. Raises UsageError for one that does not fit into a job, and ConfigError."""
     for entry in environment.entries:
         if entry.key in ("devices", "annotations", "workdir"):  # others are looked at with options that they stand for
             text = environment.value(entry)
@@ -106,7 +106,7 @@ def check(environment: Environment) -> None:
 
 
 def lacking(environment: Environment) -> str:
-    """The hooks that annotations ask for and nothing of ours is like: a line for people, or ""."""
+    """Return a message about annotations that no hook implements, or ""."""
     wanted = {
         match[1]: entry
         for name, entry in environment.by_name("annotations").items()
@@ -131,7 +131,7 @@ def _is_true(entry: FileEntry) -> bool:
 
 
 def _slip(name: str, entry: FileEntry) -> str:
-    """An annotation in words that nobody reads, though it begins as some do that we read; else ""."""
+    """Return an unknown annotation with a known prefix, or ""."""
     known = next((names for begin, names in _OURS.items() if name.startswith(begin)), (name,))
     if name in known:
         return ""
@@ -139,7 +139,7 @@ def _slip(name: str, entry: FileEntry) -> str:
 
 
 class _Reading:
-    """One file and those that it is based on, as a process in ``cwd`` finds them."""
+    """One file and its bases, as a process in ``cwd`` finds them."""
 
     def __init__(self, cwd: str, environ: Mapping[str, str]) -> None:
         self._cwd = cwd
@@ -147,7 +147,7 @@ class _Reading:
         self.paths: list[str] = []  # of the files that were read, the first one is that which was asked for
 
     def file(self, name: str, origin: str, above: tuple[str, ...]) -> Iterator[FileEntry]:
-        """The entries of the bases of a file, then its own. ``above`` are the files that led to it."""
+        """Return the entries of a file's bases, then its own. ``above`` are the files that led to it."""
         path = self._find(name, origin)
         self.paths.append(path)
         if any(os.path.realpath(path) == os.path.realpath(each) for each in above):
@@ -164,7 +164,7 @@ class _Reading:
         yield from (entry for entry in own if entry.key != "base_environment")
 
     def _find(self, name: str, origin: str) -> str:
-        """The path of a file. Raises UsageError."""
+        """Return the path of a file. Raises UsageError."""
         if name.startswith(("~", "$")):
             hint = f"write the path out; a file of that name is ./{name}"
             raise UsageError(f"{origin}: no shell has replaced the {name[0]}", hint=hint)
@@ -188,7 +188,7 @@ class _Reading:
         )
 
     def _hint(self, name: str, here: str) -> str:
-        """How to name a file that the user may mean."""
+        """Return how to write a file that the user may mean."""
         for suffix in ("", _SUFFIX):
             if os.path.exists(here + suffix):
                 there = here if name.startswith("/") else "./" + name.removeprefix("./")
@@ -206,7 +206,7 @@ class _Reading:
         return "begin a path with / or ./, or set EDF_PATH to other directories"
 
     def _places(self) -> list[str]:
-        """The directories in which names are looked up. Raises ConfigError."""
+        """Return the directories in which names are searched. Raises ConfigError."""
         said = [place for place in self._environ.get("EDF_PATH", "").split(":") if place]
         for place in said:
             if not place.startswith("/"):
@@ -215,7 +215,7 @@ class _Reading:
 
 
 def _is_there(path: str) -> bool:
-    """Whether something may be at a path: a link, or what we may not see. Who opens it says what is wrong."""
+    """Whether a path may exist, as a link or in an unreadable directory: opening it reports the error."""
     try:
         os.lstat(path)
     except OSError as e:
@@ -231,13 +231,13 @@ def _listed(place: str) -> list[str]:
 
 
 def _check_place(place: str) -> None:
-    """Raises ConfigError for a directory in which everybody can put a file: it says what of the user's is mounted."""
+    """Raise ConfigError for a world-writable directory: an environment file decides which files are mounted."""
     if os.stat(place).st_mode & stat.S_IWOTH:
         raise ConfigError(f"{place} is world-writable: it is not trusted", hint=f"chmod o-w {place}")
 
 
 def _entries(path: str) -> list[FileEntry]:
-    """What a file says, in its order. Raises ConfigError."""
+    """Return the entries of a file, in order. Raises ConfigError."""
     try:
         data = files.named(path) or b""
     except OSError as e:
@@ -267,7 +267,7 @@ def _entries(path: str) -> list[FileEntry]:
 
 
 def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
-    """A text of TOML, and what it says. A comma at the end of a line, as examples of CSCS have, is a space to us.
+    """Parse TOML. A comma at the end of a line, which examples of CSCS have, counts as a space.
 
     Raises ConfigError.
     """
@@ -293,7 +293,7 @@ def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line in which each key stands, of a text that parses; of one that takes too long, of those at its beginning.
+    """Return the line of each key of a valid text; if that takes too long, only of the first keys.
 
     A statement ends with the first line at which it parses by itself; headers of tables hold for what follows.
     """
@@ -324,7 +324,7 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
-    """The names of all that is in a table, and within tables in it."""
+    """Yield the names in a table and in its nested tables."""
     if not isinstance(value, dict) or not value:
         yield ()
         return
@@ -333,7 +333,7 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _of_key(key: str, value: Any, origin: Callable[..., str]) -> Iterator[FileEntry]:
-    """The entries of one key of a file; ``origin`` tells where names are in it. Raises ConfigError."""
+    """Yield the entries of one key of a file; ``origin`` returns the place of a name. Raises ConfigError."""
     if key not in KEYS:
         meant = nearest(key.lower(), KEYS)
         hint = f"did you mean {meant}?" if meant else f"keys are {', '.join(KEYS)}"
@@ -354,7 +354,7 @@ def _of_key(key: str, value: Any, origin: Callable[..., str]) -> Iterator[FileEn
 
 
 def _of_table(key: str, table: dict[str, Any], origin: Callable[..., str]) -> Iterator[FileEntry]:
-    """The entries of ``env``, or of ``annotations``, whose names may be tables in tables. Raises ConfigError."""
+    """Yield the entries of ``env``, or of ``annotations`` with its nested tables. Raises ConfigError."""
     for names in filter(None, _leaves(table)):
         value: Any = table
         for name in names:
@@ -371,7 +371,7 @@ def _of_table(key: str, table: dict[str, Any], origin: Callable[..., str]) -> It
 
 
 def _checked(entry: FileEntry) -> FileEntry:
-    """Raises ConfigError for a text that can mean nothing, whatever variables say."""
+    """Raise ConfigError for a text that is invalid with any variables."""
     if "\0" in entry.text or "\0" in entry.name:
         raise ConfigError(f"{entry.where}: it contains a NUL byte", hint="take \\u0000 out")
     if entry.key == "env" and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", entry.name):
@@ -385,7 +385,7 @@ def _checked(entry: FileEntry) -> FileEntry:
 
 
 def _variables(entry: FileEntry) -> list[str]:
-    """The variables that an entry names. Raises ConfigError."""
+    """Return the variables in an entry. Raises ConfigError."""
     try:
         return edf.names(entry.text)
     except ValueError as e:
