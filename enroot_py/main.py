@@ -1,4 +1,4 @@
-"""Entry of the command ``penroot``: runs start, batch, version and --help itself, other verbs through click."""
+"""Entry point of ``penroot``. start, batch, version and --help run without click, all other verbs with it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 
         if called_as() == "enroot":
             sys.stdout.write(getattr(e, "usage", ""))
-        of_image = cause(e)
-        _say(of_image or e)
-        sys.exit((of_image or e).exit_code)
+        root_cause = cause(e)
+        _print_error(root_cause or e)
+        sys.exit((root_cause or e).exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -53,13 +53,13 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
         from enroot_py import LIBRARY
 
         hint = f"install penroot again, or run `make dev` in a source tree ({LIBRARY})"
-        _say(PenrootError(f"the installation of penroot is incomplete: {e}", hint=hint))
+        _print_error(PenrootError(f"the installation of penroot is incomplete: {e}", hint=hint))
         sys.exit(1)
     except OSError as e:
         if os.environ.get("PENROOT_DEBUG"):
             raise
-        if of_image := cause(e):
-            _say(of_image)
+        if root_cause := cause(e):
+            _print_error(root_cause)
         else:
             _report(e)
         sys.exit(1)
@@ -71,7 +71,7 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams: stdin write-only, stdout read-only, so that their use fails.
+    """Open /dev/null for closed standard streams: stdin write-only and stdout read-only, so that I/O fails.
 
     Otherwise the next open(2) would get the number, and a program's output would go to that file.
     """
@@ -128,7 +128,7 @@ def _help() -> str:
     return "" if 0 < columns < 80 else pack.help_text()
 
 
-def _say(error: PenrootError) -> None:
+def _print_error(error: PenrootError) -> None:
     from enroot_py.base import log
 
     log.error(str(error))

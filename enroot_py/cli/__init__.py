@@ -1,4 +1,4 @@
 """The verbs of the command line.
 
-Imports all other rooms; nothing imports it but main.py and pyxis_py.
+This package may import all others. Only main.py, pyxis_py and features' verbs import it.
 """

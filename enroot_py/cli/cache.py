@@ -1,4 +1,4 @@
-"""``penroot cache``: the store of images, shown, checked and cleaned."""
+"""``penroot cache``: list, check and clean the store of images."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Days(click.FloatRange):
-    """A time in days, with a name for messages."""
+    """A time in days."""
 
-    name = "number of days"
+    name = "number of days, such as 30"  # as click's error message ends
 
 
 @click.group(context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
@@ -47,7 +47,7 @@ def cache_list() -> None:
 
 @synopsis
 @cache.command("prune", context_settings=CONTEXT)
-@click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
+@click.option("--keep", metavar="SIZE", default="0", help="Stop when the store has SIZE, such as 20G (default: 0).")
 @click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only images unused for at least DAYS days.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 def cache_prune(keep: str, older: float, dry_run: bool) -> None:
@@ -57,13 +57,13 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
     try:
         limit = Size("0", "").parse(keep)
     except ValueError as e:
-        raise UsageError(f"--keep {keep}: it {e}", hint="penroot cache prune --help") from None
-    done = prune.prune(_store(), settings.load(), prune.Bounds(limit, older * 86400), dry=dry_run)
-    for digest, user in done.kept:
+        raise UsageError(f"--keep {keep}: the value {e}", hint="penroot cache prune --keep 20G") from None
+    pruned = prune.prune(_store(), settings.load(), prune.Bounds(limit, older * 86400), dry=dry_run)
+    for digest, user in pruned.kept:
         log.info(f"kept {digest}: used by {user}")
-    for image in done.images:
+    for image in pruned.images:
         click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
-    log.info(f"{'would free' if dry_run else 'freed'} {log.size(done.size)}, {log.many(done.layers, 'layer')}")
+    log.info(f"{'would free' if dry_run else 'freed'} {log.size(pruned.size)}, {log.many(pruned.layers, 'layer')}")
 
 
 @synopsis
@@ -77,8 +77,8 @@ def cache_verify(repair: bool) -> None:
     store = _store()
     count, layers, size = inventory.total(store)
     damaged = set()
-    for directory, what in verify.damage(store):
-        log.error(f"{layout.name_of(directory)}: {what}")
+    for directory, reason in verify.damage(store):
+        log.error(f"{layout.name_of(directory)}: {reason}")
         damaged.add(directory)
     checked = f"{log.many(count, 'image')} and {log.many(layers, 'layer')}, {log.size(size)}"
     log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
@@ -87,7 +87,7 @@ def cache_verify(repair: bool) -> None:
             f"{len(damaged)} of the stored images and layers are damaged", hint="penroot cache verify --repair"
         )
     failed = 0
-    options = settings.load().replace("cache verify", lock="")  # what was stored is fetched again
+    options = settings.load().replace("cache verify", lock="")  # repair the stored image, whatever the lock file pins
     for reference in verify.repair(store, damaged) if damaged else ():
         try:
             pull.pull(parse(reference), options)
@@ -96,5 +96,5 @@ def cache_verify(repair: bool) -> None:
             failed += 1
     if failed:
         raise PenrootError(
-            f"{log.many(failed, 'damaged image')} could not be fetched again", hint="import them from where they are"
+            f"cannot repair {log.many(failed, 'damaged image')}", hint="import them again: penroot import URI"
         )

@@ -1,4 +1,4 @@
-"""Click with enroot's manners, for all verbs."""
+"""Click with enroot's conventions, for all verbs."""
 
 from __future__ import annotations
 
@@ -12,54 +12,51 @@ from enroot_py.config.settings import Settings, load
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _CHANGES = "penroot.changes"
-# Sections of the help text; a verb without a section is in the last one.
+# Sections of the help text. SET_UP is the default.
 RUN, IMAGES, CACHE, JOBS, SET_UP = "Run", "Images", "Cache", "Jobs", "Set up"
-# Verbs of docker and podman: the line to type instead.
-_ELSEWHERE = {
-    "build": "import dockerd://IMAGE, after docker build",
-    "commit": "export NAME",
-    "container": "list",
-    "cp": "start --mount DIR:/mnt NAME cp FILE /mnt",
-    "image": "cache list",
-    "images": "cache list",
-    "kill": "list --fancy, then kill PID",
-    "logs": "start NAME >FILE",
-    "ls": "list",
-    "ps": "list --fancy",
-    "pull": "import docker://IMAGE",
-    "push": "export NAME, then skopeo copy to the registry",
-    "rm": "remove NAME",
-    "rmi": "cache prune --older DAYS",
-    "run": "start docker://IMAGE COMMAND",
-    "save": "export NAME",
-    "shell": "start NAME",
-    "stop": "list --fancy, then kill PID",
-    "tag": "create --name NAME IMAGE",
-    "top": "list --fancy",
+# For verbs of docker, podman and apptainer: the line to type instead.
+_INSTEAD = {
+    "build": "docker build -t IMAGE . && {} import dockerd://IMAGE",
+    "commit": "{} export --output FILE.sqsh NAME",
+    "container": "{} list",
+    "cp": "{} start --mount $PWD:/mnt NAME cp FILE /mnt",
+    "image": "{} cache list",
+    "images": "{} cache list",
+    "kill": "{} list --fancy, for the PID; then: kill PID",
+    "logs": "{} start NAME > FILE 2>&1",
+    "ls": "{} list",
+    "ps": "{} list --fancy",
+    "pull": "{} import docker://IMAGE",
+    "push": "podman push IMAGE ({} only downloads images)",
+    "rm": "{} remove NAME",
+    "rmi": "{} cache prune --older 30",
+    "run": "{} start docker://IMAGE COMMAND",
+    "save": "{} import --output FILE.sqsh docker://IMAGE",
+    "shell": "{} start NAME sh",
+    "stop": "{} list --fancy, for the PID; then: kill PID",
+    "system": "{} cache prune --dry-run",
+    "tag": "{} create --name NAME docker://IMAGE",
+    "top": "{} list --fancy",
 }
 
 
 class Commands(click.Group):
-    """Click's group with enroot's manners: no arguments is a mistake, ``help`` is a command."""
+    """A click group that lists its commands by section, and knows the verbs of other engines."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not ctx.resilient_parsing and args[0] in _ELSEWHERE:
-            hint = f"use {ctx.command_path} {_ELSEWHERE[args[0]]}"
+        if not ctx.resilient_parsing and args[0] in _INSTEAD:
+            hint = _INSTEAD[args[0]].format(ctx.command_path)
             raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=usage(ctx))
         return super().resolve_command(ctx, args)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by section."""
-        for section in (RUN, IMAGES, CACHE, JOBS, SET_UP):
-            there = [(name, made) for name, made in sorted(self.commands.items()) if _section(made) == section]
-            rows = [(name, made.get_short_help_str(64)) for name, made in there if not made.hidden]
-            if rows:
-                with formatter.section(section if len(self.commands) > 6 else "Commands"):
+        visible = [(name, command) for name, command in sorted(self.commands.items()) if not command.hidden]
+        for title in (RUN, IMAGES, CACHE, JOBS, SET_UP):
+            commands = [(name, command) for name, command in visible if getattr(command, "section", SET_UP) == title]
+            if rows := [(name, command.get_short_help_str(64)) for name, command in commands]:
+                with formatter.section(title):
                     formatter.write_dl(rows)
 
 
@@ -67,19 +64,19 @@ T = TypeVar("T", str | None, tuple[str, ...])
 
 
 def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
-    """A value that is not empty: else it is a variable of a script that was not set."""
+    """Refuse an empty value: it comes from an unset variable of a script."""
     if value == "" or isinstance(value, tuple) and "" in value:
-        raise click.BadParameter("it is empty")
+        raise click.BadParameter("the value is empty")
     return value
 
 
 def change(ctx: click.Context, origin: str, **changes: object) -> None:
-    """Let a feature's option of a verb change the settings with which the verb runs."""
+    """Change settings for this run, for an option that a feature adds to a verb."""
     ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
 
 
 def loaded(*, force: bool = False) -> Settings:
-    """The settings of this run. Over them are what options of features change, and --force."""
+    """Load the settings of this run. Options of features and --force take precedence."""
     settings = load()
     ctx = click.get_current_context(silent=True)
     for origin, changes in ctx.meta.get(_CHANGES, ()) if ctx else ():
@@ -88,7 +85,7 @@ def loaded(*, force: bool = False) -> Settings:
 
 
 def container_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Containers for completion, and images in the working directory where one may be started."""
+    """Complete names of containers, and for ``start`` image files in the working directory."""
     from enroot_py.store import containers
 
     names = containers.names(load())
@@ -101,37 +98,33 @@ force_option = click.option("-f", "--force", is_flag=True, help="Overwrite exist
 
 
 def shown_json(value: object) -> bytes:
-    """JSON to be read: only what could steer a terminal is escaped, and what is no UTF-8."""
+    """Return readable JSON: escape only control characters and bytes that are not UTF-8."""
     import json
 
     text = json.dumps(value, indent=2, ensure_ascii=False)
     text = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
-    return text.encode(errors="backslashreplace")  # which is JSON's own way
+    return text.encode(errors="backslashreplace")  # for surrogates this is JSON's own escape
 
 
 def _escaped(character: str) -> str:
-    """In units of UTF-16, as JSON has it."""
+    """Escape a character in UTF-16 units: RFC 8259, section 7."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
 def usage(ctx: click.Context) -> str:
-    """The help text of a command, which goes to stdout."""
+    """Return the help text of a command."""
     return ctx.get_help() + "\n"
 
 
 def section(name: str, *commands: click.Command) -> None:
     """Show these commands in a section of the help text."""
-    for made in commands:
-        made.section = name  # type: ignore[attr-defined]
+    for command in commands:
+        command.section = name  # type: ignore[attr-defined]
 
 
-def _section(made: click.Command) -> str:
-    return getattr(made, "section", SET_UP)
-
-
-def synopsis(made: click.Command) -> click.Command:
-    """Let the usage of a command say of its options what it has."""
+def synopsis(command: click.Command) -> click.Command:
+    """Show ``[options]`` and ``[--]`` in the usage line of a command that has options and arguments."""
     words = ("[options]", click.Option), ("[--]", click.Argument)
-    made.options_metavar = " ".join(word for word, kind in words if any(isinstance(p, kind) for p in made.params))
-    return made
+    command.options_metavar = " ".join(word for word, kind in words if any(isinstance(p, kind) for p in command.params))
+    return command

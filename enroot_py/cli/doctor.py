@@ -1,6 +1,6 @@
-"""``penroot doctor``: whether containers can run on this machine, and for what is wrong the way to mend it.
+"""``penroot doctor``: check whether containers can run on this machine, and suggest fixes.
 
-Looks, and tries what only a try can tell; changes nothing. ``pyxis-py check`` does the same for steps of Slurm.
+The checks change nothing: a test container runs in a child process. ``pyxis-py check`` does the same for Slurm steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from enroot_py.store import format
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: ``ok``, ``warn`` where some steps will suffer, or ``bad``; ``fix`` says how."""
+    """The result of one check: ``ok``, ``warn`` if some containers will fail, or ``bad``, with a ``fix``."""
 
     verdict: str
     what: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
-    """Everything that is worth a look, in the order in which a start meets it."""
+    """Run all checks, in the order in which a start depends on them."""
     yield from machine()
     yield from programs()
     yield data_path(settings.data_path)
@@ -46,7 +46,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
 
 
 def machine() -> Iterator[Finding]:
-    """What containers need of the kernel and of /dev/fuse, with Slurm and without."""
+    """Check the kernel and /dev/fuse, on which containers depend with and without Slurm."""
     yield kernel()
     yield from namespace_limits()
     yield from container()
@@ -56,13 +56,13 @@ def machine() -> Iterator[Finding]:
 
 
 def of_features(settings: Settings) -> Iterator[Finding]:
-    """What features find."""
+    """Run the checks of features."""
     for feature in plugged("doctor"):
         yield from feature.findings(settings)
 
 
 def report(results: Iterable[Finding]) -> bool:
-    """Print them; False where something is wrong."""
+    """Print findings, and return False if any is bad."""
     good = True
     for finding in results:
         good = good and finding.verdict != "bad"
@@ -76,17 +76,17 @@ def _sysctl(name: str) -> int | None:
         with open("/proc/sys/" + name.replace(".", "/")) as file:
             return int(file.read())
     except (OSError, ValueError):
-        return None  # this kernel does not have it
+        return None  # unknown to this kernel
 
 
 def kernel() -> Finding:
-    """Whether it has the newest system call that we need; distributions add calls to older versions."""
+    """Check for the newest system call that penroot needs: distributions backport calls to older versions."""
     release = os.uname().release
     try:
         linux.mount_setattr(-1, "", 0, 0, 0, 0)
     except OSError as e:
         if e.errno == errno.ENOSYS:
-            return Finding("bad", f"the kernel is Linux {release}, and containers need {linux.FLOOR}", "a newer kernel")
+            return Finding("bad", f"the kernel is Linux {release}, and containers need {linux.FLOOR}", "upgrade it")
     return Finding("ok", f"the kernel is Linux {release}")
 
 
@@ -95,7 +95,7 @@ def namespace_limits() -> Iterator[Finding]:
         ("user.max_user_namespaces", lambda value: value < 100, 15000, "bad"),
         ("user.max_mnt_namespaces", lambda value: value < 100, 15000, "bad"),
         ("kernel.unprivileged_userns_clone", lambda value: value == 0, 1, "bad"),
-        # A profile may allow it to the interpreter all the same: the try below decides.
+        # A warning: an AppArmor profile may exempt the interpreter. container() below finds out.
         ("kernel.apparmor_restrict_unprivileged_userns", lambda value: value == 1, 0, "warn"),
     )
     where = f"{pods.MACHINE}: " if pods.is_read_only("/proc/sys") else ""
@@ -105,29 +105,29 @@ def namespace_limits() -> Iterator[Finding]:
             continue
         if wrong(value):
             fix = f"{where}echo {name}={right} > /etc/sysctl.d/80-penroot.conf; sysctl --system"
-            yield Finding(verdict, f"{name} is {value}: users may not make the namespaces of a container", fix)
+            yield Finding(verdict, f"{name} is {value}: users cannot create container namespaces", fix)
         else:
             yield Finding("ok", f"{name} is {value}")
 
 
 def container() -> Iterator[Finding]:
-    """Start one as an ordinary user, up to its root file system: no version and no setting tells what this does."""
+    """Start a container as an ordinary user, up to its root file system. No version or setting predicts the result."""
     if error := _failure(_mount_root):
         advice = (
-            "modprobe overlay, and see above for the kernel and user namespaces; "
-            "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable)
+            "modprobe overlay; fix the kernel and user namespaces above; "
+            "if AppArmor restricts user namespaces, add a profile for " + os.path.realpath(sys.executable)
         )
         fix = getattr(error, "hint", "") or advice
         yield Finding("bad", f"an ordinary user cannot start a container: {error}", fix)
         return
-    yield Finding("ok", "an ordinary user can mount an overlay in a user namespace, and make it the root directory")
+    yield Finding("ok", "an ordinary user can mount an overlay in a user namespace, and switch the root to it")
     if error := _failure(_mount_proc):
         fix = getattr(error, "hint", "")
-        yield Finding("warn", f"containers with processes of their own cannot start: {error}", fix)
+        yield Finding("warn", f"containers with a private PID namespace cannot start: {error}", fix)
 
 
 def _failure(task: Callable[[], None]) -> OSError | PenrootError | None:
-    """Why a task fails in a child of its own, whose mounts go with it."""
+    """Run a task in a child process, and return its error. The task's mounts end with the child."""
     try:
         workers.run([task], 1)
     except (OSError, PenrootError) as e:
@@ -138,18 +138,18 @@ def _failure(task: Callable[[], None]) -> OSError | PenrootError | None:
 _NOBODY = 65534
 
 
-def _enter(own: int) -> None:
-    """Enter the namespaces of a container as an ordinary user, with some of its ``own``. Raises PenrootError."""
-    # Root of a user namespace that holds nobody else cannot become him, and need not.
+def _enter(private: int) -> None:
+    """Enter container namespaces as an ordinary user, and these ``private`` ones too. Raises PenrootError."""
+    # Root of a user namespace that maps no other user cannot become nobody, and need not.
     with contextlib.suppress(OSError):
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    isolated.enter(os.geteuid(), os.getegid(), own, superuser=False)
+    isolated.enter(os.geteuid(), os.getegid(), private, superuser=False)
 
 
 def _mount_root(scratch: str = "/tmp") -> None:
-    """What a start does with any root file system; ``scratch`` is covered here alone. Raises OSError, PenrootError."""
+    """Mount an overlay as a start does, on a tmpfs over ``scratch``. Raises OSError, PenrootError."""
     _enter(0)
     rootfs.mount_scratch(scratch)
     lowerdirs = (f"{scratch}/upper", f"{scratch}/work")
@@ -158,7 +158,7 @@ def _mount_root(scratch: str = "/tmp") -> None:
 
 
 def _mount_proc() -> None:
-    """What a start with --pid does. Raises PenrootError."""
+    """Mount /proc as ``start --pid`` does. Raises PenrootError."""
     _enter(linux.CLONE_NEWPID)
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for mount in isolated.mounts_of(linux.CLONE_NEWPID, []):
@@ -166,37 +166,37 @@ def _mount_proc() -> None:
 
 
 def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
-    """Whether its policy may refuse what the try above did as root's service would not: selinux(8)."""
+    """Check whether SELinux may deny steps of slurmd what container() above could do: selinux(8)."""
     try:
         with open(f"{root}/enforce") as file:
             enforcing = file.read().strip() == "1"
     except OSError:
-        return  # this kernel does not have it, or it is switched off
+        return  # not built in, or disabled
     if enforcing:
         yield Finding(
             "warn",
-            "SELinux enforces its policy: in the domain of slurmd it may refuse namespaces, mounts and /dev/fuse",
-            "after a step that fails: ausearch -m avc -ts recent | audit2allow -M penroot; semodule -i penroot.pp",
+            "SELinux enforces its policy: in the domain of slurmd it may deny namespaces, mounts and /dev/fuse",
+            "after a failed step: ausearch -m avc -ts recent | audit2allow -M penroot; semodule -i penroot.pp",
         )
     else:
-        yield Finding("ok", "SELinux refuses nothing (permissive)")
+        yield Finding("ok", "SELinux denies nothing (permissive)")
 
 
 def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
-    """Whether users see only their own processes: proc(5)."""
+    """Check whether /proc hides processes of other users: proc(5)."""
     on_proc = [mount for mount in mountinfo.read(path) if mount.target == "/proc"]
     hidden = dict(on_proc[-1].settings()).get("hidepid", "0") if on_proc else "0"
     if hidden in ("0", "off"):
         return Finding("ok", "/proc shows all processes")
     return Finding(
         "warn",
-        f"/proc is mounted with hidepid={hidden}: steps run, but who shares a store does not see who else uses it",
-        "mount -o remount,hidepid=0 /proc, or a store for each user: ENROOT_CACHE_PATH in enroot.conf",
+        f"/proc is mounted with hidepid={hidden}: steps run, but users of a shared store cannot see who else uses it",
+        "mount -o remount,hidepid=0 /proc, or give each user a store: ENROOT_CACHE_PATH in enroot.conf",
     )
 
 
 def fuse() -> Iterator[Finding]:
-    # Where a device plugin gives devices, those who need none go without.
+    # In a pod, a device plugin may withhold the device from containers that need no FUSE.
     verdict = "warn" if pods.is_made() else "bad"
     try:
         info = os.stat("/dev/fuse")
@@ -213,22 +213,22 @@ def fuse() -> Iterator[Finding]:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as e:
-        if e.errno == errno.EPERM:  # EACCES is the mode's
-            slurms = "/dev/fuse in cgroup_allowed_devices_file.conf where Slurm has that, else ConstrainDevices=no"
+        if e.errno == errno.EPERM:  # the mode gives EACCES
+            slurm_fix = "/dev/fuse in cgroup_allowed_devices_file.conf if this Slurm reads it, else ConstrainDevices=no"
             yield Finding(
                 verdict,
                 "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
-                pods.without_fuse(squashfuse.INSTEAD) if pods.is_made() else slurms,
+                pods.without_fuse(squashfuse.INSTEAD) if pods.is_made() else slurm_fix,
             )
     server = squashfuse.installed("squashfuse_ll", "squashfuse")
     if server:
-        yield Finding("ok", f"squashfs images are mounted by {server}")
+        yield Finding("ok", f"{server} mounts squashfs images")
     else:
         yield Finding("bad", "squashfuse is not installed: squashfs images cannot be mounted", "install squashfuse")
 
 
 def programs() -> Iterator[Finding]:
-    """Others' programs that some verbs need; a start of what is stored needs none."""
+    """Check for programs of other packages that some verbs run. Starting a stored image needs none."""
     for program, purpose in (("mksquashfs", "import and export cannot write"), ("unsquashfs", "create cannot unpack")):
         if path := shutil.which(program):
             yield Finding("ok", f"{program} is {path}")
@@ -237,11 +237,11 @@ def programs() -> Iterator[Finding]:
             yield Finding("warn", what, "install squashfs-tools")
 
 
-_STICKY = "chmod 1777 DIRECTORY, of an emptyDir by an initContainer; or a directory of your own in enroot.conf"
+_STICKY = "chmod 1777 DIRECTORY (for an emptyDir: by an initContainer), or set a private directory in enroot.conf"
 
 
-def _doubt(path: str) -> str:
-    """Why what others could have put there in place of ``path`` is not believed; "" where nobody could."""
+def _distrust(path: str) -> str:
+    """Return why other users could replace ``path``, or "" if none can."""
     try:
         trusted.place(f"{path}/any")
     except OSError as e:
@@ -250,12 +250,12 @@ def _doubt(path: str) -> str:
 
 
 def data_path(path: str) -> Finding:
-    """Where containers are; that of the caller stands for all users'."""
-    fix = "a local disk for ENROOT_DATA_PATH, in enroot.conf: /var/tmp/penroot-$(id -u)"
+    """Check the caller's directory of containers, as an example of all users'."""
+    fix = "use a local disk: ENROOT_DATA_PATH /var/tmp/penroot-$(id -u) in enroot.conf"
     kind = filesystems.kind(path)
     if kind in filesystems.NETWORK:
         return Finding("warn", f"containers are in {path}, a network file system ({kind}): no overlay, slow", fix)
-    if why := _doubt(path):
+    if why := _distrust(path):
         return Finding("bad", f"containers are in {path}, which {why}", _STICKY)
     if kind == "overlay":
         what = f"containers are in {path}, which {pods.ON_OVERLAY}: they cannot keep changes"
@@ -268,10 +268,10 @@ def data_path(path: str) -> Finding:
 
 
 def cache_path(settings: Settings) -> Iterator[Finding]:
-    """Where images are stored, and in which form."""
+    """Check the directory and the format of the store."""
     path = settings.cache_path
     kind = filesystems.kind(path)
-    if why := _doubt(path):
+    if why := _distrust(path):
         yield Finding("bad", f"images are stored in {path}, which {why}", _STICKY)
         return
     try:
@@ -286,22 +286,22 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
     if kind not in filesystems.NETWORK:
         yield Finding("ok", f"images are stored in {path} ({kind})")
         return
-    what = f"images are stored in {path}, a network file system ({kind}): as one squashfs file each, which FUSE serves"
-    yield Finding("warn", what, "a local disk for ENROOT_CACHE_PATH, in enroot.conf: /var/tmp/penroot-$(id -u)")
+    what = f"images are stored in {path}, a network file system ({kind}): each as one squashfs file, mounted with FUSE"
+    yield Finding("warn", what, "use a local disk: ENROOT_CACHE_PATH /var/tmp/penroot-$(id -u) in enroot.conf")
 
 
 def acls(settings: Settings) -> Iterator[Finding]:
-    """Whether trees of images and containers have an ACL, which an overlay cannot copy: acl(5).
+    """Check for ACLs on trees of images and containers, which an overlay cannot copy: acl(5).
 
-    penroot makes its trees without one, but enroot and older versions let them inherit a default ACL.
+    penroot creates its trees without ACLs. With enroot and older versions they inherited a default ACL.
     """
     beneath = {settings.cache_path: ("layers/*/fs", "images/*/head/fs"), settings.data_path: ("*", "*/upper")}
     for place, patterns in beneath.items():
         paths = (path for pattern in patterns for path in glob.iglob(f"{glob.escape(place)}/{pattern}"))
-        found = [path for path in paths if _has_acl(path)]
-        if found:
-            number = log.many(len(found), "tree")
-            what = f"{number} in {place} inherited a default ACL, and containers of them fail to start: {found[0]}"
+        inherited = [path for path in paths if _has_acl(path)]
+        if inherited:
+            number = log.many(len(inherited), "tree")
+            what = f"{number} in {place} inherited a default ACL; their containers fail to start: {inherited[0]}"
             yield Finding("bad", what, f"setfacl -R -b {place} (package acl), or remove and import them again")
         elif _has_acl(filesystems.existing(place)):
             yield Finding("ok", f"{place} has a default ACL; images and containers do not inherit it")
@@ -314,26 +314,27 @@ def _has_acl(directory: str) -> bool:
         return False
 
 
-_FEW, _MANY = 10_000, 100_000  # files of a small image, and of one with a framework or two
+_SMALL_IMAGE_FILES, _LARGE_IMAGE_FILES = 10_000, 100_000
 
 
 def inodes(paths: Iterable[str]) -> Iterator[Finding]:
-    """Whether the files of images fit, as far as the file system and the quota of the caller go."""
+    """Check that the file system and the caller's quota have room for the files of images."""
     for path in paths:
-        there = filesystems.existing(path)
-        info = os.statvfs(there)
-        free = [info.f_favail] if info.f_files else []  # 0: made as they are needed
-        left = inode_quota(there)
+        directory = filesystems.existing(path)
+        info = os.statvfs(directory)
+        free = [info.f_favail] if info.f_files else []  # 0: the file system creates inodes on demand
+        left = inode_quota(directory)
         free += [] if left is None else [left]
         if not free:
             continue
         why = "your quota" if left is not None and left == min(free) else "the file system"
-        if min(free) >= _MANY:
+        if min(free) >= _LARGE_IMAGE_FILES:
             yield Finding("ok", f"{path} has room for {min(free)} files")
             continue
-        fix = "more inodes: setquota -u USER 0 0 0 0 " + there if why == "your quota" else "df -i, penroot cache prune"
-        what = f"{path} has room for {min(free)} files by {why}: large images have {_MANY} and more"
-        yield Finding("bad" if min(free) < _FEW else "warn", what, f"{fix}; or ENROOT_STORE_FORM=squashfs")
+        fix = "setquota -u USER 0 0 0 0 " + directory if why == "your quota" else "penroot cache prune"
+        what = f"{path} has room for {min(free)} files ({why}): large images have {_LARGE_IMAGE_FILES} and more"
+        verdict = "bad" if min(free) < _SMALL_IMAGE_FILES else "warn"
+        yield Finding(verdict, what, f"{fix}; or set ENROOT_STORE_FORM=squashfs")
 
 
 class _Quota(ctypes.Structure):
@@ -353,7 +354,7 @@ _GET_USER_QUOTA = 0x800007 << 8
 
 
 def inode_quota(path: str) -> int | None:
-    """How many more files the caller may make on the file system of ``path``; None where nothing limits him."""
+    """Return how many more files the caller's quota allows on the file system of ``path``, None for no limit."""
     libc = ctypes.CDLL(None, use_errno=True)
     quota = _Quota()
     with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:

@@ -1,4 +1,4 @@
-"""``penroot start --explain``: what a start would do, and where each of it comes from."""
+"""``penroot start --explain``: print each mount, variable and hook of a start with its origin."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
 from enroot_py.runtime.supervise import fork, wait
 
-_PIPE = 128 + 13  # main() says so of a reader that is gone
+_SIGPIPE_STATUS = 128 + 13  # as main() exits if the reader of stdout has gone
 
 
 def explain(
     source: Source, settings: Settings, command: tuple[str, ...], enter: Callable[[Settings], Container]
 ) -> None:
-    """Show what a start would do: by doing it, in a child whose namespaces go with it.
+    """Start the container in a child without running the command, and print each step.
 
-    Nothing outside is changed: a directory that would be written to is covered by an overlay.
+    The child's namespaces end with it, and an overlay covers a writable root, so nothing outside changes.
     """
     write = sys.stdout.write
     for setting in all_settings().values():
         if settings.origin(setting) != "default":
             write(f"setting  {setting.variable}={settings.text(setting)}  ({settings.origin(setting)})\n")
     for path in settings.policies:
-        write(f"policy   {path} lets it in\n")
+        write(f"policy   {path} accepts it\n")
     write(f"rootfs   {source.describe()}{', writable' if settings.rootfs_writable else ''}\n")
     sys.stdout.flush()
     child = fork()
     if child:
         status = wait(child)
-        if status == _PIPE:
+        if status == _SIGPIPE_STATUS:
             raise BrokenPipeError
         if status:
-            raise ContainerError("it would fail as shown above")
+            raise ContainerError("the start would fail as shown above")
         return
     log.explain = lambda line: print(line, flush=True)
     try:

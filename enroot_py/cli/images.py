@@ -1,4 +1,4 @@
-"""What can be done with an image that is not in a container: import it to a file, ask for its digest, look at it."""
+"""``penroot import``, ``digest`` and ``inspect``: verbs for images outside containers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from enroot_py.store.imageconfig import ImageConfig
 def import_(uri: str, output: str | None, settings: Settings, arch: str | None = None, *, ensure: bool = False) -> None:
     """Pull an image and write it to a squashfs file. Raises PenrootError.
 
-    If several processes import one file, one does the work and the others wait. With ``ensure``, keep a file that has
-    the image already, and replace any other.
+    If several processes import to one file, one does the work and the others wait. With ``ensure``, keep a file that
+    already holds the image, and replace any other.
     """
     reference = of_command_line(uri, os.getcwd())
     path = output or reference.filename()
     if path == mksquashfs.STDOUT:
         if ensure:
-            raise UsageError("--ensure is for a file, not for stdout", hint="name the file: --output FILE")
+            raise UsageError("--ensure needs a file, not stdout", hint="name the file: --output FILE")
         mksquashfs.check_writing(path, settings)
         image = pull.pull(reference, settings, arch=arch)
         _report("stdout", mksquashfs.write_image(image, path, settings), image.digest)
@@ -38,25 +38,25 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
     if ensure:
         settings = settings.replace("--ensure", force_override=True)
     turns.sweep(os.path.dirname(path))
-    there = _state(path)
-    # Perhaps another process, which began with this one, has made the file.
-    verifies = ensure or there is not None and there[1] >= _began()
+    state = _state(path)
+    # A file newer than this process is probably the import of another process that started together with it.
+    must_verify = ensure or state is not None and state[1] >= _start_time()
     while True:
-        if verifies and _is_there(path, reference, settings, arch, reports=ensure):
+        if must_verify and _is_there(path, reference, settings, arch, reports=ensure):
             return
-        mksquashfs.check_writing(path, settings)  # before minutes of work, not after
+        mksquashfs.check_writing(path, settings)  # fail before minutes of work
         with Turn(path):
-            if (now := _state(path)) != there:
-                there, verifies = now, True  # without the turn: that takes its time
+            if (new_state := _state(path)) != state:
+                state, must_verify = new_state, True  # give up the turn: the check takes long
                 continue
             image = pull.pull(reference, settings, arch=arch)
             try:
                 _report(path, mksquashfs.write_image(image, path, settings), image.digest)
             except ImageError:
-                # Perhaps this process was stopped, and another one has not waited for it.
-                if _state(path) == there or imported.check(path) != (image.digest, ""):
+                # While this process was stopped, another one may have imported the image without waiting.
+                if _state(path) == state or imported.check(path) != (image.digest, ""):
                     raise
-                log.info(f"{path}: another process has made it, {image.digest}")
+                log.info(f"{path}: imported by another process, {image.digest}")
             return
 
 
@@ -65,7 +65,7 @@ def _report(name: str, size: int, digest: str) -> None:
 
 
 def _state(path: str) -> tuple[int, float] | None:
-    """Identify a file: inode and ctime, or None."""
+    """Return inode and ctime of a file, or None."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -73,8 +73,8 @@ def _state(path: str) -> tuple[int, float] | None:
     return status.st_ino, status.st_ctime
 
 
-def _began() -> float:
-    """When this process began, in seconds since the epoch."""
+def _start_time() -> float:
+    """Return when this process started, in seconds since the epoch."""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.Stat(os.getpid()).started / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
@@ -83,33 +83,33 @@ def _is_there(
     path: str, reference: Reference | LocalImage, settings: Settings, arch: str | None, *, reports: bool
 ) -> bool:
     """Check that a file is undamaged and holds the image that the reference resolves to. Raises PenrootError."""
-    digest, why = imported.check(path)
-    if not why:
+    digest, reason = imported.check(path)
+    if not reason:
         try:
-            wanted = pull.digest(reference, settings, arch)
+            expected = pull.digest(reference, settings, arch)
         except Unreachable as e:
             log.warn(f"{e}; keeping {path}")
             return True
-        if digest == wanted:
-            log.info(f"{path}: {'up to date' if reports else 'another process has made it'}, {wanted}")
+        if digest == expected:
+            log.info(f"{path}: {'up to date' if reports else 'imported by another process'}, {expected}")
             return True
-        why = f"is {digest}, not {wanted}"
+        reason = f"is {digest}, not {expected}"
     if reports:
-        log.info(f"{path} {why}: importing {reference}")
+        log.info(f"{path} {reason}: importing {reference}")
     return False
 
 
 def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
-    """The digest of an image's manifest for an architecture, as its registry has it now. Raises PenrootError."""
+    """Return the manifest digest that a reference has in its registry for an architecture. Raises PenrootError."""
     if uri.endswith((".sqsh", ".squashfs")) and not is_uri(uri):
-        raise ImageError(f"{uri} is a file, and no registry has its digest", hint=f"penroot inspect {uri}")
+        raise ImageError(f"{uri} is a file, not a reference to a registry", hint=f"penroot inspect {uri}")
     return open_source(of_command_line(uri), settings).manifest(arch).digest
 
 
 def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
-    """What is known of an image that a URI, a container or a squashfs file names. Raises PenrootError.
+    """Describe the image of a URI, a container or a squashfs file. Raises PenrootError.
 
-    Of a URI without unpacking it; of the others what their files in /etc say.
+    A URI is not unpacked. Squashfs files and plain containers are described by their files in /etc.
     """
     if is_uri(image):
         reference = of_command_line(image)
@@ -150,26 +150,26 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
 
 
 def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> dict[str, Any]:
-    document, its_config = json.loads(manifest), json.loads(config)
+    document, image = json.loads(manifest), json.loads(config)
     digest = digests.of(manifest)
     layers = [
         {"digest": layer["digest"], "size": layer["size"], "diff_id": diff_id, "mediaType": layer.get("mediaType")}
-        for layer, diff_id in zip(document["layers"], its_config["rootfs"]["diff_ids"], strict=True)
+        for layer, diff_id in zip(document["layers"], image["rootfs"]["diff_ids"], strict=True)
     ]
     return {
         "name": name,
         "digest": digest,
         **({"index": named} if named not in ("", digest) else {}),
-        "platform": "/".join(str(its_config[key]) for key in ("os", "architecture", "variant") if its_config.get(key)),
-        "created": its_config.get("created"),
+        "platform": "/".join(str(image[key]) for key in ("os", "architecture", "variant") if image.get(key)),
+        "created": image.get("created"),
         "size": sum(layer["size"] for layer in document["layers"]),
         "layers": layers,
-        "config": its_config.get("config") or {},
+        "config": image.get("config") or {},
     }
 
 
 def _text(directory: str, path: str) -> str:
-    """A file in a container's directory, whose links lead nowhere else; "" where it has none. Raises ImageError."""
+    """Read a file in a container's directory without leaving it; "" if there is none. Raises ImageError."""
     try:
         with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
             return os.fsdecode(paths.read(root, path))

@@ -1,4 +1,4 @@
-"""What ``penroot list`` prints."""
+"""The output of ``penroot list``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TITLES = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS",
 
 
 def as_text(settings: Settings, *, fancy: bool) -> str:
-    """One name a line; with ``fancy`` a table with the process of each that runs."""
+    """Return one name per line; with ``fancy`` a table with the processes of running containers."""
     names = containers.names(settings)
     if not fancy:
         return "".join(f"{name}\n" for name in names)
@@ -43,7 +43,7 @@ def _row(process: processes.Process) -> Sequence[str]:
 
 
 def as_json(settings: Settings) -> str:
-    """A list of objects: name, and for each process of that container its attributes."""
+    """Return a list of objects, each with the name of a container and the attributes of its processes."""
     running = processes.running(settings)
     slots = [slot for slot in processes.Process.__slots__ if slot != "name"]
     objects: dict[str, list[dict[str, object]]] = {name: [] for name in containers.names(settings)}

@@ -1,4 +1,4 @@
-"""Manual pages, made of what the commands and the settings say of themselves. See man-pages(7), groff_man(7)."""
+"""Generate the manual pages from the commands and settings: man-pages(7), groff_man(7)."""
 
 from __future__ import annotations
 
@@ -18,70 +18,67 @@ from enroot_py.config.words import COMMANDS
 
 EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "import": (
-        ("penroot import docker://ubuntu", "The image ubuntu of Docker Hub, to ubuntu+latest.sqsh."),
-        ("penroot import -o cuda.sqsh docker://nvcr.io#nvidia/cuda:12.4.0-base-ubuntu22.04", "From a registry."),
-        ("penroot import podman://localhost/mine", "What podman has built."),
+        ("penroot import docker://ubuntu", "Import ubuntu from Docker Hub to ubuntu+latest.sqsh."),
+        ("penroot import -o cuda.sqsh docker://nvcr.io#nvidia/cuda:12.4.0-base-ubuntu22.04", "Import from nvcr.io."),
+        ("penroot import podman://localhost/mine", "Import an image that podman has built."),
     ),
-    "create": (("penroot create --name box ubuntu+latest.sqsh", "The container box, unpacked from the image."),),
-    "load": (("penroot load --name box docker://ubuntu", "The container box, from the registry without an image."),),
-    "digest": (("penroot digest docker://ubuntu:24.04", "What to pin: docker://ubuntu@sha256:..."),),
-    "inspect": (("penroot inspect docker://ubuntu", "Layers, platform and configuration, without unpacking it."),),
+    "create": (("penroot create --name box ubuntu+latest.sqsh", "Unpack an image as the container box."),),
+    "load": (("penroot load --name box docker://ubuntu", "Create the container box without an image file."),),
+    "digest": (("penroot digest docker://ubuntu:24.04", "Print the digest for docker://ubuntu@sha256:..."),),
+    "inspect": (("penroot inspect docker://ubuntu", "Show layers, platform and configuration."),),
     "start": (
-        ("penroot start ubuntu", "What the image runs, as the caller, read-only."),
-        ("penroot start --root --rw ubuntu apt-get install -y git", "Root inside, and changes are kept."),
-        ("penroot start -m /data:/mnt:none:bind,ro -e KEY=VALUE ubuntu+latest.sqsh ls /mnt", "An image, directly."),
-        ("penroot start -m data.sqsh:/data:sqsh ubuntu ls /data", "What a squashfs file holds, read-only."),
-        ("penroot start --explain ubuntu", "What would be done, and why."),
+        ("penroot start ubuntu", "Run the image's command as yourself, read-only."),
+        ("penroot start --root --rw ubuntu apt-get install -y git", "Be root inside, and keep changes."),
+        ("penroot start -m /data:/mnt:none:bind,ro -e KEY=VALUE ubuntu+latest.sqsh ls /mnt", "Start an image file."),
+        ("penroot start -m data.sqsh:/data:sqsh ubuntu ls /data", "Mount a squashfs file, read-only."),
+        ("penroot start --explain ubuntu", "Print mounts, variables and hooks with their origins."),
     ),
-    "login": (("penroot login -u jane registry.example.org < token", "The token, tried there and kept."),),
-    "logout": (("penroot logout docker.io", "Docker Hub's login, forgotten."),),
-    "batch": (("#!/usr/bin/penroot batch", "First line of a script with a line #ENROOT_ROOTFS=ubuntu."),),
-    "exec": (("penroot exec ubuntu bash", "A shell in the container ubuntu, which runs."),),
-    "list": (("penroot list --fancy", "Containers and what runs in them."),),
-    "remove": (("penroot remove --force ubuntu", "Without a question."),),
-    "export": (("penroot export --output mine.sqsh ubuntu", "The container with its changes, as an image."),),
-    "cache": (("penroot cache prune --keep 20G", "Remove what was used longest ago, down to 20 GB."),),
-    "completion": (("source <(penroot completion bash)", "For this shell; make install does it for all."),),
+    "login": (("penroot login -u jane registry.example.org < token", "Test a token and store it."),),
+    "logout": (("penroot logout docker.io", "Remove the login for Docker Hub."),),
+    "batch": (("#!/usr/bin/penroot batch", "First line of a script that has a line #ENROOT_ROOTFS=ubuntu."),),
+    "exec": (("penroot exec ubuntu bash", "Open a shell in the running container ubuntu."),),
+    "list": (("penroot list --fancy", "List containers and their processes."),),
+    "remove": (("penroot remove --force ubuntu", "Remove without a prompt."),),
+    "export": (("penroot export --output mine.sqsh ubuntu", "Write the container with its changes to an image."),),
+    "cache": (("penroot cache prune --keep 20G", "Remove the least recently used images, down to 20 GB."),),
+    "completion": (("source <(penroot completion bash)", "Enable completion in this shell."),),
 }
 FILES = (
     ("/etc/enroot/enroot.conf, /etc/enroot/enroot.conf.d/*.conf", "Settings of the system, as enroot reads them."),
-    ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same in the clean form: penroot.yaml(5)."),
-    ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP of single registries."),
+    ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same settings as YAML: penroot.yaml(5)."),
+    ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP for each registry."),
     (
         "/etc/enroot/policy.json",
-        "Which images are let in, and whose signature they need: containers-policy.json(5). Its transport squashfs has "
-        "the paths of squashfs files as scopes, and dir those of containers that are plain directories.",
+        "Accepted images, and the signatures that they need: containers-policy.json(5). Scopes of the transport "
+        "squashfs are paths of squashfs files; scopes of dir are paths of containers that are plain directories.",
     ),
-    ("/etc/enroot/{environ.d/*.env,mounts.d/*.fstab,hooks.d/*}", "Variables, mounts and hooks of every container."),
+    ("/etc/enroot/{environ.d/*.env,mounts.d/*.fstab,hooks.d/*}", "Variables, mounts and hooks for every container."),
     (
         "~/.config/enroot/",
-        "The same files of the user, read after the system's. A policy.json there comes to that of the system.",
+        "The user's own files, read after the system's. A policy.json there applies in addition to the system's.",
     ),
-    ("~/.config/enroot/.credentials", "Logins to registries, as netrc(5). Those of docker login are used too."),
-    (
-        "~/.docker/config.json",
-        "Logins of penroot login and docker login; REGISTRY_AUTH_FILE names another file.",
-    ),
+    ("~/.config/enroot/.credentials", "Registry logins in the form of netrc(5)."),
+    ("~/.docker/config.json", "Logins of penroot login and docker login. REGISTRY_AUTH_FILE names another file."),
     ("~/.local/share/enroot/", "Containers."),
     ("~/.cache/enroot/", "The store of layers and images."),
 )
 VARIABLES = (
-    ("ENROOT_*", "Settings, see penroot.yaml(5). A name that is nearly one of these is reported in a warning."),
-    ("PENROOT_DEBUG", "With 1, say more, and of an error where in the program it arose."),
+    ("ENROOT_*", "Settings, see penroot.yaml(5). penroot warns about names that look like typos."),
+    ("PENROOT_DEBUG", "1 enables debug messages, and tracebacks of errors."),
 )
 STATUS = (
-    ("0", "It worked."),
-    ("1", "It failed: a line [ERROR] on stderr says why, and a line [HINT] what to do."),
-    ("126, 127", "start, exec: the command cannot be run, or is not there. Else its own status counts."),
-    ("128+N", "start --pid, exec: the command was ended by signal N."),
+    ("0", "Success."),
+    ("1", "Failure: a line [ERROR] on stderr names the cause, and a line [HINT] a fix."),
+    ("126, 127", "start, exec: the command cannot be run, or does not exist. Otherwise its own exit status."),
+    ("128+N", "start --pid, exec: signal N ended the command."),
     ("130", "Interrupted."),
 )
 
 
-def write(made: Iterable[tuple[str, str]], directory: str) -> list[str]:
-    """Write pages to man1, man5 and so on of ``directory``, and return their paths. Raises OSError."""
+def write(pages: Iterable[tuple[str, str]], directory: str) -> list[str]:
+    """Write pages to man1, man5 and so on in ``directory``, and return their paths. Raises OSError."""
     written = []
-    for name, source in made:
+    for name, source in pages:
         folder = f"{directory}/man{name[-1]}"
         os.makedirs(folder, exist_ok=True)
         with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
@@ -91,10 +88,8 @@ def write(made: Iterable[tuple[str, str]], directory: str) -> list[str]:
 
 
 def example() -> str:
-    """A penroot.yaml with every setting at its default, commented out."""
-    out = [
-        "# Settings of penroot: see penroot.yaml(5). Copy to /etc/enroot/penroot.yaml, and change what should differ.\n"
-    ]
+    """Return a penroot.yaml with every setting at its default, commented out."""
+    out = ["# Settings of penroot: see penroot.yaml(5). Copy to /etc/enroot/penroot.yaml and edit.\n"]
     for setting in all_settings().values():
         out.append(f"\n# {setting.doc} ({setting.kind})\n#{setting.name}: {json.dumps(setting.default)}\n")
     out.append("\n# variables for hooks and clients: MELLANOX_*, NVIDIA_*, SSL_CERT_*, proxies\n#environment: {}\n")
@@ -102,7 +97,7 @@ def example() -> str:
 
 
 def pages(root: click.Group) -> Iterator[tuple[str, str]]:
-    """Name and source of every page."""
+    """Yield name and source of every page."""
     yield "penroot.1", _main_page(root)
     examples = dict(EXAMPLES)
     for feature in plugged("manual"):
@@ -136,7 +131,7 @@ def _main_page(root: click.Group) -> str:
 
 
 def command_page(words: str, command: click.Command, see: str, *more: str) -> str:
-    """The page of the command ``words``, with ``more`` sections."""
+    """Return the page of the command ``words``, with ``more`` sections."""
     of = _of_start if words in ("penroot start", "penroot batch") else _of_command
     usage, help_text, options = of(words, command)
     parts = (
@@ -149,11 +144,11 @@ def command_page(words: str, command: click.Command, see: str, *more: str) -> st
 
 
 def _help(command: click.Command) -> str:
-    return inspect.cleandoc(command.help or "")  # as Python 3.13 keeps a docstring, and earlier ones do not
+    return inspect.cleandoc(command.help or "")  # Python 3.13 dedents docstrings, earlier versions do not
 
 
 def _of_command(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
-    """Usage, description and options of a command and those within it."""
+    """Return usage, description and options of a command and its subcommands."""
     context = click.Context(command, info_name=words, help_option_names=["-h", "--help"])
     usage = [" ".join((words, *command.collect_usage_pieces(context)))]
     options = _options(command, context)
@@ -174,7 +169,7 @@ def _options(command: click.Command, context: click.Context) -> list[tuple[str, 
 
 
 def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
-    """Usage, description and options out of the help text of start."""
+    """Return usage, description and options from the help text of start."""
     help_text, _, table = start.help_text().partition("\n Options:\n")
     usage = [f"penroot {start.SYNOPSIS[words.split()[-1]]}"]
     options: list[tuple[str, str]] = []
@@ -204,14 +199,14 @@ def _settings_page() -> str:
                     "A mapping of settings by their names. ${VAR}, ${VAR:-default} and "
                     f"{', '.join(f'$({command})' for command in COMMANDS)} are replaced; no shell is run. "
                     "The key environment maps variables for hooks and clients to values: MELLANOX_*, NVIDIA_*, "
-                    "SSL_CERT_*, proxies and ENROOT_* variables of the site's own.\n\n"
-                    "An unknown key and a value that does not fit are errors, reported with file and line.\n\n"
-                    "enroot.conf has the same settings in lines KEY VALUE or KEY=VALUE, under the names of the "
-                    "variables.\n\n"
-                    "A value comes from the first of these that has one: options of the command line, directives "
-                    "#ENROOT_X=Y of a configuration script, variables of the environment, the user's penroot.yaml.d, "
-                    "penroot.yaml, enroot.conf.d and enroot.conf, those of the system, the default. penroot info shows "
-                    "where each value comes from."
+                    "SSL_CERT_*, proxies and the site's own ENROOT_* variables.\n\n"
+                    "Unknown keys and invalid values are errors, reported with file and line.\n\n"
+                    "enroot.conf has the same settings in lines KEY VALUE or KEY=VALUE, with the names of the "
+                    "variables as keys.\n\n"
+                    "Precedence, highest first: options of the command line, directives #ENROOT_X=Y of a "
+                    "configuration script, environment variables, the user's penroot.yaml.d, penroot.yaml, "
+                    "enroot.conf.d and enroot.conf, the same files of the system, the default. penroot info shows "
+                    "the origin of each value."
                 ),
             ),
             section("SETTINGS", entries(rows)),
@@ -224,7 +219,7 @@ def _settings_page() -> str:
 
 
 def sections_of_features(page: str) -> list[str]:
-    """What features say on a page."""
+    """Return the sections that features add to a page."""
     return [
         section(heading, text(paragraphs) + entries(rows))
         for feature in plugged("manual")
@@ -234,7 +229,7 @@ def sections_of_features(page: str) -> list[str]:
 
 
 def title(name: str, number: int, what: str) -> str:
-    """How a page begins."""
+    """Return the header of a page."""
     return (
         f'.TH {name.upper()} {number} "" "penroot {__version__}" "penroot"\n'
         f".SH NAME\n{_escape(name)} \\- {_escape(what[:1].lower() + what[1:])}\n"
@@ -242,17 +237,17 @@ def title(name: str, number: int, what: str) -> str:
 
 
 def section(name: str, body: str) -> str:
-    """A part of a page under its heading."""
+    """Return a section of a page with its heading."""
     return f".SH {name}\n{body}"
 
 
 def entries(rows: Iterable[tuple[str, str]]) -> str:
-    """What there is, and what is said of each."""
+    """Return a list of names with their meanings."""
     return "".join(f".TP\n{bold(name)}\n{_escape(meaning)}\n" for name, meaning in rows)
 
 
 def text(paragraphs: str) -> str:
-    """Paragraphs, separated by blank lines."""
+    """Return paragraphs, which blank lines separate in ``paragraphs``."""
     return ".PP\n".join(_escape(" ".join(part.split())) + "\n" for part in paragraphs.split("\n\n") if part.strip())
 
 

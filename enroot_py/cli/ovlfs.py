@@ -1,10 +1,9 @@
 """``penroot-aufs2ovlfs`` and ``penroot-mksquashovlfs``: enroot's programs for unpacked layers.
 
-aufs2ovlfs turns the whiteouts of an unpacked OCI layer into those of overlayfs, in place: ``.wh.NAME``
-hides NAME of the layers below and becomes a character device 0:0, ``.wh..wh..opq`` hides all of its
-directory below and becomes an attribute ``overlay.opaque``. mksquashovlfs writes what an overlay of
-directories shows to a squashfs image. Sources: OCI image specification, "Whiteouts"; the kernel's
-filesystems/overlayfs, "whiteouts and opaque directories".
+aufs2ovlfs converts the OCI whiteouts of an unpacked layer to overlayfs whiteouts in place. ``.wh.NAME`` hides NAME of
+the lower layers and becomes a character device 0:0. ``.wh..wh..opq`` hides the whole directory of the lower layers and
+becomes an attribute ``overlay.opaque``. mksquashovlfs writes the merged view of an overlay to a squashfs image.
+Sources: OCI image specification, "Whiteouts"; the kernel's filesystems/overlayfs, "whiteouts and opaque directories".
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def main() -> None:
-    """Do what this process was called for, by the end of its name."""
+    """Run the program that the name of this process ends with."""
     program = os.path.basename(sys.argv[0])
     try:
         if program.endswith("mksquashovlfs"):
@@ -49,10 +48,10 @@ def _doing(what: str) -> Iterator[None]:
 def aufs2ovlfs(program: str, arguments: Sequence[str]) -> None:
     """``aufs2ovlfs DIR``. Raises ImageError, UsageError."""
     if not arguments or arguments[0] in ("--help", "-h"):
-        print(f"Usage: {program} DIR\n\nTurn AUFS whiteouts of an unpacked layer into those of overlayfs.")
+        print(f"Usage: {program} DIR\n\nConvert the AUFS whiteouts of an unpacked layer to overlayfs whiteouts.")
         return
     if len(arguments) > 1 or arguments[0].startswith("-"):
-        raise UsageError(f"one directory, and no options: {program} --help")
+        raise UsageError(f"give one directory and no options: {program} --help")
     (top,) = arguments
     with _doing(f"open {top}"):
         fd = os.open(top, _DIRECTORY)
@@ -78,36 +77,36 @@ def _opened(top: int, beneath: str, path: str) -> Iterator[int]:
 
 
 def _convert(directory: int, path: str, device: int) -> Iterator[str]:
-    """Replace the whiteouts of a directory, and return the directories in it that are on this file system."""
+    """Replace the whiteouts of a directory, and yield its subdirectories on the same file system."""
     for name in os.listdir(directory):
-        is_ = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if name.startswith(_WHITEOUT):
-            _replace(directory, path, name, is_.st_mode)
-        elif stat.S_ISDIR(is_.st_mode) and is_.st_dev == device:
+            _replace(directory, path, name, info.st_mode)
+        elif stat.S_ISDIR(info.st_mode) and info.st_dev == device:
             if not os.access(name, os.R_OK | os.X_OK, dir_fd=directory, effective_ids=True):
-                os.chmod(name, stat.S_IMODE(is_.st_mode) | 0o700, dir_fd=directory)
+                os.chmod(name, stat.S_IMODE(info.st_mode) | 0o700, dir_fd=directory)
             yield f"{path}/{name}"
 
 
 def _replace(directory: int, path: str, name: str, mode: int) -> None:
     hidden = name.removeprefix(_WHITEOUT)
     if hidden.startswith(_WHITEOUT) and name != _OPAQUE:
-        raise ImageError(f"{path}/{name} is no whiteout of the OCI image format")
+        raise ImageError(f"{path}/{name} is not a whiteout of the OCI image format")
     if hidden in ("", ".", ".."):
-        raise ImageError(f"{path}/{name} hides nothing that can be")
+        raise ImageError(f"{path}/{name} hides no valid file name")
     with _doing(f"remove {path}/{name}"):
         (os.rmdir if stat.S_ISDIR(mode) else os.unlink)(name, dir_fd=directory)
     if name == _OPAQUE:
         with _doing(f"mark {path} as opaque"):
             _mark_opaque(directory)
         return
-    # The layer itself may have a file of that name, which wins.
+    # If the layer itself has a file of that name, keep the file.
     with _doing(f"create the whiteout {path}/{hidden}"), contextlib.suppress(FileExistsError):
         os.mknod(hidden, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=directory)
 
 
 def _mark_opaque(directory: int) -> None:
-    """overlayfs reads trusted.* for root, and user.* where a user namespace mounts it with userxattr."""
+    """Set the attributes: overlayfs reads trusted.*, and user.* if a user namespace mounts it with userxattr."""
     try:
         os.setxattr(directory, "trusted.overlay.opaque", b"y")
         if "ENROOT_SET_USER_XATTRS" not in os.environ:
@@ -120,8 +119,8 @@ def _mark_opaque(directory: int) -> None:
 def mksquashovlfs(program: str, arguments: Sequence[str]) -> None:
     """``mksquashovlfs DIR[:DIR...] IMAGE [OPTION...]``, the first directory on top. Raises PenrootError.
 
-    An ordinary user is root of a user namespace meanwhile, so that every file is readable; MOUNTPOINT,
-    /mnt, is a directory to mount upon in a mount namespace of our own.
+    An ordinary user runs it as root of a user namespace, to read every file. In a private mount namespace, the overlay
+    is mounted on the directory MOUNTPOINT (default: /mnt).
     """
     if len(arguments) < 2:
         print(f"Usage: {program} DIR[:DIR...] IMAGE [mksquashfs options]")
@@ -134,13 +133,13 @@ def mksquashovlfs(program: str, arguments: Sequence[str]) -> None:
     if not root:
         namespaces.enter_user(0, 0)
     namespaces.unshare(linux.CLONE_NEWNS)
-    with _doing("detach mounts from the host's"):
+    with _doing("make mounts private"):
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     if ":" in layers:
         with _doing(f"mount an overlay of {layers}"):
             options = f"lowerdir={layers}{'' if root else ',userxattr'}"
             linux.mount("overlay", mountpoint, "overlay", linux.MS_RDONLY, options)
-    else:  # an overlay has at least two
+    else:  # an overlay needs at least two directories
         with _doing(f"mount {layers}"):
             linux.mount(layers, mountpoint, None, linux.MS_BIND)
     _execute(["mksquashfs", mountpoint, *words])

@@ -1,7 +1,6 @@
-"""``penroot start`` and ``batch``: the command line, and what it asks runtime/enter.py for.
+"""``penroot start`` and ``batch``: parse the command line, and start the container through runtime/enter.py.
 
-The start path. What is imported here is paid by every start: os and our own
-modules, nothing else.
+Every start pays for the modules that this one imports: os and our own, nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.mounting import Mount
 
     class StartDescription(Protocol):
-        """What one start is described by. Methods raise PenrootError."""
+        """The description of one start, such as an environment file. Methods raise PenrootError."""
 
         @property
         def mounts(self) -> tuple[Mount, ...]: ...
@@ -56,40 +55,41 @@ SYNOPSIS = {
 HELP = """\
 Start a container and run its command, or COMMAND.
 
-NAME is a container of 'penroot create'. IMAGE is a squashfs image or a
+NAME is a container created by 'penroot create'. IMAGE is a squashfs image or a
 reference such as docker://ubuntu. CONFIG is a configuration script with a line
 #ENROOT_ROOTFS=NAME|IMAGE.
 
  Options:
-   -c, --conf CONFIG        run a configuration script before the container starts
+   -c, --conf CONFIG        run a configuration script before the start
    -e, --env KEY[=VALUE]    set KEY, or copy it from your environment
-   -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], such as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
+   -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], such as /a:/b:ro, or
+                            SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
        --pid, --net, --ipc, --uts
                             use private PID, network, IPC or UTS namespaces
-       --explain            print all mounts, variables and hooks of the start, and do not run it
+       --explain            print mounts, variables and hooks without a start
    -h, --help               show this help
 """
 
 
 def usage(verb: str) -> str:
-    """The help text of ``start`` or ``batch``."""
+    """Return the help text of ``start`` or ``batch`` with its usage line."""
     return f"Usage: {called_as()} {SYNOPSIS[verb]}\n\n{help_text()}"
 
 
 def help_text() -> str:
-    """What ``start`` and ``batch`` do, and their options with those of features."""
-    words = ((f"       {row.name} {row.metavar}".ljust(27), row.help) for row in feature_flags().values())
-    more = "".join(f"{word} {text}\n" if len(word) == 27 else f"{word}\n{'':28}{text}\n" for word, text in words)
-    return HELP.replace("       --explain ", f"{more}       --explain ")
+    """Return HELP with the options of features."""
+    rows = ((f"       {row.name} {row.metavar}".ljust(27), row.help) for row in feature_flags().values())
+    lines = "".join(f"{name} {text}\n" if len(name) == 27 else f"{name}\n{'':28}{text}\n" for name, text in rows)
+    return HELP.replace("       --explain ", f"{lines}       --explain ")
 
 
 class FeatureFlag(Frozen):
-    """An option of ``start`` that a feature has; a flag has no metavar.
+    """An option of ``start`` that a feature adds; a flag has no metavar.
 
-    ``change`` gets the settings and the value. ``describe`` gets the value, and returns a description of the start.
+    ``change`` returns the settings with the value applied. ``describe`` returns the start that the value describes.
     """
 
     name: str
@@ -100,27 +100,16 @@ class FeatureFlag(Frozen):
 
 
 def feature_flags() -> dict[str, FeatureFlag]:
-    """The options of features."""
+    """Return the options of features by name."""
     from enroot_py.base.features import plugged
 
     return {row.name: row for feature in plugged("flags") for row in feature.FLAGS}
 
 
 class Options:
-    """The command line of ``penroot start``."""
+    """The parsed command line of ``penroot start``."""
 
-    __slots__ = (
-        "env",
-        "of_features",
-        "file",
-        "mounts",
-        "conf",
-        "rc",
-        "explain",
-        "changes",
-        "target",
-        "command",
-    )
+    __slots__ = ("env", "of_features", "file", "mounts", "conf", "rc", "explain", "changes", "target", "command")
 
     def __init__(self) -> None:
         self.env: list[str] = []
@@ -155,28 +144,25 @@ VALUES = {
     "--rc": "rc",
 }
 
-
 _TARGET = "a container or an image"
-# What options of docker and podman are called here.
-_ELSEWHERE = {
-    "--gpus": "write --device nvidia.com/gpu=all",
-    "-i": "remove -i: a container always has the caller's terminal",
-    "-t": "remove -t: a container always has the caller's terminal",
-    "--rm": "remove --rm: a start leaves no container behind",
-    "-d": "penroot has no detached containers: start NAME COMMAND & in a shell",
-    "-u": "write --root to be root; you are yourself otherwise",
-    "--user": "write --root to be root; you are yourself otherwise",
-    "--workdir": "write: start NAME sh -c 'cd DIR && COMMAND'",
-    "--name": "create the container first: penroot create --name NAME IMAGE",
-    "--network": "write --net for a private network; it is the host's otherwise",
-    "--entrypoint": "write --rc SCRIPT, or give the command after NAME",
-    "-v": "write --mount SOURCE:TARGET[:ro]",
-    "--volume": "write --mount SOURCE:TARGET[:ro]",
+# For options of docker and podman: the line to type instead. {0} is penroot, {1} the option.
+_INSTEAD = {
+    **dict.fromkeys(("-d", "--detach"), "{0} start NAME COMMAND &"),
+    **dict.fromkeys(("-i", "-t", "--interactive", "--tty"), "remove {1}: a container has its caller's terminal"),
+    **dict.fromkeys(("-p", "--publish"), "remove {1}: a container uses the host's network"),
+    **dict.fromkeys(("-u", "--user"), "{0} start --root NAME (without --root you stay yourself)"),
+    **dict.fromkeys(("-v", "--volume"), "{0} start --mount SOURCE:TARGET[:ro] NAME"),
+    **dict.fromkeys(("-w", "--workdir"), "{0} start NAME sh -c 'cd DIR && exec COMMAND'"),
+    "--entrypoint": "{0} start --rc SCRIPT NAME COMMAND",
+    "--gpus": "{0} start --device nvidia.com/gpu=all NAME",
+    "--name": "{0} create --name NAME IMAGE && {0} start NAME",
+    "--network": "{0} start --net NAME (without --net it is the host's network)",
+    "--rm": "remove {1}: only '{0} create' leaves a container behind",
 }
 
 
 def parse(arguments: list[str], verb: str = "start") -> Options | None:
-    """The options of a command line, or None where it asks for help. Raises UsageError."""
+    """Parse a command line. Return None for --help. Raises UsageError."""
     options = Options()
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -198,13 +184,16 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
             options.of_features.append((row, text))
     if rest:
         options.target, options.command = rest[0], tuple(rest[1:])
-    elif verb == "batch" or not described_by(options):  # its image may be in the description
+        if "rootfs_writable" in options.changes and options.target.startswith("/") and os.path.isdir(options.target):
+            message = f"{options.target} is a directory: -w means --rw, and takes no value"
+            raise mistake(verb, message, _INSTEAD["-w"].format(called_as()))
+    elif verb == "batch" or not described_by(options):  # a description may name the image
         raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
 
 
 def _value(verb: str, name: str, value: str, rest: list[str]) -> str:
-    """The value of an option, perhaps the first of the ``rest``, which is taken. Raises UsageError."""
+    """Return the value of an option: pop it from ``rest`` if there is one. Raises UsageError."""
     value = rest.pop(0) if rest else value
     if not value:
         raise mistake(verb, f"option {name} needs a value")
@@ -212,37 +201,38 @@ def _value(verb: str, name: str, value: str, rest: list[str]) -> str:
 
 
 def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
-    """The option of a feature. Raises UsageError."""
+    """Return the option of a feature. Raises UsageError."""
     rows = feature_flags()
     row = rows.get(name)
     if row is None or not row.metavar and word != name:
-        meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, *rows, "--explain", "--help")])
-        raise mistake(verb, f"unknown option: {word}", _ELSEWHERE.get(name, meant and f"did you mean --{meant}?"))
+        similar = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, *rows, "--explain", "--help")])
+        hint = _INSTEAD.get(name, similar and f"did you mean --{similar}?")
+        raise mistake(verb, f"unknown option: {word}", hint.format(called_as(), word))
     return row
 
 
 def described_by(options: Options) -> tuple[FeatureFlag, str] | None:
-    """The option that describes the start, and its value; the last one counts."""
+    """Return the last option that describes the start, and its value."""
     return next(((row, value) for row, value in reversed(options.of_features) if row.describe), None)
 
 
 def read_description(options: Options, verb: str) -> None:
-    """Read the description of a start: where it says the image, all words are the command. Raises PenrootError."""
+    """Read the description of a start. If it names an image, all arguments are the command. Raises PenrootError."""
     row, value = described_by(options) or (None, "")
     if row is None or row.describe is None:
         return
     if verb == "batch":
-        raise mistake(verb, f"batch takes no {row.name}", "its script says what to start")
+        raise mistake(verb, f"batch takes no {row.name}", "name the image in the script: #ENROOT_ROOTFS=NAME|IMAGE")
     options.file = row.describe(value)
     if options.file.target:
         words = (options.target, *options.command) if options.target else ()
         options.target, options.command = options.file.target, words
     elif not options.target:
-        raise mistake(verb, f"start needs {_TARGET}", f"{value} says none")
+        raise mistake(verb, f"start needs {_TARGET}", f"name an image in {value}, or on the command line")
 
 
 def mistake(verb: str, message: str, hint: str = "") -> UsageError:
-    """The error for a command line that does not parse."""
+    """Return the error for a command line that does not parse."""
     return UsageError(message, hint=hint or f"{called_as()} {verb} --help", usage=usage(verb))
 
 
@@ -256,7 +246,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options.of_features:
         read_description(options, verb)
     settings = read_settings(options, batch=batch)
-    superuser = namespaces.privileged(settings)  # asked now: inside, root of a user namespace looks like root
+    superuser = namespaces.privileged(settings)  # before the start: in a user namespace, its root looks like root
     if options.explain:
         from enroot_py.cli.explain import explain
 
@@ -265,8 +255,8 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         return
     if settings.close_descriptors and settings.mpi and "PMI_FD" in os.environ:
         raise UsageError(
-            "ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, by which the MPI launcher reaches this rank",
-            hint="set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is no rank",
+            "ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, which connects this rank to the MPI launcher",
+            hint="set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is not an MPI rank",
         )
     with Recording("start", settings):
         container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
@@ -274,7 +264,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
 
 
 def execute(container: Container, settings: Settings, command: tuple[str, ...], *, superuser: bool) -> NoReturn:
-    """Give up what the program must not have, and become it. Raises CommandError, ContainerError, NamespaceError."""
+    """Drop descriptors and privileges, and execute. Raises CommandError, ContainerError, NamespaceError."""
     if settings.close_descriptors:
         close_descriptors(container.environ)
     if not superuser:
@@ -283,7 +273,7 @@ def execute(container: Container, settings: Settings, command: tuple[str, ...], 
 
 
 def enter_own(settings: Settings, options: Options) -> Container:
-    """Enter a container that no other process shares. Raises PenrootError."""
+    """Enter a new container. Raises PenrootError."""
     source = find(options.target, settings)
     recording.phase("image")
     recording.fact(**source.facts)
@@ -291,7 +281,7 @@ def enter_own(settings: Settings, options: Options) -> Container:
 
 
 def read_settings(options: Options, *, batch: bool) -> Settings:
-    """The settings of a start: of the files and variables, of its configuration script, of its options."""
+    """Read the settings of a start. Precedence, lowest first: files, variables, directives, description, options."""
     directives: dict[str, tuple[str, str]] = {}
     if batch:
         options.conf = [options.target]
@@ -303,8 +293,8 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
         if batch:
             options.target = directives.get("ENROOT_ROOTFS", ("",))[0] or os.environ.get("ENROOT_ROOTFS", "")
             if not options.target:
-                raise UsageError(f"{options.conf[0]} does not say what to start", hint="add a line #ENROOT_ROOTFS=NAME")
-    settings = load(dict(os.environ), directives)  # which encodes and decodes at each look
+                raise UsageError(f"{options.conf[0]} names no container", hint="add a line #ENROOT_ROOTFS=NAME|IMAGE")
+    settings = load(dict(os.environ), directives)  # a dict: os.environ encodes and decodes at each access
     for line in slips(os.environ):
         log.warn(line)
     if options.file:
@@ -317,22 +307,22 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
 
 
 def entered(source: Source, settings: Settings, options: Options) -> Container:
-    """Enter the container that the command line asks for. Raises PenrootError."""
+    """Enter the container that the command line describes. Raises PenrootError."""
     container = enter(asked(source, settings, options))
     environ.warn_of_missing_paths(container.environ)
     return options.file.fit(container, options.command) if options.file else container
 
 
 def asked(source: Source, settings: Settings, options: Options) -> Start:
-    """What the command line asks for. Raises PenrootError."""
-    said = tuple(mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts)
+    """Return the start that the command line describes. Raises PenrootError."""
+    own_mounts = tuple(mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts)
     file = options.file
     start = Start(
         source=source,
         settings=settings,
         host={**os.environ, **(file.host if file else {})},
         superuser=namespaces.privileged(settings),
-        mounts=(*file.mounts, *said) if file else said,
+        mounts=(*file.mounts, *own_mounts) if file else own_mounts,
         env=environ.of_options(tuple(options.env), os.environ),
         file=file.variables if file else None,
         conf=options.conf[-1] if options.conf else "",
@@ -350,27 +340,27 @@ def read_script(path: str) -> str:
     try:
         return os.fsdecode(files.script(path))
     except OSError as e:
-        raise UsageError(f"--rc {path}: {e.strerror}", hint="--rc names a script of sh") from e
+        raise UsageError(f"--rc {path}: {e.strerror}", hint="give a shell script: --rc SCRIPT") from e
 
 
 def joins(settings: Settings) -> bool:
-    """Whether this start shares a container. One with processes of its own would end with the first rank."""
+    """Tell whether this start shares a container. A private PID namespace would end with the first rank."""
     return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 
 def enter_shared(settings: Settings, options: Options) -> Container:
-    """Enter the container of the other ranks, or a new one for them to join. Raises PenrootError."""
+    """Join the container of the other ranks, or create it if this rank is the first. Raises PenrootError."""
     from enroot_py.runtime import pmix, ranks
 
     scratch = rootfs.make_scratch(settings)
-    given = environ.of_options(tuple(options.env), os.environ)
-    same = [os.path.realpath(path) for path in (options.target, *options.rc[-1:]) if os.path.isfile(path)]
-    same += [options.target, *sorted(given), *options.conf, "", *options.mounts]
-    same += [options.file.identity] if options.file else []
-    record = ranks.Record(same, settings, os.environ, scratch)
-    own = {**ranks.variables(os.environ, settings), **given}
+    env_options = environ.of_options(tuple(options.env), os.environ)
+    identity = [os.path.realpath(path) for path in (options.target, *options.rc[-1:]) if os.path.isfile(path)]
+    identity += [options.target, *sorted(env_options), *options.conf, "", *options.mounts]
+    identity += [options.file.identity] if options.file else []
+    record = ranks.Record(identity, settings, os.environ, scratch)
+    own = {**ranks.variables(os.environ, settings), **env_options}
     for name in pmix.FITTED:
-        own.pop(name, None)  # the first has found out what the image can take
+        own.pop(name, None)  # the first rank has fitted these to the image
     joined = record.join()
     if joined is None:
         record.sweep()
@@ -385,8 +375,8 @@ def enter_shared(settings: Settings, options: Options) -> Container:
 
 
 def find(target: str, settings: Settings) -> Source:
-    """The root file system of a container, an image file or a reference."""
-    if ":" in target:  # else it costs no import
+    """Find the root file system of a container, an image file or a reference. Raises PenrootError."""
+    if ":" in target:  # saves an import otherwise
         from enroot_py.registry import reference
 
         if reference.is_uri(target):

@@ -1,7 +1,7 @@
-"""``penroot-unshare``, ``penroot-mount`` and ``penroot-switchroot``: the parts of a start as programs, for bash hooks.
+"""``penroot-unshare``, ``penroot-mount`` and ``penroot-switchroot``: the steps of a start as programs, for bash hooks.
 
-unshare, also called nsenter, makes or joins namespaces; mount does the mounts of an fstab(5) beneath a root; switchroot
-makes a directory the root and gives up privileges. As with enroot's, a call without arguments shows the usage.
+unshare (alias nsenter) creates or joins namespaces. mount does the mounts of an fstab(5) beneath a root directory.
+switchroot changes the root directory and drops privileges. Like enroot's, each shows its usage without arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.config import files
 from enroot_py.runtime import etc, execute, isolated, mounting, mounts, namespaces, rootfs, supervise
 
-_SPACES = {  # in the order in which they are joined: the user namespace first gives the right to the others
+_SPACES = {  # in the order of joining: the user namespace first, as it gives the right to join the others
     "--user": ("user", linux.CLONE_NEWUSER),
     "--pid": ("pid", linux.CLONE_NEWPID),
     "--ipc": ("ipc", linux.CLONE_NEWIPC),
@@ -30,60 +30,64 @@ _SPACES = {  # in the order in which they are joined: the user namespace first g
 _UNSHARE = """\
 Usage: {} [options] [--] COMMAND [ARG...]
 
-Run a command in new namespaces: by default as root of a user namespace, with
-a mount namespace of its own.
+Run a command in new namespaces. Default: as root, in a new user namespace
+and a new mount namespace.
 
  Options:
    --user --mount --pid --net --ipc --uts --cgroup   namespaces to create, or to join
-   --remap-root      be root in the new user namespace, not oneself
-   --target PID      join the namespaces of a process, its cgroup namespace too
-   --envfd FD        take the environment from lines KEY=VALUE of a file descriptor
-   --envfile FILE    the same from a file
-   --workdir DIR     change to a directory
+   --remap-root      be root in the new user namespace (default: keep your user id)
+   --target PID      join the namespaces of process PID, and always its cgroup namespace
+   --envfd FD        read the environment, lines KEY=VALUE, from file descriptor FD
+   --envfile FILE    read the environment, lines KEY=VALUE, from FILE
+   --workdir DIR     change to DIR
 """
 _MOUNT = """\
 Usage: {} [--root DIR] [--pass N] [--image FSTAB] FSTAB...
 
-Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin. --image is that of an
-image: it mounts a tmpfs, and directories beneath DIR, which is in ENROOT_ROOTFS.
+Mount the entries of FSTAB, or of stdin if it is '-'.
+
+ Options:
+   --root DIR        mount beneath DIR (default: /)
+   --pass N          mount only entries whose passno is N (default: 0)
+   --image FSTAB     mount the fstab of an image: only a tmpfs, and directories beneath ENROOT_ROOTFS
 """
 _SWITCHROOT = """\
 Usage: {} [options] [--] ROOTFS [COMMAND] [ARG...]
 
  Options:
    --login           use a login shell
-   --norc            leave out the command script of the image, /etc/rc
-   --exec            run COMMAND itself, without shell or script
-   --rcfile FILE     command script instead of the image's
-   --envfile FILE    environment, lines KEY=VALUE, instead of the caller's
-   --env KEY=VALUE   one variable more
-   --workdir DIR     working directory inside
-   --lock            keep root inside from changing the mounts, in a second user namespace
-   --net --uts       with --lock: give that one a network, or a host name, to configure
-   --drop            drop the capabilities of root too
-   --keyring         a new session keyring, without the caller's keys
-   --close           close all descriptors but stdin, stdout and stderr
+   --norc            skip the image's command script, /etc/rc
+   --exec            execute COMMAND directly, without shell or script
+   --rcfile FILE     run FILE instead of the image's command script
+   --envfile FILE    read the environment, lines KEY=VALUE, from FILE (default: the caller's)
+   --env KEY=VALUE   set a variable
+   --workdir DIR     change to DIR inside
+   --lock            enter a second user namespace, in which root cannot change the mounts
+   --net --uts       with --lock: create a network or UTS namespace that root there can configure
+   --drop            drop root's capabilities too
+   --keyring         create a session keyring without the caller's keys
+   --close           close all descriptors except stdin, stdout and stderr
 """
 _DEFAULT_SEARCH = "/bin:/usr/bin"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def main() -> None:
-    """Do what this process was called for, by the end of its name."""
+    """Run the program that the name of this process ends with."""
     program = os.path.basename(sys.argv[0])
     run = switchroot if program.endswith("switchroot") else mount if program.endswith("mount") else unshare
     try:
         run(program, sys.argv[1:])
         sys.stdout.flush()
     except (PenrootError, OSError) as e:
-        why = str(e.strerror) if isinstance(e, OSError) else str(e)
+        reason = str(e.strerror) if isinstance(e, OSError) else str(e)
         hint = "" if isinstance(e, (OSError, CommandError)) or not e.hint else f"; {e.hint}"
-        sys.stderr.write(f"{program}: {why}{hint}\n")
+        sys.stderr.write(f"{program}: {reason}{hint}\n")
         sys.exit(1 if isinstance(e, OSError) else e.exit_code)
 
 
 class _Options:
-    """Words of a command line: ``flags``, the ``values`` of options by their names, and the ``rest``."""
+    """A parsed command line: ``flags``, the ``values`` of options by name, and the ``rest``."""
 
     def __init__(self, words: list[str], flags: set[str], values: set[str]) -> None:
         """Raises UsageError for an option that is neither in ``flags`` nor in ``values``."""
@@ -130,8 +134,8 @@ def mount(program: str, words: list[str]) -> None:
     os.umask(0o022)
     variables = dict(os.environ)
     if image is not None:
-        text, place = _text(image), variables.get("ENROOT_ROOTFS", "")
-        _mount_all(mounts.parse_image(text, place, "/etc/fstab of the image"), root, int(number))
+        rootfs_path = variables.get("ENROOT_ROOTFS", "")
+        _mount_all(mounts.parse_image(_text(image), rootfs_path, "/etc/fstab of the image"), root, int(number))
     for name in options.rest:
         _mount_all(mounts.parse_file(_text(name), variables, "stdin" if name == "-" else name), root, int(number))
 
@@ -145,14 +149,14 @@ def _check_kernel() -> None:
 
 
 def _mount_all(fstab: Iterable[mounting.Mount], root: int, number: int) -> None:
-    of_host = os.path.samestat(os.fstat(root), os.stat("/"))
+    is_host_root = os.path.samestat(os.fstat(root), os.stat("/"))
     for entry in fstab:
         if entry.passno != number:
             continue
         if entry.fstype == mounting.SQUASHFS:
             message = f"cannot mount {entry.source}: a squashfs file needs penroot start or srun"
             raise MountError(f"{entry.origin}: {message}")
-        if of_host:  # links of the host are no image's: they may lead to any of its mounts
+        if is_host_root:  # follow the host's links to any of its mounts; an image's links stay beneath its root
             above, name = os.path.split(os.path.normpath(entry.target))
             entry.target = os.path.join(os.path.realpath("/" + above), name)
         try:
@@ -172,7 +176,7 @@ def _text(name: str) -> str:
 
 
 def unshare(program: str, words: list[str]) -> None:
-    """``unshare [options] COMMAND [ARG...]``, in new namespaces or those of a process. Raises PenrootError."""
+    """``unshare [options] COMMAND [ARG...]``: run a command in new namespaces, or a process's. Raises PenrootError."""
     options = _Options(words, {*_SPACES, "--remap-root"}, {"--target", "--envfd", "--envfile", "--workdir"})
     if options.help or not options.rest:
         sys.stdout.write(_UNSHARE.format(program))
@@ -199,7 +203,7 @@ def unshare(program: str, words: list[str]) -> None:
 
 
 def _execute(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """Become a command; without a PATH it is looked up as by execvp(3). Raises CommandError."""
+    """Execute a command. Without PATH, search it as execvp(3) does. Raises CommandError."""
     name, path = command[0], command[0]
     if "/" not in name and "PATH" not in variables:
         path = next(filter(os.path.exists, execute.candidates(name, _DEFAULT_SEARCH)), f"/bin/{name}")
@@ -233,14 +237,14 @@ def _create(flags: int, *, remap: bool) -> None:
         namespaces.unshare(others)
     if others & linux.CLONE_NEWNET:
         isolated.raise_loopback()
-    if others & linux.CLONE_NEWNS and not user:  # with a user namespace, mounts arrive as slaves
+    if others & linux.CLONE_NEWNS and not user:  # in a new user namespace, the kernel makes mounts slaves
         linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
     if others & linux.CLONE_NEWPID:
         _fork()
 
 
 def _join(target: str, flags: int, workdir: str | None) -> None:
-    """Enter namespaces of a process. All are opened first: in its mount namespace /proc may be another one."""
+    """Enter namespaces of a process. Open all first: in its mount namespace, /proc may be another one."""
     spaces = []
     for name, flag in _SPACES.values():
         if flags & flag:
@@ -250,11 +254,11 @@ def _join(target: str, flags: int, workdir: str | None) -> None:
                 raise UsageError(f"cannot open the {name} namespace of process {target}: {e.strerror}") from e
             if not os.path.samestat(os.fstat(space), os.stat(f"/proc/self/ns/{name}")):
                 spaces.append((name, flag, space))
-    try:  # /proc/PID/cwd names it only from outside
+    try:  # before joining: /proc/PID/cwd names the directory only from outside
         directory = os.open(workdir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if workdir is not None else -1
     except OSError:
         directory = -1
-    # Root there could look at this process, and at what it has of the host, until it executes the command.
+    # Until this process executes the command, root in the container could read its memory and its host descriptors.
     namespaces.hide()
     rootfs.import_no_files()
     for name, flag, space in spaces:
@@ -275,7 +279,7 @@ def _join(target: str, flags: int, workdir: str | None) -> None:
 
 
 def _fork() -> None:
-    """Go on in a child, the first process of a new PID namespace; end as it ends."""
+    """Continue in a child, the first process of a new PID namespace, and exit with the child's status."""
     child = supervise.fork()
     if child:
         namespaces.hide()
@@ -289,8 +293,8 @@ def switchroot(program: str, words: list[str]) -> None:
     if options.help or not options.rest:
         sys.stdout.write(_SWITCHROOT.format(program))
         return
-    given = [text.partition("=") for text in options.values.get("--env", [])]
-    for name, equals, _ in given:
+    assignments = [text.partition("=") for text in options.values.get("--env", [])]
+    for name, equals, _ in assignments:
         if not name or not equals:
             raise UsageError(f"--env {name}: not KEY=VALUE")
     rootfs_path, *command = options.rest
@@ -302,7 +306,7 @@ def switchroot(program: str, words: list[str]) -> None:
     environ = dict(os.environ)
     if (envfile := options.value("--envfile")) is not None:
         environ = etc.read_environment(_text(envfile))
-    environ.update((name, value) for name, _, value in given)
+    environ.update((name, value) for name, _, value in assignments)
     _switch(rootfs_path)
     _complete(environ, login="--login" in options.flags)
     if (workdir := options.value("--workdir")) is not None:
@@ -311,14 +315,14 @@ def switchroot(program: str, words: list[str]) -> None:
     if not script and "--norc" not in options.flags and os.path.exists("/etc/rc"):
         script = "/etc/rc"
     if "--exec" in options.flags and command:
-        environ["PWD"] = os.getcwd()  # what a shell would set that had run the command
+        environ["PWD"] = os.getcwd()  # as a shell would set it
         environ.setdefault("SHLVL", "0")
         _execute(command, environ)
     _run_shell(script, command, environ, login="--login" in options.flags)
 
 
 def _kept(path: str) -> str:
-    """Return a path of the command script that holds when the file system that it came from is gone."""
+    """Copy the command script into memory, and return a path that stays valid after the switch of the root."""
     fd = os.memfd_create("rc", 0)
     with open(fd, "wb", closefd=False) as f:
         f.write(os.fsencode(_text(path)))
@@ -333,20 +337,20 @@ def _switch(directory: str) -> None:
     except OSError as e:
         raise UsageError(f"cannot enter {directory}: {e.strerror}") from e
     try:
-        linux.mount(None, "/", None, linux.MS_REC | linux.MS_SLAVE)  # what is unmounted stays mounted on the host
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_SLAVE)  # unmounts do not propagate to the host
         try:
             rootfs.switch(".")
         except OSError as e:
             if e.errno not in (errno.EINVAL, errno.EBUSY):
                 raise
-            linux.mount(".", ".", None, linux.MS_BIND | linux.MS_REC)  # no mount point yet
+            linux.mount(".", ".", None, linux.MS_BIND | linux.MS_REC)  # pivot_root(2) needs a mount point
             rootfs.switch(os.path.realpath("."))
     except OSError as e:
         raise MountError(f"cannot make {directory} the root: {e.strerror}") from e
     try:
         linux.unshare(linux.CLONE_NEWCGROUP)
     except OSError as e:
-        if e.errno != errno.EINVAL:  # configured out
+        if e.errno != errno.EINVAL:  # a kernel without cgroup namespaces
             raise
 
 
@@ -361,15 +365,15 @@ def _confine(flags: set[str]) -> None:
 
 
 def _complete(environ: dict[str, str], *, login: bool) -> None:
-    """Add what login(1) sets and nobody else did, by the image's passwd(5) and login.defs(5)."""
+    """Set the unset variables that login(1) sets, from the image's passwd(5) and login.defs(5)."""
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         entries = (line.split(":") for line in _lines(root, "/etc/passwd"))
         entry = next((e for e in entries if len(e) > 6 and e[2] == str(os.geteuid())), None)
         defs = dict(line.split(None, 1) for line in _lines(root, "/etc/login.defs") if len(line.split()) > 1)
     if entry:
         shell = entry[6] if entry[6] and os.access(entry[6], os.X_OK) else "/bin/sh"
-        known = {"USER": entry[0], "LOGNAME": entry[0], "HOME": entry[5] or "/", "SHELL": shell}
-        for name, value in known.items():
+        variables = {"USER": entry[0], "LOGNAME": entry[0], "HOME": entry[5] or "/", "SHELL": shell}
+        for name, value in variables.items():
             environ.setdefault(name, value)
     environ.setdefault("HOME", "/" if os.geteuid() else "/root")
     environ.setdefault("SHELL", "/bin/sh")
@@ -393,9 +397,9 @@ def _lines(root: int, path: str) -> list[str]:
 
 
 def _run_shell(script: str, command: list[str], environ: dict[str, str], *, login: bool) -> NoReturn:
-    """Let a shell run the script, or the command, or be interactive. Raises CommandError."""
+    """Run the script or the command in a shell, or an interactive shell. Raises CommandError."""
     shell = environ["SHELL"] if os.access(environ["SHELL"], os.X_OK) else "/bin/sh"
-    if not os.access(shell, os.X_OK) and not script and command:  # an image without a shell
+    if not os.access(shell, os.X_OK) and not script and command:  # the image has no shell
         _execute(command, environ)
     words = [script, *command] if script else ["-c", 'exec "$@"', "sh", *command] if command else []
     name = ("-" if login else "") + os.path.basename(shell)

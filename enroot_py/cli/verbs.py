@@ -1,4 +1,4 @@
-"""The command line of penroot, but for ``start``, which has its own quick way in."""
+"""The command line of penroot through click: all verbs but ``start`` and ``batch``, which have a faster path."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from enroot_py.config.table import all_settings, slips
 from enroot_py.runtime import hooks
 from enroot_py.store import containers
 
-_PASSWORD = re.compile("//[^/@]*@")  # of a proxy, in an address
+_PASSWORD = re.compile("//[^/@]*@")  # in the URL of a proxy
 
 
-def _version(ctx: click.Context, parameter: click.Parameter, given: bool) -> None:
-    """Of enroot, whose scripts compare it, the number alone."""
-    if given:
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Print the version. Called as enroot, print only the number: scripts compare it."""
+    if value:
         from enroot_py.base import build
 
         click.echo(ENROOT_VERSION if called_as() == "enroot" else build.line())
@@ -75,9 +75,9 @@ def _program() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command line and return its status. Raises PenrootError; a wrong option is a UsageError."""
+    """Run a command line and return its exit status. Raises PenrootError; UsageError for a wrong option."""
     try:
-        # What Context.exit() was given comes back as the value.
+        # main() returns the status that Context.exit() was called with.
         return penroot.main(list(arguments), prog_name=_program(), standalone_mode=False) or 0
     except click.exceptions.Exit as e:
         return e.exit_code
@@ -91,18 +91,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def help_text() -> str:
-    """What ``penroot --help`` says in 80 columns or more."""
+    """Return the text of ``penroot --help`` for 80 columns or more."""
     return usage(penroot.make_context("penroot", [], terminal_width=78))
 
 
 def command(function: Callable[..., None]) -> click.Command:
-    """A verb of the command line, under the name of its function."""
+    """Add a function as a verb under its own name."""
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 
+_arch = click.option("-a", "--arch", callback=there, metavar="ARCH", help="Architecture (default: this machine's).")
+_name = click.option("-n", "--name", callback=there, metavar="NAME", help="Container name (default: the image's).")
+
+
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
-@click.option("-o", "--output", callback=there, help="Image file; - is stdout (default: IMAGE.sqsh).")
+@_arch
+@click.option("-o", "--output", callback=there, metavar="FILE", help="Image file; - is stdout (default: IMAGE.sqsh).")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
 @force_option
 @click.argument("uri")
@@ -118,7 +122,7 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri
 
 
 @command
-@click.option("-n", "--name", callback=there, help="Name of the container (default: the image's).")
+@_name
 @force_option
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
@@ -140,12 +144,15 @@ def create(name: str | None, force: bool, image: str) -> None:
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
-@click.option("-n", "--name", callback=there, help="Name of the container (default: the image's).")
+@_arch
+@_name
 @force_option
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
-    """Create a container from a URI, as import takes it."""
+    """Create a container from a registry, an archive or an engine.
+
+    URI has the same forms as for import.
+    """
     _create_from(uri, name, loaded(force=force), arch)
 
 
@@ -161,22 +168,22 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
+@_arch
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
-    """Print the digest that a tag has in its registry."""
+    """Print the current digest of an image in its registry."""
     from enroot_py.cli import images
 
     click.echo(images.digest(uri, loaded(), arch))
 
 
 @command
-@click.option("-a", "--arch", callback=there, help="Architecture (default: this machine's).")
+@_arch
 @click.argument("image")
 def inspect(arch: str | None, image: str) -> None:
     """Show digests, layers and config of an image as JSON.
 
-    IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
+    IMAGE is a URI as for import, the name of a container, or a squashfs file.
     """
     from enroot_py.cli import images
 
@@ -184,8 +191,8 @@ def inspect(arch: str | None, image: str) -> None:
 
 
 @command
-@click.option("-f", "--fancy", is_flag=True, help="Also show the running processes.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option("-f", "--fancy", is_flag=True, help="Show a table with the processes of each container.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Format (default: text).")
 def list_(fancy: bool, form: str) -> None:
     """List the containers."""
     from enroot_py.cli import listing
@@ -206,27 +213,30 @@ def list_(fancy: bool, form: str) -> None:
 @click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
 def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
-    """Run a command in a running container."""
+    """Run a command in a running container.
+
+    PID is a process of the container, NAME its name, JOBID[.STEPID] the Slurm step that runs it.
+    """
     from enroot_py.runtime import processes
 
     sys.exit(processes.execute_in(target, words, env, settings.load()))
 
 
 def _confirmed(question: str) -> bool:
-    """The answer of whom may be asked. Raises UsageError where nobody is there."""
+    """Ask the user. Raises UsageError if stdin is closed or not a terminal."""
     if sys.stdin is None:
         raise UsageError("cannot prompt: stdin is closed", hint="use --force to skip the prompt")
     try:
         return click.confirm(question, err=True)
     except click.Abort:
-        sys.stderr.write("\n")  # the question's line has no end
+        sys.stderr.write("\n")  # end the line of the question
         if sys.stdin.isatty():
             raise
         raise UsageError("cannot prompt: stdin is not a terminal", hint="use --force to skip the prompt") from None
 
 
 @command
-@click.option("-f", "--force", is_flag=True, help="Skip the prompt.")
+@click.option("-f", "--force", is_flag=True, help="Remove without a prompt.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=container_names)
 def remove(force: bool, names: tuple[str, ...]) -> None:
     """Delete containers with all their files."""
@@ -248,7 +258,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 
 
 @command
-@click.option("-o", "--output", callback=there, help="Image file; - is stdout (default: NAME.sqsh).")
+@click.option("-o", "--output", callback=there, metavar="FILE", help="Image file; - is stdout (default: NAME.sqsh).")
 @force_option
 @click.argument("name", shell_complete=container_names)
 def export(output: str | None, force: bool, name: str) -> None:
@@ -257,11 +267,11 @@ def export(output: str | None, force: bool, name: str) -> None:
 
 
 def _entered_before(name: str, text: str, argument: click.Argument) -> click.Command:
-    """A verb that main() enters without click: here for help and completion only, its options from its own table."""
+    """Describe a verb that main.py runs without click, for help and completion. Its options come from start.py."""
     from enroot_py.cli import start
 
     def never() -> None:
-        raise AssertionError(f"{name} is entered before click")
+        raise AssertionError(f"main.py runs {name} without click")
 
     spellings: dict[str, list[str]] = {}
     for option, attribute in {**start.FLAGS, **start.VALUES}.items():
@@ -272,24 +282,27 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
     ]
     options.append(click.Option(["--explain"], is_flag=True))
     options += [click.Option([row.name], is_flag=not row.metavar) for row in start.feature_flags().values()]
-    rest = click.Argument(["words"], nargs=-1)
-    return click.Command(name, callback=never, params=[*options, argument, rest], help=text)
+    command_words = click.Argument(["words"], nargs=-1)
+    return click.Command(name, callback=never, params=[*options, argument, command_words], help=text)
 
 
-penroot.add_command(cache)
-penroot.add_command(login)
-penroot.add_command(logout)
-penroot.add_command(
-    _entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=container_names))
-)
+_target = click.Argument(["name"], shell_complete=container_names)
 _config = click.Argument(["config"], type=click.Path())
-penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
+for verb in (
+    _entered_before("start", "Start a container.", _target),
+    _entered_before("batch", "Start a container from a configuration script.", _config),
+    *(cache, login, logout),
+):
+    penroot.add_command(verb)
 
 
 @command
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a completion script for SHELL."""
+    """Print a completion script for SHELL.
+
+    To load it in bash: source <(penroot completion bash)
+    """
     from click import shell_completion
 
     kind = shell_completion.get_completion_class(shell)
@@ -301,7 +314,7 @@ def completion(shell: str) -> None:
 @penroot.command("manual", hidden=True)
 @click.argument("directory", type=click.Path())
 def manual_(directory: str) -> None:
-    """Write the manual pages to man1 and man5 of DIRECTORY, and print an example of penroot.yaml, for make install."""
+    """Write the manual pages to DIRECTORY/man1 and DIRECTORY/man5, and print an example of penroot.yaml."""
     from enroot_py.cli import manual
 
     manual.write(manual.pages(penroot), directory)
@@ -329,7 +342,7 @@ def info() -> None:
 
 
 def _info_of_enroot(options: Settings) -> None:
-    """The same in enroot's form, which scripts read: what is off is not there."""
+    """Print the settings in enroot's form, which scripts read. Booleans that are off are left out."""
     site, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},
@@ -351,7 +364,7 @@ def _info_of_enroot(options: Settings) -> None:
 def doctor() -> None:
     """Check whether this machine can run containers.
 
-    Prints a fix for each problem, and exits with 1 if there is any. For a node of a Slurm cluster use pyxis-py check.
+    Prints a fix for each problem, and exits with 1 if there is any. On a node of a Slurm cluster run pyxis-py check.
     """
     from enroot_py.cli.doctor import findings, report
 

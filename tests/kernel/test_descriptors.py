@@ -112,7 +112,7 @@ def test_setting_refuses_a_rank_that_needs_its_descriptor(user: User, rootfs: pa
     environ = {"ENROOT_CLOSE_DESCRIPTORS": "yes", "PMI_FD": "7", "PMI_RANK": "0"}
     said = user.penroot("start", "box", "true", env=environ, status=1).stderr.splitlines()
     assert said == [
-        "[ERROR] ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, by which the MPI launcher reaches this rank",
-        "[HINT] set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is no rank",
+        "[ERROR] ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, which connects this rank to the MPI launcher",
+        "[HINT] set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is not an MPI rank",
     ]
     assert user.start("box", "echo", "ran", env={**environ, "ENROOT_MPI": "no"}) == "ran\n"

@@ -1,4 +1,4 @@
-"""penroot doctor: a machine that runs containers has nothing bad, and what is missing is named with its fix."""
+"""penroot doctor: a working machine has no bad findings, and each missing program is named with a fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kernel.conftest import User, require
 
 
 def without(*programs: str) -> tuple[str, ...]:
-    """Begins a command, as root, that finds nothing to execute in place of ``programs``."""
+    """Return a command prefix for root that hides ``programs``."""
     hide = "".join(f"mount --bind /dev/null {program}; " for program in programs if os.path.exists(program))
     return ("unshare", "--mount", "sh", "-ec", hide + 'exec "$@"', "sh")
 
@@ -33,7 +33,7 @@ def test_what_is_missing_has_a_fix(user: User, image: pathlib.Path) -> None:
     out = user.penroot("doctor", prefix=hide, status=1).stdout
     assert "bad  squashfuse is not installed: squashfs images cannot be mounted\n     fix: install squashfuse" in out
     assert "warn mksquashfs is not installed" in out
-    user.penroot("start", str(image), prefix=hide, status=1)  # as it said
+    user.penroot("start", str(image), prefix=hide, status=1)  # as doctor warned
 
 
 def test_an_old_kernel_is_told(user: User) -> None:

@@ -151,7 +151,7 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
         (("x.lock", "ubuntu@sha256:" + "a" * 64), "is a digest already"),
         (("x.lock", "oci:layout"), "oci:layout is no image of a registry"),
         (("x.lock", "Ubuntu"), "Ubuntu: bad image name"),
-        (("x.lock", ""), "it is empty"),
+        (("x.lock", ""), "the value is empty"),
         (("nowhere/x.lock", "{image}"), "cannot write {home}/nowhere/x.lock: No such file or directory"),
     ],
 )

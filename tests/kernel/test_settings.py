@@ -1,4 +1,4 @@
-"""Every ENROOT_* variable, and the directories of the system and the user, by what they do."""
+"""The effect of every ENROOT_* variable, and of the configuration directories of the system and the user."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path
 
 @pytest.mark.parity("ENROOT_TEMP_PATH")
 def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> None:
-    """An image that a bundle cannot unpack is converted there, and nothing stays."""
+    """bundle converts an image with an unsupported compression there, and removes the copy."""
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
     user.own(image)
@@ -118,7 +118,7 @@ def test_connections_at_a_time(user: User) -> None:
         busy, most = 0, 0
 
         def wait(body: bytes) -> bytes:
-            together.wait(60)  # breaks, and fails the import, where there are fewer at a time
+            together.wait(60)  # breaks, and fails the import, with fewer parallel connections
             return body
 
         def count(body: bytes) -> bytes:
@@ -155,7 +155,7 @@ def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
 def test_directories_of_the_system_then_of_the_user(user: User, rootfs: pathlib.Path) -> None:
     for directory, word in (("etc", "system"), ("config", "user")):
         for kind, name, text in (
-            # By name it would be the other way round.
+            # Sorted by name alone, the user's file would be first.
             ("environ.d", f"{'9' if word == 'system' else '1'}0-x.env", f"BOTH={word}\n{word}=yes\nCALLER=${{WHO}}\n"),
             ("mounts.d", "50-x.fstab", f"/usr/share /mnt/{word} none x-create=dir,bind,ro\n"),
             ("hooks.d", "50-x.sh", f'#!/bin/sh\necho "HOOKS=${{HOOKS-}}{word}" >> "$ENROOT_ENVIRON"\n'),
@@ -184,7 +184,7 @@ def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathli
     names = ("PID", "ROOTFS", "ENVIRON", "MOUNTS", "VERSION", *places)
     assert {f"ENROOT_{name}" for name in names} <= set(known)
     assert known["ENROOT_REMAP_ROOT"] == "y"
-    assert "ENROOT_MOUNT_HOME" not in known  # as enroot has it: what is off is not set
+    assert "ENROOT_MOUNT_HOME" not in known  # as in enroot: settings that are off are not set
     caps = next(int(line.split()[1], 16) for line in said.splitlines() if line.startswith("CapEff"))
     last = int(pathlib.Path("/proc/sys/kernel/cap_last_cap").read_text())
     assert caps == (1 << last + 1) - 1
@@ -195,7 +195,7 @@ def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathli
 def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -> None:
     text = "ENROOT_REMAP_ROOT yes\n" if form == "enroot.conf" else "remap_root: yes\n"
     user.write(f"etc/{form}", text)
-    for _ in range(2):  # the second time as the first left it parsed
+    for _ in range(2):  # the second start reads the parsed copy
         assert inside(user, "id -u") == "0\n"
     (user.home / "etc" / form).write_text(text.replace("yes", "perhaps"))
     done = user.penroot("start", "box", "true", status=1)
@@ -205,7 +205,7 @@ def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -
 
 @pytest.mark.parity("remove: stays on its file system")
 def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> None:
-    """As rm --one-file-system: what is mounted in a container's directory is not deleted with it."""
+    """remove does not delete files of other file systems mounted in the container, like rm --one-file-system."""
     require(os.geteuid() == 0, "mounting needs root")
     (rootfs / "mnt/other").mkdir(parents=True)
     script = (
@@ -220,7 +220,7 @@ def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> No
 
 @pytest.mark.parity("speculation as on the host")
 def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None:
-    """The filter brings no mitigation with it, which older kernels would add to every filter."""
+    """The seccomp filter adds no speculation mitigations, which are the default of older kernels."""
     question = "grep -E '^Speculation' /proc/self/status"
     assert inside(user, question + " || true") == user.run("sh", "-c", question + " || true").stdout
 
@@ -232,7 +232,7 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
     "a cgroup namespace",
 )
 def test_exec_has_the_state_of_the_process(user: User, rootfs: pathlib.Path) -> None:
-    """Namespaces, working directory and variables are those of the process."""
+    """exec takes namespaces, working directory and variables from the process."""
     script = "cd /opt/work; echo ready; exec sleep 1000"
     command = ("penroot", "start", "--pid", "--net", "--ipc", "--uts", "-e", "MINE=1 2", "box", "sh", "-c", script)
     with user.running(*command, stdout=subprocess.PIPE) as process:
@@ -271,7 +271,7 @@ def test_load_by_name_architecture_and_force(user: User) -> None:
 
 
 class Anybody(Login):
-    """Gives everybody a token that is found nowhere else."""
+    """A token service that issues a unique token for each request."""
 
     def token(self) -> str:
         token = os.urandom(16).hex()
@@ -309,15 +309,15 @@ def test_unreadable_settings_of_the_site_are_an_error(user: User, rootfs: pathli
     user.own(user.home / "etc")
     said = user.penroot("start", "box", "true", status=1).stderr
     assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in said
-    # What lies in a closed home, nobody knows: the files of who went before with su.
+    # A closed directory is skipped: after su, the configuration may be in another user's home.
     user.penroot("start", "box", "true", env={"ENROOT_SYSCONF_PATH": str(closed / "enroot")})
 
 
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_id_in_settings_is_the_callers_in_any_namespace(user: User, image: pathlib.Path, target: str) -> None:
-    """Settings and mounts.d are read before and after a start enters user namespaces of its own."""
+    """A start reads settings before it enters its user namespaces, and mounts.d after."""
     user.write("etc/enroot.conf", "ENROOT_TEMP_PATH /tmp/$(id -u)-$(id -g)-$UID\n")
-    user.write("etc/mounts.d/50.fstab", "tmpfs /$(whoami) tmpfs x-create=dir\n")  # no name, but a number
+    user.write("etc/mounts.d/50.fstab", "tmpfs /$(whoami) tmpfs x-create=dir\n")  # a number without a name
     for around in ((), ("unshare", "-Urn")):
         info = user.run(*around, "penroot", "info").stdout
         assert f"ENROOT_TEMP_PATH=/tmp/{user.uid}-{user.uid}-{user.uid} " in info

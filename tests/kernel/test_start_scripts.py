@@ -1,4 +1,4 @@
-"""Configuration scripts, bash hooks, namespaces, --explain, exec and list: the rest of what a start can do."""
+"""Configuration scripts, bash hooks, namespaces, --explain, exec and list."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("hooks: one that fails ends the start")
 def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path) -> None:
-    """The exit status of a hook is shown, and what it said of that."""
+    """If a hook fails, the error has its exit status and its stderr."""
     text = "#!/bin/sh\necho noise\necho broken >&2\nexit ${STATUS:-0}\n"
     hook = user.write("etc/hooks.d/50-site.sh", text, 0o755)
     conf = user.write("box.conf", "hooks() { echo noise; }\n")
@@ -128,12 +128,12 @@ def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path)
 def test_what_a_configuration_exits_with_is_the_status(
     user: User, rootfs: pathlib.Path, script: str, status: int, said: str
 ) -> None:
-    """Python, as it ended, stumbled over a named tuple in a cycle of the exception and its frames."""
+    """CPython 3.11 once printed a SystemError at exit: see gc.freeze() in main.py."""
     conf = user.write("box.conf", script)
     done = user.penroot("start", "-c", str(conf), "box", "echo", "x", status=status)
     assert done.stdout == "" and said.format(conf) in done.stderr
     own = [line for line in done.stderr.splitlines() if not line.startswith(("[ERROR]", "[HINT]"))]
-    assert not own or script == "hooks() {\n", own  # of which bash says more
+    assert not own or script == "hooks() {\n", own  # bash prints more lines about this one
 
 
 def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathlib.Path) -> None:
@@ -218,7 +218,7 @@ def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) ->
 
 
 def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
-    """Of containers, images, programs that run here, and what is mounted: mountinfo and stat have them as they are."""
+    """Containers, images, programs and mounts may have any bytes in their names, as mountinfo and stat show them."""
     odd = os.fsdecode(b"\xff\xfe")
     rootfs.rename(user.data / odd)
     (user.home / "bin").mkdir()
@@ -270,7 +270,7 @@ def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None
 @pytest.mark.parity("ENROOT_RESTRICT_DEV", "10-devices: ENROOT_RESTRICT_DEV")
 @pytest.mark.security("O4")
 def test_restricted_dev_is_a_small_one(user: User, rootfs: pathlib.Path) -> None:
-    """10-devices with ENROOT_RESTRICT_DEV: the host's shared memory, few devices."""
+    """With ENROOT_RESTRICT_DEV, a container has the host's shared memory and only standard devices."""
     own = {"ENROOT_RESTRICT_DEV": "y"}
     out = user.start("box", "sh", "-c", "readlink /proc/self/ns/ipc; ls /dev; echo y > /dev/null", env=own)
     ipc, *names = out.split()
@@ -331,7 +331,7 @@ RC = 'echo rc >&2\nif [ $# -gt 0 ]; then exec "$@"; fi\nexec echo none\n'
     ids=["replaced", "added to", "left alone"],
 )
 def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: str, rc: str | None) -> None:
-    """Case 25: the image's PATH is kept, whatever /etc/profile says."""
+    """Case 25: /etc/profile does not replace the image's PATH."""
     (rootfs / "etc/profile").write_text(profile + "export FROM_PROFILE=yes\n")
     if rc:
         (rootfs / "etc/rc").write_text(rc)
@@ -343,7 +343,7 @@ def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: s
 
 
 def test_login_shell_has_the_path_of_the_profile(user: User, rootfs: pathlib.Path) -> None:
-    """The image sets no PATH."""
+    """If the image sets no PATH, /etc/profile sets it."""
     (rootfs / "etc/environment").write_text("A=1\n")
     (rootfs / "etc/profile").write_text("export PATH=/bin:/opt/mine\n")
     assert user.start("box", "sh", "-c", "echo $PATH", env={"ENROOT_LOGIN_SHELL": "yes"}) == "/bin:/opt/mine\n"
@@ -382,7 +382,7 @@ def test_login_does_what_the_image_says_of_logins(user: User, rootfs: pathlib.Pa
     assert (rootfs / "var/log/lastlog").stat().st_size == 292 * (UID + 1)
     assert (rootfs / "var/log/wtmp").stat().st_size == 384
     assert user.start("--root", "box", "sh", "-c", "echo $PATH", env=login) == "/bin:/opt/super\n"
-    # Without a login, nothing of all that.
+    # Without a login shell, none of these are set.
     assert user.start("box", "sh", "-c", "echo x$TZ; umask").split() == ["x", "0022"]
     terminal = "echo 'echo hello; exit' | script -qec 'penroot start box' /dev/null"
     assert "message of the day" in user.run("sh", "-c", terminal, env=login).stdout
@@ -412,7 +412,7 @@ def wait_for_running(user: User) -> dict[str, object]:
 
 @pytest.fixture(params=[("box",), ("--rw", "box"), ("fuse", "box")], ids=["read-only", "writable", "fuse-overlayfs"])
 def sleeping(request: pytest.FixtureRequest, user: User, rootfs: pathlib.Path) -> Iterator[dict[str, object]]:
-    """A container that runs."""
+    """Yield a running container."""
     arguments = request.param
     if arguments[0] == "fuse":
         user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
@@ -431,7 +431,7 @@ def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
 
 
 def test_data_path_that_is_a_bind_mount_is_listed(user: User, rootfs: pathlib.Path) -> None:
-    """As a subvolume is, or the home of a machine in a machine."""
+    """Subvolumes and nested machines have such directories."""
     moved = user.home / "moved"
     user.data.rename(moved)
     user.data.mkdir()

@@ -194,7 +194,7 @@ def test_a_quota_of_files(lab: Lab, directory: str) -> None:
     if lab.run(["sh", "-ec", f"unshare -m {mount}"], node="n1", user="root", check=False).returncode:
         pytest.skip("this kernel has no quota on tmpfs")
     out = check(lab, script)
-    assert f"bad  {directory} has room for 500 files by your quota" in out
+    assert f"bad  {directory} has room for 500 files (your quota)" in out
     assert "setquota" in out
 
 
@@ -204,7 +204,7 @@ def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o nr_inodes=20000,mode=700 none {directory}"
     script = f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory} {CHECK}'"
     out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning
-    assert f"warn {directory} has room for 19999 files by the file system" in out
+    assert f"warn {directory} has room for 19999 files (the file system)" in out
 
 
 @pytest.mark.clusters("Homes on NFS, a local disk in each node")

@@ -1,4 +1,4 @@
-"""Manual pages say what there is: every verb, every option, every setting."""
+"""Manual pages document every verb, every option and every setting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import click
 import pytest
 
+from enroot_py.base.errors import UsageError
 from enroot_py.cli import manual, start
-from enroot_py.cli.verbs import penroot
+from enroot_py.cli.verbs import help_text, main, penroot
 from enroot_py.config import yaml
 from enroot_py.config.table import Setting, all_settings
 from pyxis_py.admin import manual as of_plugin
@@ -22,9 +23,23 @@ PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}
 
 
 def plain(name: str) -> str:
-    """A page without its markup."""
+    """Return a page without its markup."""
     text = PAGES[name].replace("\\-", "-").replace("\\&", "").replace("\\(aq", "'")
     return re.sub(r"\\f[BR]", "", text)
+
+
+def test_help_has_no_summary_that_is_cut() -> None:
+    usage, *lines = help_text().splitlines()
+    assert all(len(line) <= 80 and not line.endswith("...") for line in lines)
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options:", "Run:", "Images:", "Cache:", "Jobs:", "Set up:"]
+
+
+@pytest.mark.parametrize("verb", ["images", "rmi", "stop", "build", "push", "save", "cp", "shell"])
+def test_verb_of_docker_is_answered_with_a_line_to_type(verb: str) -> None:
+    with pytest.raises(UsageError, match=f"No such command '{verb}'") as caught:
+        main([verb])
+    assert re.match(r"(\S+ (cache|list|start|import)|docker build|podman push) ", caught.value.hint)
 
 
 @pytest.mark.parity("manual pages")

@@ -57,7 +57,16 @@ def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:
         *(("--nope", ""), ("--explain=1", "did you mean --explain?"), ("--explian", "did you mean --explain?")),
         *(("--root=yes", "did you mean --root?"), ("--mounts=x", "did you mean --mount?")),
         *((word, "penroot start --help") for word in ("--foo", "-x", "-rw")),
-        *(("-v", "write --mount"), ("-it", "remove -i: a container always has")),
+        *(
+            ("-v", "penroot start --mount"),
+            ("-it", "remove -it: a container has"),
+            ("-d", "penroot start NAME COMMAND &"),
+        ),
+        *(
+            ("-w/tmp", "penroot start NAME sh -c"),
+            ("--workdir=/tmp", "penroot start NAME sh -c"),
+            ("--user", "penroot start --root NAME"),
+        ),
     ],
 )
 def test_unknown_option_is_answered_with_what_was_meant(word: str, hint: str) -> None:
