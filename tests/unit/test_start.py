@@ -75,6 +75,12 @@ def test_unknown_option_is_answered_with_what_was_meant(word: str, hint: str) ->
     assert caught.value.hint.startswith(hint)
 
 
+def test_directory_after_w_gets_the_hint_for_workdir() -> None:
+    with pytest.raises(UsageError, match="/tmp is a directory: -w means --rw") as caught:
+        start.parse(["-w", "/tmp", "name"])
+    assert caught.value.hint.startswith("penroot start NAME sh -c")
+
+
 @pytest.mark.parity("`--` ends the options")
 def test_two_dashes_end_the_options() -> None:
     options = start.parse(["-r", "--", "--name", "--", "x"])
