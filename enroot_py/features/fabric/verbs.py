@@ -18,9 +18,10 @@ def add(penroot: click.Group) -> None:
 @click.option("--environment", callback=there, metavar="NAME|FILE", help="Environment file (EDF), as for start.")
 @click.argument("name", required=False, metavar="[NAME|IMAGE]", shell_complete=container_names)
 def fabric(environment: str | None, name: str | None) -> None:
-    """Show which libfabric, UCX and NCCL plugin an image will use (its own or the host's) and why.
+    """Show which network libraries an image will use, and why.
 
-    Without an image, show what this machine has. Exit with status 1 if a required library does not fit the image.
+    For libfabric, UCX and the NCCL plugin: the image's or the host's. Without an image, show those of this machine.
+    Exit with status 1 if a required library does not fit the image.
     """
     from enroot_py.cli import start
     from enroot_py.features.fabric import report
