@@ -81,7 +81,5 @@ def test_the_examples_of_the_documentation(lab: Lab, cray: dict[str, str]) -> No
         lab.run("rm -r .edf")
     assert f"libfabric  {CRAY}/libfabric.so.1.27.0\n" in out[0] and "/dev/cxi0 (cxi)" in out[0]
     plugin = f"{fakefabric.OFI_NCCL}/cuda12/lib/libnccl-net.so"
-    assert (
-        f"nccl       the host's {plugin}, the image has none: requested by com.hooks.aws_ofi_nccl.enabled" in out[1]
-    )
+    assert f"nccl       the host's {plugin}, the image has none: requested by com.hooks.aws_ofi_nccl.enabled" in out[1]
     assert out[2] == "ofi\n" * 2
