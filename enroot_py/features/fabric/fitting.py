@@ -198,8 +198,8 @@ class Fitting:
                 yield f"needs {newest(missing)} of {name}, but the image provides {limit}"
         for copy in self.image.copies(library.name):
             public = {each for each in copy.elf.versions - library.elf.versions if "_PRIVATE" not in each}
-            if lacking := public or copy.elf.symbols - library.elf.symbols:
-                yield f"lacks {newest(lacking)}, which programs of the image may need from {copy.path}"
+            if removed := public or copy.elf.symbols - library.elf.symbols:
+                yield f"lacks {newest(removed)}, which programs of the image may need from {copy.path}"
 
     def add(self, edits: Edits, fit: Fit) -> dict[str, HostLibrary]:
         """Add the libraries that fit. Return the main libraries by their paths in the container."""
