@@ -1,8 +1,7 @@
-"""What the dynamic loader reads in a shared library: its name, what it needs, and the versions of symbols, elf(5).
+"""Read the dynamic section of a shared library: its soname, needed libraries and symbol versions. See elf(5).
 
-The files are an image's too, and may say anything: each part is read where it is said to be, up to a size that no
-linker exceeds, and each list is walked a bounded number of times. Source: System V ABI, "Dynamic Linking"; LSB, "Symbol
-Versioning"; glibc, elf/dl-version.c and elf/dl-lookup.c.
+Files of an image are untrusted: each read has a size limit that no linker exceeds, and each loop has a bound.
+Sources: System V ABI, "Dynamic Linking"; LSB, "Symbol Versioning"; glibc, elf/dl-version.c and elf/dl-lookup.c.
 """
 
 from __future__ import annotations
@@ -19,39 +18,39 @@ _NATIVE = 1 if sys.byteorder == "little" else 2
 _ET_DYN, _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 3, 1, 2, 3
 _NEEDED, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 6, 10, 14, 15, 29
 _GNU_HASH, _VERDEF, _VERDEFNUM, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
-_BASE = 1  # VER_FLG_BASE: the entry that has the name of the file
-# The most that is read. Of what networks need, libstdc++ has most: 11 headers, 35 entries, 300 KiB of names.
+_BASE = 1  # VER_FLG_BASE: this entry names the file itself
+# Limits. The largest library that a fabric needs is libstdc++: 11 headers, 35 entries, 300 KiB of names.
 _HEADERS, _ENTRIES, _STRINGS, _VERSIONS, _SYMBOLS = 64, 4096, 4 << 20, 4096, 1 << 16
-_PART = 1 << 20  # bytes of a list of versions, or of a table of symbols
-_LIST = 256  # libraries that one needs
+_PART = 1 << 20  # bytes of a list of versions or a table of symbols
+_LIST = 256  # needed libraries
 MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64", 258: "loongarch64"}
 
 
 class NotElf(ValueError):
-    """Why a file is no shared library that programs of this machine's kind could load."""
+    """The file is not a shared library that a program of this machine could load."""
 
 
 class Elf(Frozen):
-    """A shared library, as far as the loader and we care. ``needs`` are versions of symbols, by library."""
+    """The dynamic section of a shared library. ``needs`` are the needed symbol versions, by library."""
 
     machine: str
     soname: str
     needed: tuple[str, ...]
-    paths: tuple[str, ...]  # where it has the loader look first: DT_RUNPATH, or DT_RPATH
+    paths: tuple[str, ...]  # DT_RUNPATH, or DT_RPATH: the loader searches these directories first
     needs: dict[str, tuple[str, ...]]
     versions: frozenset[str]
-    symbols: frozenset[str]  # those that it gives, of them that were asked for
+    symbols: frozenset[str]  # exported symbols with the requested prefix
 
 
 def read(fd: int, prefix: str = "") -> Elf:
-    """The library in an open regular file, with those of its symbols that begin with ``prefix``, if that is given.
+    """Parse the library in an open regular file, with exported symbols only if ``prefix`` is given.
 
     Raises NotElf, OSError.
     """
     try:
         return _ElfFile(fd).read(prefix.encode())
     except (StructError, IndexError, OverflowError) as e:
-        raise NotElf("it is damaged: what it says to be in it is not") from e
+        raise NotElf("it is damaged: an offset or a size is wrong") from e
 
 
 class _ElfFile:
@@ -81,24 +80,24 @@ class _ElfFile:
 
     def _pread(self, size: int, offset: int) -> bytes:
         if not 0 <= offset < 1 << 62:
-            raise NotElf("it is damaged: it names a place outside of it")
+            raise NotElf("it is damaged: an offset lies outside the file")
         data = os.pread(self.fd, size, offset)
         while 0 < len(data) < size and (more := os.pread(self.fd, size - len(data), offset + len(data))):
-            data += more  # a server of FUSE gives as much as it likes
+            data += more  # a FUSE server may return less than requested
         return data
 
     def _headers(self) -> str:
-        """Read the headers and the dynamic section; its machine."""
+        """Read the headers and the dynamic section. Return the machine."""
         head = self._pread(64, 0)
         if head[:4] != b"\x7fELF":
-            raise NotElf("it is no ELF file")
+            raise NotElf("it is not an ELF file")
         if head[4] != 2 or head[5] != _NATIVE:
-            raise NotElf("it is of 32 bits" if head[4] == 1 else "it is of another byte order")
+            raise NotElf("it is a 32-bit file" if head[4] == 1 else "it has another byte order")
         kind, machine = unpack_from("=HH", head, 16)
         (at,) = unpack_from("=Q", head, 32)
         size, count = unpack_from("=HH", head, 54)
         if kind != _ET_DYN or size != 56 or not 0 < count <= _HEADERS:
-            raise NotElf("it is no shared library")
+            raise NotElf("it is not a shared library")
         headers = self._pread(size * count, at)
         dynamic = (0, 0)
         for number in range(count):
@@ -118,15 +117,15 @@ class _ElfFile:
             else:
                 self.tags[tag] = value
         if not self.tags or len(self.needed) > _LIST:
-            raise NotElf("it is no shared library" if not self.tags else "it needs more libraries than any")
+            raise NotElf("it needs too many libraries" if self.tags else "it is not a shared library")
         return MACHINES.get(machine, f"machine {machine}")
 
     def _at(self, address: int, size: int) -> bytes:
-        """Up to ``size`` bytes from where an address is in the file."""
+        """Read up to ``size`` bytes at a virtual address."""
         for offset, begin, length in self.loads:
             if begin <= address < begin + length:
                 return self._pread(min(size, begin + length - address), offset + address - begin)
-        raise NotElf("it is damaged: it names a place outside of it")
+        raise NotElf("it is damaged: an address lies outside the file")
 
     def _name(self, at: int) -> str:
         end = self.strings.find(b"\0", at, at + 4096)
@@ -157,7 +156,7 @@ class _ElfFile:
         return listed
 
     def _versions(self) -> list[str]:
-        """DT_VERDEF: a chain of versions, each with its name and then its parents' in a chain of its own."""
+        """DT_VERDEF: a chain of versions, each with a chain of names: its own, then its parents'."""
         count = self.tags.get(_VERDEFNUM, 0)
         if not count or _VERDEF not in self.tags:
             return []
@@ -173,7 +172,7 @@ class _ElfFile:
         return names
 
     def _symbols(self, prefix: bytes) -> list[str]:
-        """Those of the table behind DT_GNU_HASH, which are what it gives to others."""
+        """Return exported symbols: DT_GNU_HASH covers the exported part of the symbol table."""
         if _GNU_HASH not in self.tags or _SYMTAB not in self.tags:
             return []
         table = self._at(self.tags[_GNU_HASH], _PART)
@@ -207,5 +206,5 @@ def interpreter(path: str) -> str:
                     f.seek(offset)
                     return os.fsdecode(f.read(length).rstrip(b"\0"))
     except (OSError, StructError, ValueError):
-        pass  # it is not for this user, or cut
+        pass  # unreadable or truncated
     return ""
