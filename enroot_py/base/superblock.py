@@ -25,7 +25,7 @@ def fault(fd: int, offset: int = 0) -> tuple[str, str]:
     except BlockingIOError:  # a FIFO whose writer writes nothing
         block, size = b"", 0
     if block[:4] != _MAGIC:
-        return "is no squashfs file", "make one from an image: penroot import URI; from a directory: mksquashfs DIR FILE"
+        return "is no squashfs file", "make one: penroot import URI, or mksquashfs DIRECTORY FILE"
     again = "import or copy it again"
     if len(block) < SIZE:
         return f"is truncated: {size} bytes", again

@@ -41,7 +41,7 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
 
     Calls ``tick`` several times a second with the number of tasks that have ended. When a task fails, kills the others
     and raises its PenrootError or OSError. An interrupt kills all: SIGINT raises KeyboardInterrupt, SIGTERM SystemExit.
-    The caller removes the files of killed tasks. Reports a stopped process, and fails after it was stopped for a minute.
+    The caller removes the files of killed tasks. Reports a stopped process, and fails when it stays so for a minute.
     """
     waiting = list(tasks)
     running: dict[int, int] = {}  # pid -> pipe for its error

@@ -62,12 +62,12 @@ def test_as_readelf_reads_it(name: str) -> None:
 
 def test_what_is_no_library(tmp_path: pathlib.Path) -> None:
     for number, (content, why) in enumerate([
-        (b"", "no ELF file"),
+        (b"", "not an ELF file"),
         (b"\x7fELF", "damaged|byte order"),
-        (b"INPUT(-lcurses)\n", "no ELF file"),
-        (b"\x7fELF\1\1" + bytes(100), "32 bits"),
+        (b"INPUT(-lcurses)\n", "not an ELF file"),
+        (b"\x7fELF\1\1" + bytes(100), "32-bit"),
         (b"\x7fELF\2\2" + bytes(100), "byte order"),
-        (b"\x7fELF\2\1" + bytes(100), "no shared library"),
+        (b"\x7fELF\2\1" + bytes(100), "not a shared library"),
     ]):  # fmt: skip
         path = tmp_path / str(number)
         path.write_bytes(content)
