@@ -5,7 +5,7 @@ RESOLVE_IN_ROOT, as chroot(2) would.
 
 Host trees are mounted beneath the root too, and an image may link into them: /etc to /dev/shm, a file
 to /proc/self/environ. These functions therefore read and create files only on the root's mount or on a
-tmpfs of the container. They accept a host tree only under a path without symlinks, where its mount was requested.
+tmpfs of the container. They accept a path in a host tree only if it has no symlink: then the mount was requested there.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ _OTHERS, _GROUPS = 0o007, 0o070
 
 
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
-    """Return the state of a directory that only the caller or root owns and can write to, and that not all can replace.
+    """Check that the caller or root owns a directory and that nobody else can write to it. Return its state.
 
-    A group, or the other owner of a directory above, could still replace it: ``strict`` refuses that too.
+    The directories above are checked too: not everybody can replace the directory. A group, or another owner of a
+    directory above, could still replace it: ``strict`` refuses that too.
     ``make`` makes missing directories. ``closed_to`` are the mode bits that the directory itself must not have.
     Raises OSError, whose strerror is the failed check.
     """

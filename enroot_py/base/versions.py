@@ -30,14 +30,14 @@ _INSTALL_S = 86400  # the longest installation
 
 
 def link(library: str = LIBRARY) -> str:
-    """Return the version-independent path of the installation ``library``; any other directory is returned as it is."""
+    """Return the link that leads to the version directory ``library``; any other directory is returned unchanged."""
     versions = os.path.dirname(library)
     return f"{os.path.dirname(versions)}/penroot" if os.path.basename(versions) == VERSIONS else library
 
 
 def use() -> None:
     """Point the link to this version, and remove unused versions. Raises OSError."""
-    import tempfile  # here, as callers of link() need it not
+    import tempfile  # not at the top: link() is on the start path
 
     path = link()
     before = os.path.realpath(path)

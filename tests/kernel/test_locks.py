@@ -1,4 +1,4 @@
-"""``penroot lock``, and starts and imports with a lock file, as an ordinary user."""
+"""Check ``penroot lock``, and starts and imports with a lock file, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Locks:
         self.path = user.home / "team.lock"
 
     def push(self, name: str, number: int) -> str:
-        """The digest of an image that NAME:1 is from now on."""
+        """Push the image with this number as NAME:1, and return its digest."""
         made = numbered(number)
         self.registry.pusher.image(name, "1", made)
         return made.digest()
@@ -47,7 +47,7 @@ class Locks:
         self.user.own(path or self.path)
 
     def lock(self, *words: str, status: int = 0) -> str:
-        """What penroot lock prints; where it fails, its errors."""
+        """Return the output of penroot lock, or its errors if it fails."""
         done = self.user.penroot("lock", *words, status=status)
         return done.stdout + done.stderr if status else done.stdout
 
@@ -70,7 +70,7 @@ def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
     assert locks.path.read_text() == f"version 1\n{host}#lock/one:1 {one}\n"
     locks.write(f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n  {host}/lock/two:1\n")
     moved = locks.push("lock/one", 2)
-    # What is given, and what waits for a digest; nothing else moves.
+    # Only images on the command line, and images without a digest, are updated.
     assert locks.lock("team.lock", f"{host}#lock/two:1") == f"{host}/lock/two:1 {two}\n"
     text = f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n{host}/lock/two:1 {two}\n"
     assert locks.path.read_text() == text
@@ -132,7 +132,7 @@ def test_who_waits_for_another_says_so(locks: Locks) -> None:
 
 
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
-    """A part of the new one fits: what is there afterwards is the old one, not that part."""
+    """The disk has room for a part of the new file only: the old file stays."""
     image = f"{locks.registry.host}#lock/full:1"
     locks.push("lock/full", 1)
     text = "version 1\n" + "# of the team\n" * 1000
@@ -184,7 +184,7 @@ def test_starts_and_imports_have_the_digest(locks: Locks) -> None:
     assert locks.start("lock/start", "--lock", "team.lock") == "1\n"
     assert locks.start("lock/start", env={"ENROOT_LOCK": str(locks.path)}) == "1\n"
     assert locks.start("lock/start") == "2\n"
-    assert locks.start("lock/start", "--lock=team.lock") == "1\n"  # though the tag is stored as another
+    assert locks.start("lock/start", "--lock=team.lock") == "1\n"  # although the store has another image for the tag
     uri = f"docker://{locks.registry.host}#lock/start:1"
     for words in (("import", "-o", "x.sqsh"), ("create", "-n", "one"), ("load", "-n", "two")):
         locks.user.penroot(*words, "--lock", "team.lock", uri)
@@ -266,7 +266,7 @@ def test_what_others_could_have_written_is_not_believed(locks: Locks) -> None:
     locks.path.chmod(0o666)
     out = locks.start("lock/closed", "--lock", "team.lock", status=1)
     assert f"{locks.path} can be written by others (mode 666)" in out
-    locks.path.chmod(0o664)  # as a team has it
+    locks.path.chmod(0o664)  # a file that a team shares
     assert locks.start("lock/closed", "--lock", "team.lock") == "1\n"
     shared = locks.user.home / "shared"
     shared.mkdir()

@@ -1,4 +1,4 @@
-"""A store after the node went down: what its disk did not keep is not used."""
+"""Check that a store ignores data that the disk lost when the node crashed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["store"]  # a fixture
 
 
 def another_boot(path: Path) -> None:
-    """Make what a store holds look as if the node had gone down since."""
+    """Make a layer or image look as if it was made in an earlier boot."""
     _, *rest = (path / "boot").read_text().splitlines(keepends=True)
     (path / "boot").write_text("".join(["another boot\n", *rest]))
 
 
 def unpacked(store: Store) -> Path:
-    """A layer made as an import makes it, in the last boot but not known to be on the disk."""
+    """A layer as an import makes it, from an earlier boot and without the mark that it is on the disk."""
     with store.build("layers", A) as build:
         unpack.layer(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
         build.publish()
@@ -44,7 +44,7 @@ def test_layer_that_survived_a_crash_is_kept(store: Store) -> None:
 
 def test_layer_that_a_crash_damaged_is_made_again(store: Store) -> None:
     path = unpacked(store)
-    (path / "fs/a").write_bytes(b"")  # as delayed allocation leaves it
+    (path / "fs/a").write_bytes(b"")  # as after delayed allocation
     with store.build("layers", A) as build:
         assert not build.done and os.listdir(build.path) == []
         os.mkdir(build.path + "/fs")
@@ -61,7 +61,7 @@ def test_files_beside_the_tree_are_looked_at_too(store: Store, name: str) -> Non
 
 
 def imaged(store: Store) -> Path:
-    """An image with one layer, both made in the last boot."""
+    """An image with one layer, both from an earlier boot."""
     layer = unpacked(store)
     with store.build("images", B) as build:
         unpack.layer(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
@@ -92,7 +92,7 @@ def test_image_that_a_crash_damaged_is_not_used(store: Store, file: str) -> None
     (path / file.format(A.partition(":")[2])).write_bytes(b"")
     assert store.image(B) is None
     with store.build("images", B) as build:
-        assert build.done == ("layers" in file)  # what is whole is kept
+        assert build.done == ("layers" in file)  # the undamaged file is kept
 
 
 def test_settled_image_needs_no_mark(store: Store) -> None:

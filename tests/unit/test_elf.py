@@ -1,4 +1,4 @@
-"""What is read of shared libraries, and that no file makes the reading crash, loop or take long."""
+"""Check the parser of shared libraries, and that no file makes it crash, loop or take long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(path: pathlib.Path, prefix: str = "") -> Elf:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """libneeds.so.1 needs two versions of libgives.so.1, and libplain.so, which has none."""
+    """libneeds.so.1 needs two symbol versions of libgives.so.1, and libplain.so, which has no versions."""
     root = tmp_path_factory.mktemp("libraries")
     gives = build(root, "/libgives.so.1.2", soname="libgives.so.1", versions=["GIVES_1.0", "GIVES_1.1"])
     plain = build(root, "/libplain.so", symbols=["api_one", "api_two", "other"])
@@ -78,7 +78,7 @@ def test_what_is_no_library(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parity("what others could have made is not brought")
 @pytest.mark.security("I5")
 def test_damaged_in_any_place(tree: pathlib.Path, tmp_path: pathlib.Path, rng: random.Random, soak: bool) -> None:
-    """Each byte of the headers and lists in turn, and many at once: an answer or NotElf, and soon."""
+    """Damage each byte of headers and lists, then many at once: read() soon returns or raises NotElf."""
     path = tmp_path / "damaged"
     for name in ("libneeds.so.1", "libgives.so.1.2"):
         whole = (tree / name).read_bytes()
@@ -96,7 +96,7 @@ def test_damaged_in_any_place(tree: pathlib.Path, tmp_path: pathlib.Path, rng: r
 
 
 def crafted(path: pathlib.Path, tags: dict[int, int], content: bytes, *, size: int = 1 << 40) -> pathlib.Path:
-    """A library that says of itself that it is of a terabyte; ``content`` is at address 0x1000."""
+    """A library whose headers claim a terabyte; ``content`` is at address 0x1000."""
     dynamic = b"".join(struct.pack("=QQ", tag, value) for tag, value in tags.items()) + bytes(16)
     head = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("=HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
     loads = struct.pack("=IIQQQQQQ", 1, 4, 0, 0, 0, size, size, 0)
@@ -113,7 +113,7 @@ DEFINES, DEFINED, NEEDS, NEEDED = range(0x6FFFFFFC, 0x70000000)
 @pytest.mark.parity("what others could have made is not brought")
 @pytest.mark.security("I5")
 def test_lists_that_do_not_end_are_read_to_a_limit(tmp_path: pathlib.Path) -> None:
-    """Chains that lead to themselves, or on and on in a file with a hole of a terabyte."""
+    """Chains with a cycle, and endless chains in a sparse file of a terabyte."""
     strings = {NAMES: 0x1000, SIZE: 16}
     again = struct.pack("=HHIII", 1, 65535, 0, 16, 0) + struct.pack("=IHHII", 0, 0, 0, 0, 0)
     made = crafted(tmp_path / "needs", {**strings, NEEDS: 0x1010, NEEDED: 1 << 62}, b"lib\0".ljust(16, b"\0") + again)

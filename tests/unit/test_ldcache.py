@@ -1,4 +1,4 @@
-"""The loader's cache: ours against what ldconfig writes and reads."""
+"""Compare our loader cache with the one that ldconfig writes and reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X86_64 = 0x303
 
 
 def listed(cache: pathlib.Path) -> list[str]:
-    """What ldconfig reads in a cache: "name (kind) => path", in its order."""
+    """Return the entries that ldconfig prints of a cache, in order: "name (kind) => path"."""
     done = subprocess.run(["/sbin/ldconfig", "-C", cache, "-p"], capture_output=True, text=True, check=True)
     return [line.strip() for line in done.stdout.splitlines() if "=>" in line]
 
@@ -72,7 +72,7 @@ def test_libraries_for_certain_processors_stay(tree: pathlib.Path, form: str) ->
     ldconfig(tree, "-c", form)
     mine = tree / "mine"
     mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [(X86_64, "libb.so.1", "/lib/libb.so.1")]))
-    ldconfig(tree)  # of its own compat form ldconfig 2.36 shows no processor
+    ldconfig(tree)  # ldconfig 2.36 shows no processor for its compat format
     assert [line for line in listed(mine) if 'hwcap: "x86-64-v2"' in line]
     assert set(listed(mine)) == {*listed(tree / "etc/ld.so.cache"), "libb.so.1 (libc6,x86-64) => /lib/libb.so.1"}
 
@@ -101,7 +101,7 @@ def test_cut_is_said(tree: pathlib.Path, cut: int) -> None:
 
 
 def test_damage_never_hangs_and_never_surprises(tree: pathlib.Path, rng: random.Random, soak: bool) -> None:
-    """An image may hold anything: the result is a cache, or an error that the caller expects."""
+    """A damaged cache of an image yields a cache, or an exception of DAMAGE."""
     compile_library(tree, "lib/glibc-hwcaps/x86-64-v2/libfast.so.1", "libfast.so.1")
     ldconfig(tree)
     good = (tree / "etc/ld.so.cache").read_bytes()
