@@ -16,10 +16,10 @@ NETWORK = frozenset(
 
 # Limits of a process or the machine: another directory does not help.
 OF_PROCESS = {
-    errno.EAGAIN: "this user, or the job, may have no more processes: ulimit -u, pids.max of the control group",
-    errno.ENOMEM: "there is no memory for it: ulimit -v, --mem of the job",
-    errno.EMFILE: "no more files may be open: ulimit -n",
-    errno.ENFILE: "no more files may be open on this machine: sysctl fs.file-max",
+    errno.EAGAIN: "end other processes, or raise the limit: ulimit -u, pids.max of the job's control group",
+    errno.ENOMEM: "raise the memory limit: ulimit -v, --mem of the job",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.ENFILE: "raise this machine's limit of open files: sysctl fs.file-max",
 }
 
 
@@ -46,8 +46,8 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
     if error.errno == errno.EROFS:
         return f"the file system of {place} is read-only: {other}"
     if error.errno == errno.ENAMETOOLONG:
-        return "give a shorter name: up to 255 bytes, and 4095 in a whole path"
-    return f"{place} must be a directory of your own: see its mode and owner, or {other}"
+        return "use a shorter name: at most 255 bytes, and 4095 for the whole path"
+    return f"check mode and owner of {place} (ls -ld), which must be your own directory, or {other}"
 
 
 def no_process() -> tuple[str, str]:
@@ -67,7 +67,7 @@ def in_words(error: OSError) -> tuple[str, str]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             hint = way_out(error, where)
     elif isinstance(error, FileNotFoundError) and _is_gone("."):
-        where, hint = "the working directory is gone", "cd to one that exists"
+        where, hint = "the working directory is gone", "change to an existing directory: cd ~"
     elif error.errno in OF_PROCESS:
         where, hint = "cannot start a process", OF_PROCESS[error.errno]
     else:

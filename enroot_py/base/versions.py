@@ -37,7 +37,7 @@ def link(library: str = LIBRARY) -> str:
 
 def use() -> None:
     """Point the link to this version, and remove unused versions. Raises OSError."""
-    import tempfile  # not at the top: link() is on the start path
+    import tempfile  # slow, and link() does not need it
 
     path = link()
     before = os.path.realpath(path)
