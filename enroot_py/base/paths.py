@@ -78,7 +78,7 @@ class Foreign(OSError):
 
 
 def is_own(root: int, fd: int) -> bool:
-    """Return whether an open file is on the mount of ``root``, or on a tmpfs that is mounted only beneath ``root``.
+    """Return whether an open file is on the mount of ``root``, on a volume of it, or on a tmpfs only beneath it.
 
     Call it only outside the container: it trusts /proc.
     """

@@ -31,7 +31,7 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """Run a command and return its descriptors. It gets 5 a file, 6 a pipe, 7 a directory, 8 of O_PATH, 9 a namespace."""
+    """Run a command with 5 a file, 6 a pipe, 7 a directory, 8 an O_PATH, 9 a namespace. Return its descriptors."""
     (user.home / "place").mkdir(exist_ok=True)
     user.own(user.home / "place")
     wrapper = """\
