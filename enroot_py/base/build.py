@@ -1,4 +1,4 @@
-"""Which build this is: the commit, its day, and as what it was installed, as setup.py and packages wrote it down."""
+"""Identify this build: commit, day and kind of installation, from a file that setup.py or a package wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = {"ssh": "penroot-ssh", "signatures": "penroot-signatures", "swarm": 
 
 
 def line() -> str:
-    """What ``--version`` says: penroot 1.0.0 (commit 0123456789ab of 2026-11-23, deb)."""
+    """Return the text of ``--version``: penroot 1.0.0 (commit 0123456789ab of 2026-11-23, deb)."""
     if not (words := _words()):
         return f"penroot {__version__} (a source tree)"
     commit, day, kind = words
@@ -44,7 +44,7 @@ def has(library: str) -> bool:
 
 
 def missing(feature: str, error: ModuleNotFoundError) -> ConfigError:
-    """Return the error for a feature, which is also the name of its extra, whose library is not installed."""
+    """Return the error for a ``feature`` whose library is not installed. Its extra has the feature's name."""
     kind, library = _words()[2] if _words() else "", (error.name or "").partition(".")[0]
     hint = _ADD.get(kind, "pip install 'penroot[{0}]'").format(feature, _PACKAGES[feature])
     return ConfigError(f"{feature} needs the Python library {library}, which is not installed", hint=hint)

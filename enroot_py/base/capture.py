@@ -1,7 +1,7 @@
 """Capture a program's output and keep only its first and last bytes.
 
-A program that writes never waits for long and gets no SIGPIPE: the pipe is read until the program ends, and a process
-that lives on can read it for what the program has left behind.
+The pipe is read until the program ends, so that the program neither blocks nor gets SIGPIPE. The reader stays open
+for processes that the program leaves behind.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import select
 from enroot_py.base import log
 from enroot_py.base.fds import Fd
 
-_PIPE = 1 << 16  # bytes: as much as a pipe holds, pipe(7)
-_KEPT = 1 << 20  # bytes
+_PIPE_BYTES = 1 << 16  # capacity of a pipe: pipe(7)
+_KEPT_BYTES = 1 << 20
 SHOWN_BYTES = 1 << 14  # a step shows this much of a hook's output
 
 
@@ -28,19 +28,19 @@ class Capture:
         self._head, self._tail, self._size = bytearray(), bytearray(), 0
 
     def read(self) -> None:
-        """Take what the pipe holds now."""
+        """Read the pipe once, without blocking."""
         poll = select.poll()
         poll.register(self.reader, select.POLLIN)
         if not poll.poll(0):
             return
-        data = os.read(self.reader, _PIPE)
+        data = os.read(self.reader, _PIPE_BYTES)
         self._size += len(data)
-        room = _KEPT // 2 - len(self._head)
+        room = _KEPT_BYTES // 2 - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
-        del self._tail[: -_KEPT // 2]
+        del self._tail[: -_KEPT_BYTES // 2]
 
-    def take(self, limit: int = _KEPT) -> str:
+    def take(self, limit: int = _KEPT_BYTES) -> str:
         """Return the output and reset. If it exceeds ``limit`` bytes, cut the middle."""
         kept, size = bytes(self._head + self._tail), self._size
         self._begin()
@@ -87,7 +87,7 @@ def left_open() -> int:
 
 
 def show(text: str, *, failed: bool) -> None:
-    """Show the user what a hook wrote where nobody sees stderr: all of it if the hook failed, else its warnings."""
+    """Log a hook's output, for steps where stderr is not visible: all of it if the hook failed, else its warnings."""
     for line in text.splitlines():
         level, bracket, message = line.partition("] ")
         if failed:

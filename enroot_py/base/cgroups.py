@@ -1,4 +1,4 @@
-"""The control groups of a process, where this machine shows them: cgroups(7).
+"""Find the control groups of a process on this machine: cgroups(7).
 
 Sources: the kernel's cgroup-v1/freezer-subsystem and cgroup-v2 ("Core Interface Files"); proc(5).
 """
@@ -9,9 +9,9 @@ from enroot_py.base import mountinfo, proc
 
 
 def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
-    """(mount point, our group beneath it, whether it is of version 2) of each hierarchy that may have ``controller``.
+    """Return (mount point, group beneath it, whether version 2) of each hierarchy that may have ``controller``.
 
-    Raises OSError where the process is gone.
+    Raises OSError if the process is gone.
     """
     groups = {}
     with open(f"/proc/{pid}/cgroup", errors="surrogateescape") as f:
@@ -29,7 +29,7 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
 
 
 def asleep(pid: int) -> str:
-    """Why a process does nothing for now and answers nobody; "" where it may, or cannot be seen."""
+    """Return why a process is not running (stopped or suspended); "" if it may run, or is not visible."""
     try:
         if _is_frozen(pid):
             return "its job is suspended"
@@ -39,7 +39,7 @@ def asleep(pid: int) -> str:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Whether a process is in a group that is frozen, as Slurm suspends jobs. Raises OSError where it is gone."""
+    """Return whether a process is in a frozen group: Slurm suspends jobs so. Raises OSError if it is gone."""
     for mount, path, is_v2 in places(pid, "freezer"):
         try:
             with open(f"{mount}{path}/{'cgroup.events' if is_v2 else 'freezer.state'}") as f:

@@ -1,4 +1,4 @@
-"""A blob read once, as a stream: decompressed by its first bytes, and hashed in both forms.
+"""Read a blob once as a stream: detect its compression, decompress it, and hash both forms.
 
 Sources: RFC 1952 (gzip) and RFC 8878 (zstd).
 """
@@ -30,8 +30,10 @@ _AHEAD = 2  # pieces that wait to be written, and to be hashed
 
 
 def crc32_of_zeros(count: int, crc: int = 0) -> int:
-    """crc32() of so many zeros, in no time however many: they multiply the register by x**8 each, modulo the CRC's
-    polynomial. Source: RFC 1952, "CRC-32"; bit 31 is x**0, as there."""
+    """Return crc32() of ``count`` zero bytes in O(log count).
+
+    Each zero multiplies the register by x**8, modulo the CRC's polynomial. Bit 31 is x**0: RFC 1952, "CRC-32".
+    """
     factor, power = 1 << 31, 1 << 23  # x**0, x**8
     while count:
         if count & 1:
@@ -41,7 +43,7 @@ def crc32_of_zeros(count: int, crc: int = 0) -> int:
 
 
 def _times(a: int, b: int) -> int:
-    """The product of two polynomials modulo that of CRC-32."""
+    """Return the product of two polynomials modulo the polynomial of CRC-32."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -51,13 +53,13 @@ def _times(a: int, b: int) -> int:
 
 
 class Stream(Protocol):
-    """What a blob is read from."""
+    """The source of a blob."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class _Decoder:
-    """One member. What comes of some data comes in pieces of about _PIECE, whatever it was made to be."""
+    """Decompress one member. Output comes in pieces of about _PIECE bytes, at any compression ratio."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -92,7 +94,7 @@ class _Gzip(_Decoder):
 
 
 class _Limited(_Decoder):
-    """BZ2Decompressor and LZMADecompressor, which keep what they have no room for."""
+    """BZ2Decompressor or LZMADecompressor: they keep input that exceeds the output limit."""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         yield self._decoder.decompress(data, _PIECE)
@@ -101,7 +103,7 @@ class _Limited(_Decoder):
 
 
 class _ZstdSource:
-    """What zstandard reads a blob from. It does not tell whether the last frame is whole, so one of ours follows."""
+    """The blob as zstandard reads it. zstandard does not report a truncated last frame, so _END_FRAME is appended."""
 
     def __init__(self, data: bytes, more: Callable[[], bytes]) -> None:
         self._data = data
@@ -109,7 +111,7 @@ class _ZstdSource:
         self.ended = False
 
     def read(self, size: int) -> bytes:
-        """The data as they come, whatever ``size`` is asked for."""
+        """Return the next data, of any size."""
         data, self._data = self._data or self._more(), b""
         if data or self.ended:
             return data
@@ -118,7 +120,7 @@ class _ZstdSource:
 
 
 _END = 16 * b"x"
-# RFC 8878: magic, header of a single segment of 16 bytes, one last block: an x, 16 times.
+# RFC 8878: magic, header of a single segment of 16 bytes, one last RLE block: an x, 16 times.
 _END_FRAME = bytes.fromhex("28b52ffd 20 10 830000 78")
 
 
@@ -142,20 +144,19 @@ _MAGIC: tuple[tuple[tuple[bytes, ...], str, Callable[[], _Decoder] | None], ...]
     ((b"BZh",), "bzip2", _bzip2),
     ((b"\xfd7zXZ\x00",), "xz", _xz),
 )
-MAGIC_SIZE = 8  # bytes that tell any of them
+MAGIC_SIZE = 8  # bytes that identify each format
 
 
 def name_of(start: bytes) -> str:
-    """The name of the format of data that begins with these MAGIC_SIZE bytes, or ``none``."""
+    """Return the name of the compression of data that begins with these MAGIC_SIZE bytes, or ``none``."""
     return next((name for magic, name, _ in _MAGIC if start.startswith(magic)), "none")
 
 
 class Decompressed:
-    """A stream read once, with the hashes of both its forms. Use it in a ``with``.
+    """A stream that is decompressed and hashed in both forms. Use it in a ``with``.
 
-    One thread reads and decompresses ahead by a few chunks, another hashes: both let go
-    of Python's lock, so one large layer keeps three CPUs busy, and takes no longer than its
-    decompression. The digests are complete when drain() has returned.
+    One thread reads and decompresses a few chunks ahead, another hashes. Both release the GIL, so a large layer uses
+    three CPUs and takes no longer than its decompression. The digests are complete when drain() has returned.
     """
 
     def __init__(self, stream: Stream, progress: Callable[[int], None] | None = None) -> None:
@@ -171,13 +172,13 @@ class Decompressed:
         self._thread: Thread | None = None
         self._hashing = Thread(target=self._hash, daemon=True)
         self._chunk = b""
-        self._at = 0  # what of the chunk has been read
+        self._at = 0  # bytes of the chunk that have been read
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop reading; the stream is the caller's again."""
+        """Stop reading the stream."""
         self._over = True
         while self._thread is not None and self._thread.is_alive():
             with contextlib.suppress(Empty):
@@ -192,7 +193,7 @@ class Decompressed:
                 if self._over:
                     break
                 self._ahead.put(chunk)
-        except BaseException as e:  # it is the reader's to raise
+        except BaseException as e:  # _next() raises it
             last = e
         self._to_hash.put(None)
         self._hashing.join()
@@ -233,17 +234,17 @@ class Decompressed:
             data = self._raw()
 
     def _frames(self, data: bytes) -> Iterator[bytes]:
-        """Frames of zstd, skippable ones too, in pieces of a size that we choose, whatever they were made to be."""
+        """Decompress zstd frames, skipping skippable ones, in pieces of at most _PIECE bytes."""
         import zstandard
 
         source = _ZstdSource(data, self._raw)
-        # Frames say how much memory they want; 128 MiB is what "zstd --long" makes.
+        # A frame header requests the window's memory: 128 MiB after "zstd --long".
         decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
         reader = decoder.stream_reader(cast("IO[bytes]", source), read_across_frames=True, closefd=False)
         last = b""
         try:
             while piece := reader.read(_PIECE):
-                if len(piece) < len(_END):  # of the last one
+                if len(piece) < len(_END):  # _END may be split over the last two pieces
                     piece = last + piece
                 elif last:
                     yield last
@@ -260,7 +261,7 @@ class Decompressed:
         return ImageError(f"the {name} data of the layer is truncated after {self.blob_size} bytes")
 
     def _members(self, data: bytes, name: str, make: Callable[[], _Decoder]) -> Iterator[bytes]:
-        """A blob may be several members, one after the other: RFC 1952."""
+        """Decompress the members of a blob in order: RFC 1952 allows several."""
         decoder: _Decoder | None = None
         while data:
             if decoder is None:
@@ -285,7 +286,7 @@ class Decompressed:
         while True:
             try:
                 piece = next(pieces, None)
-            except (ImageError, OSError, MemoryError):  # of what the blob is read from
+            except (ImageError, OSError, MemoryError):  # from the source of the blob
                 raise
             except Exception as e:  # each library has its own error class
                 raise ImageError(f"the {name} data of the layer is damaged: {e}") from e
@@ -295,7 +296,7 @@ class Decompressed:
                 yield piece
 
     def _start(self) -> None:
-        """Start both threads. Raises ImageError if the user may have no more of them."""
+        """Start both threads. Raises ImageError if the user's process limit is reached."""
         thread = Thread(target=self._read_ahead, daemon=True)
         try:
             self._hashing.start()
@@ -325,7 +326,7 @@ class Decompressed:
         return self.size - len(self._chunk) + self._at
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes; fewer only at the end."""
+        """Return the next ``size`` bytes; fewer only at the end."""
         at, end = self._at, self._at + size
         if end <= len(self._chunk):
             self._at = end
@@ -333,7 +334,7 @@ class Decompressed:
         return b"".join(self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[memoryview]:
-        """The next ``size`` bytes as they come; fewer only at the end."""
+        """Yield the next ``size`` bytes in pieces without copying; fewer bytes only at the end."""
         while size > 0 and (self._at < len(self._chunk) or self._next()):
             piece = memoryview(self._chunk)[self._at : self._at + size]
             self._at += len(piece)
@@ -356,10 +357,10 @@ class Decompressed:
         return ImageError(f"the layer's tar is truncated after {self.size} bytes")
 
     def copy(self, size: int, fd: int, offset: int) -> int:
-        """Write the next ``size`` bytes to a file at ``offset``; returns their CRC-32.
+        """Write the next ``size`` bytes to a file at ``offset``, and return their CRC-32.
 
-        As they come, from the processor's cache. Collected into aligned pieces of 1 MiB they would lie in folios as
-        large, and no program reads those faster, but the kernel was seen to take six times as long to fill them.
+        Writes pieces as they arrive, from the CPU cache. Aligned writes of 1 MiB create folios of that size: the
+        kernel needed six times as long to fill them, and programs did not read them faster.
         """
         at, end = self._at, self._at + size
         if end <= len(self._chunk):  # most files are small
@@ -381,7 +382,7 @@ class Decompressed:
         return crc
 
     def drain(self) -> None:
-        """Read to the end, for the hashes cover what follows the tar's end mark too."""
+        """Read to the end: the digests also cover data after the tar's end mark."""
         self._chunk, self._at = b"", 0
         while self._next():
             pass

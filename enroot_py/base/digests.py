@@ -13,7 +13,7 @@ _ALGORITHM = "sha256:"
 
 
 class Pin(Frozen):
-    """The digest that a tag is to have. ``origin``, and then the digest, tells who says so; ``hint`` the way out."""
+    """The digest that a tag must have. Errors print ``origin``, then the digest, with ``hint``."""
 
     digest: str
     origin: str = "the step resolved it to"
@@ -26,19 +26,19 @@ def is_digest(text: str) -> bool:
 
 
 def encoded(digest: str) -> str:
-    """The hex digits, which make a safe file name. Raises ImageError for what is no digest: they come from networks."""
+    """Return the hex digits, a safe file name. Raises ImageError if ``digest`` is not a digest: it is untrusted."""
     if not is_digest(digest):
         raise ImageError(f"{digest!r} is not a sha256 digest")
     return digest.removeprefix(_ALGORITHM)
 
 
 def of_encoded(encoded: str) -> str:
-    """The digest whose hex digits are given."""
+    """Return the digest with the hex digits ``encoded``."""
     return _ALGORITHM + encoded
 
 
 def of(data: bytes) -> str:
-    """The digest of ``data``."""
+    """Return the digest of ``data``."""
     from hashlib import sha256
 
     return of_encoded(sha256(data).hexdigest())

@@ -1,8 +1,7 @@
-"""What the dynamic loader reads in a shared library: its name, what it needs, and the versions of symbols, elf(5).
+"""Read the dynamic section of a shared library: its soname, needed libraries and symbol versions. See elf(5).
 
-The files are an image's too, and may say anything: each part is read where it is said to be, up to a size that no
-linker exceeds, and each list is walked a bounded number of times. Source: System V ABI, "Dynamic Linking"; LSB, "Symbol
-Versioning"; glibc, elf/dl-version.c and elf/dl-lookup.c.
+Files of an image are untrusted: each read has a size limit that no linker exceeds, and each loop has a bound.
+Sources: System V ABI, "Dynamic Linking"; LSB, "Symbol Versioning"; glibc, elf/dl-version.c and elf/dl-lookup.c.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ _NATIVE = 1 if sys.byteorder == "little" else 2
 _ET_DYN, _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 3, 1, 2, 3
 _NEEDED, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 6, 10, 14, 15, 29
 _GNU_HASH, _VERDEF, _VERDEFNUM, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
-_BASE = 1  # VER_FLG_BASE: the entry that has the name of the file
-# The most that is read. Of what networks need, libstdc++ has most: 11 headers, 35 entries, 300 KiB of names.
+_BASE = 1  # VER_FLG_BASE: this entry names the file itself
+# Limits. The largest library that a fabric needs is libstdc++: 11 headers, 35 entries, 300 KiB of names.
 _HEADERS, _ENTRIES, _STRINGS, _VERSIONS, _SYMBOLS = 64, 4096, 4 << 20, 4096, 1 << 16
-_PART = 1 << 20  # bytes of a list of versions, or of a table of symbols
-_LIST = 256  # libraries that one needs
+_PART = 1 << 20  # bytes of a list of versions or a table of symbols
+_LIST = 256  # needed libraries
 MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64", 258: "loongarch64"}
 
 
 class NotElf(ValueError):
-    """Why a file is no shared library that programs of this machine's kind could load."""
+    """The file is not a shared library that a program of this machine could load."""
 
 
 class Elf(Frozen):
-    """A shared library, as far as the loader and we care. ``needs`` are versions of symbols, by library."""
+    """The dynamic section of a shared library. ``needs`` are the needed symbol versions, by library."""
 
     machine: str
     soname: str
     needed: tuple[str, ...]
-    paths: tuple[str, ...]  # where it has the loader look first: DT_RUNPATH, or DT_RPATH
+    paths: tuple[str, ...]  # DT_RUNPATH, or DT_RPATH: the loader searches these directories first
     needs: dict[str, tuple[str, ...]]
     versions: frozenset[str]
-    symbols: frozenset[str]  # those that it gives, of them that were asked for
+    symbols: frozenset[str]  # exported symbols with the requested prefix
 
 
 def read(fd: int, prefix: str = "") -> Elf:
-    """The library in an open regular file, with those of its symbols that begin with ``prefix``, if that is given.
+    """Parse the library in an open regular file, with exported symbols only if ``prefix`` is given.
 
     Raises NotElf, OSError.
     """
@@ -84,11 +83,11 @@ class _ElfFile:
             raise NotElf("damaged file: an offset points outside of it")
         data = os.pread(self.fd, size, offset)
         while 0 < len(data) < size and (more := os.pread(self.fd, size - len(data), offset + len(data))):
-            data += more  # a server of FUSE gives as much as it likes
+            data += more  # a FUSE server may return less than requested
         return data
 
     def _headers(self) -> str:
-        """Read the headers and the dynamic section; its machine."""
+        """Read the headers and the dynamic section. Return the machine."""
         head = self._pread(64, 0)
         if head[:4] != b"\x7fELF":
             raise NotElf("not an ELF file")
@@ -122,7 +121,7 @@ class _ElfFile:
         return MACHINES.get(machine, f"machine {machine}")
 
     def _at(self, address: int, size: int) -> bytes:
-        """Up to ``size`` bytes from where an address is in the file."""
+        """Read up to ``size`` bytes at a virtual address."""
         for offset, begin, length in self.loads:
             if begin <= address < begin + length:
                 return self._pread(min(size, begin + length - address), offset + address - begin)
@@ -157,7 +156,7 @@ class _ElfFile:
         return listed
 
     def _versions(self) -> list[str]:
-        """DT_VERDEF: a chain of versions, each with its name and then its parents' in a chain of its own."""
+        """DT_VERDEF: a chain of versions, each with a chain of names: its own, then its parents'."""
         count = self.tags.get(_VERDEFNUM, 0)
         if not count or _VERDEF not in self.tags:
             return []
@@ -173,7 +172,7 @@ class _ElfFile:
         return names
 
     def _symbols(self, prefix: bytes) -> list[str]:
-        """Those of the table behind DT_GNU_HASH, which are what it gives to others."""
+        """Return exported symbols: DT_GNU_HASH covers the exported part of the symbol table."""
         if _GNU_HASH not in self.tags or _SYMTAB not in self.tags:
             return []
         table = self._at(self.tags[_GNU_HASH], _PART)
@@ -207,5 +206,5 @@ def interpreter(path: str) -> str:
                     f.seek(offset)
                     return os.fsdecode(f.read(length).rstrip(b"\0"))
     except (OSError, StructError, ValueError):
-        pass  # it is not for this user, or cut
+        pass  # unreadable or truncated
     return ""

@@ -1,4 +1,4 @@
-"""Failures that users are expected to see, each with its way out."""
+"""Errors that users are expected to see, each with a hint if there is one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PenrootError(Exception):
 
 
 class UsageError(PenrootError):
-    """The command line is wrong: look at the options. ``usage`` goes to stdout where the caller said enroot."""
+    """The command line is wrong: look at the options. ``usage`` goes to stdout if penroot was called as enroot."""
 
     def __init__(self, message: str, *, hint: str = "", usage: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -42,23 +42,23 @@ class RegistryError(PenrootError):
 
 
 class Unreachable(RegistryError):
-    """The registry does not answer, or its answer makes no sense: a stored image may do instead."""
+    """The registry does not answer, or sends an invalid answer: the caller may use a stored image."""
 
 
 class WebPage(Unreachable):
-    """A web page came in place of the registry's answer: a proxy or a login portal answers, or it is no registry."""
+    """A web page came instead of the registry's answer: from a proxy, a login portal, or a host without a registry."""
 
 
 class RefusedError(RegistryError):
-    """A registry has answered for good: it has no such image, or none for this user."""
+    """A registry has refused definitely: the image does not exist, or this user may not read it."""
 
 
 class ImageError(PenrootError):
-    """An image is not what it should be: digest, format, missing layer."""
+    """An image is invalid: digest, format, missing layer."""
 
 
 class PolicyError(PenrootError):
-    """An image is not one that a policy lets in: look at the rule that is named."""
+    """A policy does not admit an image: look at the rule that is named."""
 
 
 class ContainerError(PenrootError):
@@ -83,12 +83,12 @@ class CommandError(PenrootError):
     exit_code = 126
 
 
-# Set by who mounts an image: tells what is wrong with that, if it is what an error comes from.
+# The code that mounts an image sets this: return the error of the mount if it caused the given error, else None.
 of_image: Callable[[BaseException], PenrootError | None] | None = None
 
 
 def cause(error: BaseException) -> PenrootError | None:
-    """Return the reason behind ``error`` that its own words leave out: a limit, or the image that is mounted."""
+    """Return the error with its root cause (a limit, or a failed image mount) as the hint, or None if unknown."""
     import errno
 
     reason: BaseException | None = error

@@ -1,14 +1,14 @@
-"""Descriptors that a ``with`` closes. On the start path: contextlib costs more than it."""
+"""Descriptors that a ``with`` closes. On the start path: importing contextlib would cost more."""
 
 from __future__ import annotations
 
 import os
 
-_AT_ONCE = 1 << 14  # bytes
+_READ_BYTES = 1 << 14
 
 
 class Fd(int):
-    """An open file descriptor, a number as any other: at the end of its ``with`` it is closed."""
+    """An open file descriptor. It is an int, and the end of its ``with`` closes it."""
 
     _kept = False
 
@@ -21,14 +21,14 @@ class Fd(int):
         self._kept = False
 
     def content(self, limit: int = 1 << 62) -> bytes:
-        """What is left to be read, up to ``limit`` bytes: a file of open() has a buffer, and five more system calls."""
+        """Read the rest of the file, up to ``limit`` bytes. open() would make five more system calls."""
         parts = []
-        while limit > 0 and (part := os.read(self, min(limit, _AT_ONCE))):
+        while limit > 0 and (part := os.read(self, min(limit, _READ_BYTES))):
             parts.append(part)
             limit -= len(part)
         return b"".join(parts)
 
     def keep(self) -> Fd:
-        """Leave it open at the end of this ``with``, for whoever gets it."""
+        """Leave the descriptor open at the end of this ``with``; the caller passes it on."""
         self._kept = True
         return self

@@ -1,7 +1,7 @@
-"""The features of this installation, and the sockets that each plugs into.
+"""List the features of this installation, and the sockets that each plugs into.
 
-A feature is one folder, and plugs into a socket of the core by a module that has the socket's name. The core asks here
-for the modules of a socket and imports no feature by name. Without the folder of a feature the core works all the same.
+A feature is one folder. A module named after a socket of the core plugs the feature into that socket. The core calls
+plugged() for the modules of a socket and imports no feature by name, so that it works without a feature's folder.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# What a feature takes along with a job, in one variable: c_shims/spank/options.c has the limits of all of them.
+# Limit of the variable that a feature sends along with a job. c_shims/spank/options.c has the other limits.
 CARRIED_BYTES = 64 << 10
 
 SOCKETS = {
-    "hooks": "a folder with hooks, as hooks/README.md has them",
+    "hooks": "a folder with hooks: see hooks/README.md",
     "outside": "looks_outside(settings, host): whether a hook has to be loaded before a namespace is entered",
     "settings": "SETTINGS: rows of the table of settings",
-    "start": "finish(context): what a container gets last; returns who asks for it. If a setting of a feature is set",
+    "start": "finish(context): the last setup of a container, if a setting of a feature asks for it; returns who asks",
     "flags": "FLAGS: options of penroot start that change settings",
     "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
     "admission": "checks of an image before it is used, if there are policies: see store/policies.py",
@@ -29,27 +29,27 @@ SOCKETS = {
     "verbs": "add(group): verbs of penroot",
     "admin": "add(group): verbs of pyxis-py",
     "manual": "for the manual: SECTIONS, (page, heading, paragraphs, entries) each, and EXAMPLES of verbs",
-    "recorder": "begin(...): an event that records what is done; None if nobody wants one",
+    "recorder": "begin(...): an event that records an operation, or None if the settings ask for none",
     "arguments": "ARGUMENTS: rows of the table of the plugin's arguments in plugstack.conf",
     "options": "OPTIONS: rows of the table of options of srun, sbatch and salloc",
     "reach": "libraries(plugin), findings(nodes, plugin, slurm): for pyxis-py check and check --nodes",
-    "step": "a part of a step, of PARTS",
+    "step": "functions of a step: see PARTS",
 }
 
-# What a part of a step may have. Everything is optional.
+# Functions that the step module of a feature may have. All are optional.
 PARTS = {
     "settings": "(step): settings that it changes",
-    "at_submit": "(job, request): what a job or a step takes along, as pairs for the plugin",
-    "describe": "(job, name, origin): the description of a container for which an option asks",
-    "must_resolve": "(request): whether srun resolves a tag, whatever the site says",
+    "at_submit": "(job, request): data that a job or a step takes along, as pairs for the plugin",
+    "describe": "(job, name, origin): the description of a container that an option names",
+    "must_resolve": "(request): whether srun resolves a tag, even if the site's configuration says no",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
     "shares": "(plugin): whether srun may offer images to nodes",
-    "offer": "(job, image, digest, allocation): with an invitation and serve(channel), what srun does for its nodes",
+    "offer": "(job, image, digest, allocation): with an invitation and serve(channel), the work of srun for its nodes",
     "peers": "(job, plugin): the other nodes of a step: Peers of registry/sources.py, or None",
     "send": "(job, request, plugin, learns_later=): with serve(channel), a file that srun sends to its nodes",
     "receive": "(job, request, plugin, settings): that file in the store of a node",
-    "attach": "(step, held): what a running container gets when a step joins it: see pyxis_py/node/attached.py",
-    "clean_up": "(job, notes): removes what the feature has left, at the end of a job",
+    "attach": "(step, held): additions to a running container when a step joins it: see pyxis_py/node/attached.py",
+    "clean_up": "(job, notes): removes the feature's leftovers at the end of a job",
 }
 
 # The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
@@ -69,19 +69,19 @@ FEATURES = {
 
 
 def parts(name: str) -> Iterator[Any]:
-    """A part of a step, of each feature that has it; no other feature is imported."""
+    """Yield the function of PARTS from each feature that has it. Imports no other feature."""
     assert name in PARTS
     for module in plugged(f"step.{name}"):
         yield getattr(module, name)
 
 
 def folders(name: str) -> Iterator[str]:
-    """The path of each feature that has a folder in a socket."""
+    """Yield the path of each feature that has a folder for a socket."""
     return (package.replace(".", "/") for package, sockets in FEATURES.items() if name in sockets.split())
 
 
 def plugged(socket: str) -> Iterator[ModuleType]:
-    """Import the module of each feature that plugs into a socket; ``step.PART`` is one part of a step."""
+    """Import the module of each feature that plugs into a socket. ``step.PART`` selects features with that part."""
     assert socket.partition(".")[0] in SOCKETS
     for package, sockets in FEATURES.items():
         if socket in sockets.split():

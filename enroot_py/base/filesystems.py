@@ -1,4 +1,4 @@
-"""On what file system a path is, which of them are shared between nodes, and what to do about a full one."""
+"""Find the file system of a path, know the shared ones, and explain errors such as a full disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NETWORK = frozenset(
     "fuse.glusterfs fuse.sshfs fuse.juicefs fuse.ceph-fuse fuse.cvmfs2 fuse.s3fs fuse.gcsfuse fuse.daosfs".split()
 )
 
-# What no other place helps against.
+# Limits of a process or the machine: another directory does not help.
 OF_PROCESS = {
     errno.EAGAIN: "this user, or the job, may have no more processes: ulimit -u, pids.max of the control group",
     errno.ENOMEM: "out of memory: raise ulimit -v, or --mem of the job",
@@ -31,16 +31,13 @@ def kind(path: str) -> str:
 
 
 def way_out(error: OSError, place: str, setting: str = "") -> str:
-    """What to do about an error of writing to ``place``, for which ``setting`` may name another one.
-
-    A disk can be full in three ways.
-    """
+    """Return a hint for an error of writing to ``place``. ``setting`` is the setting that names another directory."""
     if error.errno in OF_PROCESS:
         return OF_PROCESS[error.errno]
     other = f"set {setting} to another place" if setting else "choose another place"
     if error.errno == errno.ENOSPC:
         free = os.statvfs(existing(place))
-        # Where inodes are made as they are needed, there is no number of them.
+        # File systems that allocate inodes on demand report no number of them.
         inodes = free.f_files and not free.f_favail and free.f_bavail
         full = "has space, but no inode left (df -i)" if inodes else "is full (df, df -i)"
         return f"the file system of {place} {full}: remove some files there, or {other}"
@@ -49,12 +46,12 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
     if error.errno == errno.EROFS:
         return f"the file system of {place} is read-only: {other}"
     if error.errno == errno.ENAMETOOLONG:
-        return "give a shorter name: up to 255 bytes, and 4095 in a whole path"
-    return f"{place} must be a directory of your own: see its mode and owner, or {other}"
+        return "use a shorter name: at most 255 bytes, and 4095 for the whole path"
+    return f"check mode and owner of {place} (ls -ld), which must be your own directory, or {other}"
 
 
 def no_process() -> tuple[str, str]:
-    """Why another process or thread cannot be started, and the hint."""
+    """Return why another process or thread cannot be started, and a hint."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -63,7 +60,7 @@ def no_process() -> tuple[str, str]:
 
 
 def in_words(error: OSError) -> tuple[str, str]:
-    """Return a message for an error that no caller expects, mostly of a file system, and a hint or ""."""
+    """Return a message for an error that no caller handles, and a hint or ""."""
     hint = ""
     if error.filename is not None:
         where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
@@ -94,7 +91,7 @@ def _is_gone(directory: str) -> bool:
 
 
 def existing(path: str) -> str:
-    """``path``, or its nearest parent that exists."""
+    """Return ``path``, or its nearest parent that exists."""
     while not os.path.exists(path):
         path = os.path.dirname(path) or "/"
     return path

@@ -1,4 +1,4 @@
-"""Records that do not change: what dataclasses would give, without what importing them costs a start."""
+"""Immutable records, like frozen dataclasses. On the start path, where importing dataclasses would cost too much."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ else:
 
 @dataclass_transform(frozen_default=True)
 class Frozen:
-    """A record whose fields are those that its class annotates; equal to one with equal fields."""
+    """A record with a field for each annotation of its class. Records with equal fields are equal."""
 
     def __init__(self, *values: object, **named: object) -> None:
         self.__dict__.update(zip(self.__annotations__, values, strict=False), **named)

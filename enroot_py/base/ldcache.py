@@ -1,9 +1,8 @@
 """The cache of the dynamic loader, ld.so(8): read from the host, extended in a container.
 
-Written here and not by ldconfig, because a start runs no program, and an image
-may have no ldconfig, or one for another machine. The format is the one that
-glibc calls new (sysdeps/generic/dl-cache.h), with or without the old one
-before it; every glibc since 2.2 reads it alone.
+A start runs no program, and an image may have no ldconfig, or one for another machine, so this module
+writes the cache itself. It uses glibc's new format (sysdeps/generic/dl-cache.h), which every glibc since 2.2
+reads. In a file the old format may precede it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Not struct and not array: the one costs its own import, the other that of collections.
+# Not struct or array, for a quick start: array imports collections.
 from _struct import error as StructError  # type: ignore[attr-defined]
 from _struct import pack, unpack
 
@@ -20,30 +19,30 @@ _EXTENSION_MAGIC = 0xEAA42174
 _HWCAPS = 1  # tag of the extension that holds offsets of strings
 _HEADER, _ENTRY = 48, 24
 
-# Flags of a library of 64 bits by its machine, as elf(5) and uname(2) name that.
+# Cache flags of 64-bit libraries by machine: by e_machine of elf(5) and by name of uname(2).
 _FLAGS = {62: 0x303, "x86_64": 0x303, 183: 0xA03, "aarch64": 0xA03}
 _OTHER = 0x3
 NATIVE = _FLAGS.get(os.uname().machine, _OTHER)
 
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _SHT_NOTE = 7
-# More than any linker writes: an image may say that there is more.
+# Limits that no linker exceeds: an image may claim more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
-_SECTIONS = 64  # of an extension of the cache
+_SECTIONS = 64  # of a cache extension
 
-# What the functions raise for a damaged cache: an image may hold anything.
+# Raised for a damaged cache: an image is untrusted.
 DAMAGE = (ValueError, IndexError, StructError)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    # Flags (kind and architecture), name that programs ask for, path.
+    # Flags (kind and architecture), soname, path.
     Library = tuple[int, str, str]
 
 
 def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
-    """The libraries of a cache whose file name begins with one of ``parts``; none in what is no cache."""
+    """Return the libraries of a cache whose file names begin with one of ``parts``; [] if ``data`` is not a cache."""
     data = _new_part(data)
     entries = _entries(data)
     flags = dict(zip(entries[2::6], entries[0::6], strict=True))
@@ -54,7 +53,7 @@ def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
             start = data.rfind(b"\0", 0, at) + 1
             end = data.find(b"\0", at)
             path = data[start:end].decode("utf-8", "surrogateescape")
-            # Else it is a directory whose name begins so.
+            # Skip a match in a directory name.
             if start in flags and path.rfind("/") == at - start:
                 libraries.append((flags[start], path[at - start + 1 :], path))
             at = end
@@ -62,11 +61,11 @@ def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
 
 
 def soname(path: str) -> Library | None:
-    """What the loader's cache would say of the library in a file of the host: elf(5). None where it is none."""
+    """Return the cache entry for a library file of the host, elf(5), or None if the file is not a library."""
     try:
         with open(path, "rb") as f:
             data = f.read(64)
-            # Of this byte order: 64 bits, or 32.
+            # Only this byte order. Byte 4 tells 64 bits from 32.
             if data[:4] != b"\x7fELF" or data[5] != (1 if sys.byteorder == "little" else 2):
                 return None
             wide = data[4] == 2
@@ -91,7 +90,7 @@ def soname(path: str) -> Library | None:
 
 
 def drivers_of_compat(file: BinaryIO) -> set[int]:
-    """The branches of drivers for which a libcuda of CUDA's compatibility package is, as its note says; else none."""
+    """Return the driver branches in the ELF note of a libcuda from CUDA's compatibility package, or an empty set."""
     try:
         data = file.read(64)
         if data[:5] != b"\x7fELF\2":
@@ -115,7 +114,10 @@ def drivers_of_compat(file: BinaryIO) -> set[int]:
 
 
 def extend(data: bytes, libraries: list[Library]) -> bytes:
-    """The cache ``data`` with ``libraries`` before others of their names; ``data`` itself where it has them all."""
+    """Insert ``libraries`` into the cache ``data`` before other libraries of the same names.
+
+    Returns ``data`` unchanged if it already has them.
+    """
     data = _new_part(data) or _MAGIC + pack("=IIBxxx16x", 0, 0, 2 if sys.byteorder == "little" else 3)
     entries = _entries(data)
     names = _Names(data, entries)
@@ -135,7 +137,7 @@ def extend(data: bytes, libraries: list[Library]) -> bytes:
         last = place
         value = end + len(strings)
         text = path.encode("utf-8", "surrogateescape")
-        # The name is the end of the path where it can be, as glibc has it.
+        # As in glibc, the name shares the end of the path if it can.
         key = value + len(text) - len(name) if path.endswith("/" + name) else value + len(text) + 1
         strings += text + b"\0" + (b"" if path.endswith("/" + name) else name.encode() + b"\0")
         merged.extend((flags, key, value, 0, 0, 0))
@@ -148,7 +150,10 @@ def extend(data: bytes, libraries: list[Library]) -> bytes:
 
 
 def _new_part(data: bytes) -> bytes:
-    """Where the old format comes first the new one follows; its offsets count from itself, but those of extensions."""
+    """Return the new-format part of a cache, with all offsets relative to that part; b"" if ``data`` is not a cache.
+
+    After an old-format part only the offsets of extensions are relative to the file.
+    """
     if data.startswith(_MAGIC):
         return data
     at = data.find(_MAGIC)
@@ -168,12 +173,12 @@ def _number(data: bytes | bytearray, at: int) -> int:
 
 
 def _extension(data: bytes | bytearray) -> int:
-    """Where the extension of glibc 2.33 and later begins; 0 where there is none."""
+    """Return the offset of the extension that glibc 2.33 and later write, or 0."""
     return _number(data, 32)
 
 
 def _sections(data: bytes | bytearray, extension: int) -> range:
-    """Where the four numbers of each section of an extension are: tag, flags, offset, size."""
+    """Return the offsets of the section headers of an extension: tag, flags, offset, size."""
     if _number(data, extension) != _EXTENSION_MAGIC:
         raise ValueError("the cache of the loader has an unknown extension")
     count = _number(data, extension + 4)
@@ -188,7 +193,7 @@ def _count(data: bytes) -> int:
 
 
 def _entries(data: bytes) -> list[int]:
-    """Six numbers each: flags, name, path (offsets), version of the kernel, and two of the processor."""
+    """Return six numbers per library: flags, offset of the name, offset of the path, kernel version, two for hwcap."""
     part = data[_HEADER : _HEADER + _ENTRY * _count(data)]
     if len(part) != _ENTRY * _count(data):
         raise ValueError("the cache of the loader ends early")
@@ -196,7 +201,7 @@ def _entries(data: bytes) -> list[int]:
 
 
 def _shift_extension(data: bytearray, shift: int) -> None:
-    """Correct the offsets of an extension that has moved with its strings, and those that it holds."""
+    """Add ``shift`` to the offset of the extension and to all offsets in it."""
     old = _extension(data)
     if not old:
         return
@@ -211,7 +216,7 @@ def _shift_extension(data: bytearray, shift: int) -> None:
 
 
 def _order(name: bytes) -> list[int]:
-    """The order of the cache: numbers by value and above other characters. The loader searches by halves."""
+    """Return the sort key of a name for the loader's binary search: numbers by value, above other characters."""
     order = []
     number = -1
     for c in name:
@@ -228,7 +233,7 @@ def _order(name: bytes) -> list[int]:
 
 
 class _Names:
-    """The names of a cache in its order, each decoded when it is looked at."""
+    """The sorted names of a cache. Each sort key is computed when needed."""
 
     def __init__(self, data: bytes, entries: list[int]) -> None:
         self.data = data
@@ -241,7 +246,7 @@ class _Names:
         return self.data[start : self.data.index(b"\0", start, start + _NAME)]
 
     def place(self, name: bytes) -> int:
-        """Where ``name`` belongs: before all that are equal or less, for the order descends."""
+        """Return where to insert ``name``: the order descends, and new entries precede equal names."""
         wanted = _order(name)
         low, high = 0, len(self.keys)
         while low < high:
@@ -255,7 +260,7 @@ class _Names:
         return low
 
     def holds(self, place: int, name: bytes, path: bytes) -> bool:
-        """Whether the first entry of this name is ``path`` already."""
+        """Return whether the first entry of this name has this ``path``."""
         if place >= len(self.keys) or self.name(place) != name:
             return False
         value = self.values[place]

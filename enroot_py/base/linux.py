@@ -13,14 +13,14 @@ import sys
 from enroot_py.base._linux import ffi, lib
 from enroot_py.base.fds import Fd
 
-FLOOR = "5.12"  # which Linux we need: its mount_setattr(2) is the newest call that nothing stands in for
+FLOOR = "5.12"  # the oldest Linux that works: mount_setattr(2) is the newest call without a fallback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NULL = ffi.NULL
-_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode() of what is a string for sure
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as os.fsencode()
 
 # clone(2)
 CLONE_NEWNS = 0x00020000
@@ -196,13 +196,13 @@ def capget_permitted() -> int:
 
 
 def boot_id() -> str:
-    """What is another one after each boot: random(4)"""
+    """Return the boot ID, which changes at each boot: random(4)"""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f.read().strip()
 
 
 def drop_capabilities() -> None:
-    """Of the bounding set, and all others: capabilities(7)"""
+    """Drop all capabilities of the bounding set and all other sets: capabilities(7)"""
     _check(lib.penroot_drop_capabilities())
 
 

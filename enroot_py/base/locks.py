@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-# What flock(2) raises where a file system has no locks; EBADF of a directory on NFS.
+# flock(2) raises these on file systems without locks; EBADF for a directory on NFS.
 NONE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
 
@@ -21,7 +21,7 @@ def flock(fd: int, *, shared: bool = False) -> bool:
 
 
 def attempt(fd: int) -> bool | None:
-    """Lock an open file. False where another has it, None where there are no locks. Raises OSError."""
+    """Lock an open file. Return False if another process has the lock, None without locks. Raises OSError."""
     try:
         return flock(fd)
     except OSError as e:
@@ -49,7 +49,7 @@ def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
             raise TimeoutError
 
     before = _signal.signal(_signal.SIGALRM, ring)
-    # Again and again, because a signal that comes just before flock(2) does not interrupt it.
+    # Repeat the signal: one that arrives just before flock(2) does not interrupt it.
     left, interval = _signal.setitimer(_signal.ITIMER_REAL, seconds, seconds)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -65,7 +65,7 @@ def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Whether what is open is at ``path``: before it was locked it may have been renamed or removed."""
+    """Return whether the open file is still at ``path``: it may have been renamed or removed before it was locked."""
     try:
         there = os.lstat(path)
     except FileNotFoundError:

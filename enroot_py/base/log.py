@@ -1,6 +1,6 @@
-"""Lines for people on stderr. Results, and nothing else, go to stdout.
+"""Log to stderr: stdout is for results only.
 
-Not the logging module: importing it costs more than starting a container.
+Not the logging module: its import costs more than a container start.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def _stderr(level: str, text: str) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether lines go to a terminal, where one can be written over another."""
+    """Return whether lines go to a terminal, where rewrite() works."""
     return sink is _stderr and sys.stderr.isatty()
 
 
 def captured() -> bool:
-    """Whether lines do not go to stderr: in a step of Slurm, where nobody sees that."""
+    """Return whether lines go elsewhere than to stderr: in a Slurm step, where stderr is not visible."""
     return sink is not _stderr
 
 
 def rewrite(text: str) -> None:
-    """Show one line in the place of the one that was shown last; "" removes it."""
+    """Replace the last line that rewrite() showed; "" removes it."""
     global _rewriting
     _rewriting = bool(text)
     columns = os.get_terminal_size(2).columns or 80
@@ -42,15 +42,15 @@ def rewrite(text: str) -> None:
 
 
 def silent(level: str, text: str) -> None:
-    """Drop a line: a ``sink`` for a process that nobody listens to."""
+    """Drop a line: a ``sink`` for a process whose output has no reader."""
 
 
-# Where lines go; the SPANK helper sends them through slurmstepd instead.
+# Writes a line. The SPANK helper replaces it to send lines through slurmstepd.
 sink: Callable[[str, str], None] = _stderr
 
 
 def printable(text: str) -> str:
-    """Words from elsewhere, as a registry's or names in an image, must not steer the terminal."""
+    """Escape control characters: text of a registry or names in an image must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
@@ -76,7 +76,7 @@ def hint(text: str) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes: 500M, 20G, 2T, powers of 1000. Raises ValueError with what it should have been."""
+    """Return the bytes of a size such as 500M, 20G or 2T, in powers of 1000. Raises ValueError."""
     factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
     digits = text[:-1] if factor > 1 else text
     if not digits.isdecimal():
@@ -85,7 +85,7 @@ def parse_size(text: str) -> int:
 
 
 def size(count: int) -> str:
-    """Bytes, in a unit of which there are some."""
+    """Format bytes with the largest unit that fits."""
     for unit, name, digits in ((10**9, "GB", 2), (10**6, "MB", 1), (10**3, "kB", 0)):
         if count >= unit:
             return f"{count / unit:.{digits}f} {name}"
@@ -93,9 +93,9 @@ def size(count: int) -> str:
 
 
 def many(count: int, what: str) -> str:
-    """``1 layer``, ``2 layers``."""
+    """Format a count with its noun: ``1 layer``, ``2 layers``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-# Set by ``start --explain``: takes what is about to be done, in the order in which it is done.
+# Set by ``start --explain``: takes the description of each operation before it is executed.
 explain: Callable[[str], None] | None = None

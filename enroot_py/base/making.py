@@ -1,10 +1,9 @@
-"""Files and directories in the making or being removed, under hidden names; and removal of what killed processes left.
+"""Make and remove files and directories under hidden names, and remove what killed processes left.
 
-``.NAME.NODE.PID-RANDOM.making`` becomes NAME by rename when it is complete;
-``.NAME.NODE.PID-RANDOM.trash`` was NAME until it began to be deleted. The process that works on one holds
-its flock(2). The lock of a killed process is free at once, and the next process that makes something
-there removes the rest. A file system that nodes share need not share its locks: there each node removes
-its own, and those of other nodes after a day.
+``.NAME.NODE.PID-RANDOM.making`` becomes NAME by rename when it is complete. ``.NAME.NODE.PID-RANDOM.trash`` was NAME
+until its deletion began. The process that works on a hidden entry holds its flock(2). The kernel frees the lock of a
+killed process, and the next process that makes a file in the directory removes the entry. Nodes may share a file
+system but not its locks: there each node removes its own entries, and other nodes' entries after a day.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from enroot_py.base.fds import Fd
 
 MAKING, TRASH = "making", "trash"
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_ROOM = 100  # bytes of a name
+_MAX_NAME_BYTES = 100
 _ABANDONED_AFTER_S = 86400.0
 
 
 def hidden(path: str, kind: str) -> str:
-    """A hidden name beside ``path`` that nothing has yet, for what becomes ``path`` or was it."""
+    """Return a new hidden name beside ``path``."""
     directory, name = os.path.split(path)
     return f"{directory}/.{shortened(name)}.{_node()}.{os.getpid()}-{os.urandom(4).hex()}.{kind}"
 
 
 def shortened(name: str) -> str:
     """Shorten a name so that a suffix fits."""
-    return os.fsdecode(os.fsencode(name)[:_ROOM])
+    return os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTES])
 
 
 def _node() -> str:
@@ -39,7 +38,7 @@ def _node() -> str:
 
 
 class Directory:
-    """A directory that gets its name when it is complete. Use it in a ``with``: whatever happens, no half is left."""
+    """A directory that gets its name when it is complete. Its ``with`` removes it if it was not published."""
 
     def __init__(self, target: str, mode: int) -> None:
         self._target = target
@@ -65,9 +64,9 @@ class Directory:
         self.path = ""
 
     def replace(self) -> str:
-        """Publish in place of a directory that has the name, and say where that is now. Raises OSError.
+        """Publish in place of an existing directory, and return the new path of that directory. Raises OSError.
 
-        The name is somebody's at any time, but on file systems that cannot exchange two, as NFS: renameat2(2).
+        The exchange is atomic, except on file systems without RENAME_EXCHANGE, such as NFS: renameat2(2).
         """
         trash = hidden(self._target, TRASH)
         try:
@@ -93,9 +92,9 @@ class Directory:
 
 
 class File:
-    """A file that gets its name when it is complete. Use it in a ``with``: whatever happens, no half of it is left.
+    """A file that gets its name when it is complete. Its ``with`` removes it if it was not published.
 
-    It has no name at first, O_TMPFILE of open(2); where the file system has no such files, as NFS, a hidden one.
+    Until then the file has no name (O_TMPFILE of open(2)), or a hidden name on file systems without O_TMPFILE: NFS.
     """
 
     def __init__(self, path: str) -> None:
@@ -122,13 +121,13 @@ class File:
                     self._hidden, self.fd = path, fd.keep()
 
     def write(self, data: bytes) -> None:
-        """Write all of it: a disk that fills up takes a part first. Raises OSError."""
+        """Write all of ``data``: a disk that fills up takes only a part at first. Raises OSError."""
         while data:
             data = data[os.write(self.fd, data) :]
 
     def publish(self, *, replace: bool) -> None:
-        """Raises FileExistsError where there is one of the name that is not to be replaced, and OSError."""
-        # NFS reports a full disk only now. And without this a power cut could lose the old file and the new one.
+        """Give the file its name. Raises FileExistsError if the name exists, unless ``replace`` is set; OSError."""
+        # NFS reports a full disk only at fsync(2). Without fsync(2) a power cut could lose the old and the new file.
         if replace and os.path.lexists(self._path) or filesystems.kind(self._directory) in filesystems.NETWORK:
             os.fsync(self.fd)
         self.appear(replace=replace)
@@ -153,9 +152,9 @@ class File:
 
 
 def write(path: str, data: bytes, mode: int | None = None, *, replace: bool = True) -> None:
-    """Make a file, whole or not at all, for data that can be made again: see File.appear().
+    """Write a file atomically but without fsync(2), for data that can be made again: see File.appear().
 
-    Without a ``mode`` the umask decides. Raises FileExistsError as File.publish(), and OSError.
+    Without ``mode`` the umask decides. Raises FileExistsError as File.publish(); OSError.
     """
     with File(path) as file:
         if mode is not None:
@@ -165,7 +164,7 @@ def write(path: str, data: bytes, mode: int | None = None, *, replace: bool = Tr
 
 
 def symlink(target: str, path: str) -> None:
-    """Make a symbolic link, or replace the one that is there. Raises OSError."""
+    """Make a symbolic link, or replace an existing one. Raises OSError."""
     new = hidden(path, MAKING)
     os.symlink(target, new)
     try:
@@ -176,19 +175,19 @@ def symlink(target: str, path: str) -> None:
 
 
 def link(fd: int, path: str) -> None:
-    """Give a file without a name one. Raises OSError, where its file system knows no such files too."""
+    """Give a name to an O_TMPFILE file. Raises OSError."""
     _link(f"/proc/self/fd/{fd}", path)
 
 
 def _link(source: str, path: str) -> None:
-    """linkat(2), which follows the symbolic links of /proc/self/fd: os.link() is that with a directory descriptor."""
+    """Call linkat(2) with AT_SYMLINK_FOLLOW for /proc/self/fd: os.link() does so only with a directory descriptor."""
     directory, name = os.path.split(path)
     with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
         os.link(source, name, dst_dir_fd=at)
 
 
 def hold(path: str) -> Fd | None:
-    """Open a file or directory of ours, which is to go, and lock it; None where that cannot be.
+    """Open and lock a file or directory before its removal. Return None if it cannot be opened.
 
     Raises FileNotFoundError.
     """
@@ -197,13 +196,13 @@ def hold(path: str) -> Fd | None:
     except FileNotFoundError:
         raise
     except OSError:
-        return None  # it is a symbolic link, or nothing of ours: it goes without
+        return None  # a symbolic link, or another user's: removed without a lock
     locks.attempt(fd)
     return fd
 
 
 def _open_whatever_its_modes(path: str, flags: int) -> Fd:
-    """Open what is to go; a directory that its owner cannot read he can from now on. Raises OSError."""
+    """Open a file or directory before its removal. Make an unreadable directory readable first. Raises OSError."""
     try:
         return Fd(os.open(path, flags | _OPEN))
     except PermissionError:
@@ -214,7 +213,7 @@ def _open_whatever_its_modes(path: str, flags: int) -> Fd:
 
 
 def _is_ours(fd: int, path: str) -> bool:
-    """Lock what was just made. False where sweep() of another process had it before it was locked. Raises OSError."""
+    """Lock a new entry. Return False if another process's sweep() took it before. Raises OSError."""
     return locks.attempt(fd) is not False and locks.is_at(fd, path)
 
 
@@ -232,17 +231,17 @@ def discard(path: str, node: str, pid: int) -> None:
 
 
 def sweep(place: str) -> None:
-    """Remove from the directory ``place`` what killed processes of this user have left there."""
+    """Remove hidden entries of killed processes of this user from the directory ``place``."""
     try:
         names = os.listdir(place)
     except OSError:
-        return  # nothing was ever made in it, or whoever makes something will report what is wrong
+        return  # the directory is missing, or the next process that makes a file in it reports the error
     left = [name for name in names if name.startswith(".") and name.endswith(("." + MAKING, "." + TRASH))]
     shared = bool(left) and filesystems.kind(place) in filesystems.NETWORK
     for name in left:
         try:
             _remove_if_left(place, name, shared=shared)
-        except OSError as e:  # the next one tries again
+        except OSError as e:  # the next sweep tries again
             log.debug(f"cannot remove {place}/{name}: {e.strerror}")
 
 
@@ -259,7 +258,7 @@ def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
     is_directory = stat.S_ISDIR(status.st_mode)
     if not is_directory and not stat.S_ISREG(status.st_mode):
         return
-    # To lock a file of NFS it must be open for writing.
+    # NFS locks only files that are open for writing.
     with _open_whatever_its_modes(path, os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_RDWR) as fd:
         free = locks.attempt(fd)
         if free is None:

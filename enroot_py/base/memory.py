@@ -1,4 +1,4 @@
-"""How much memory a program that we start may take: what the control groups of this process leave of theirs.
+"""Return how much memory a program that we start may use, within the limits of this process's control groups.
 
 Sources: the kernel's cgroup-v1/memory ("memory.stat") and cgroup-v2 ("Memory Interface Files"); cgroups(7), proc(5).
 """
@@ -10,33 +10,34 @@ from collections.abc import Iterator
 
 from enroot_py.base import cgroups
 
-_PER_PROCESSOR = 32 << 20  # bytes that a thread of a compressor may take: the strongest ones need about so much
-_FLOOR = 64 << 20  # bytes: mksquashfs takes no less
-_CEILING = 512 << 20  # bytes: more makes nothing quicker
-# The files of a limit and of what is used, and how the sums of a whole group begin.
+_THREAD_BYTES = 32 << 20  # per compressor thread: about what the strongest compression needs
+_MIN_BUFFER_BYTES = 64 << 20  # mksquashfs accepts no less
+_MAX_BUFFER_BYTES = 512 << 20  # more does not help
+# File of the limit, file of the usage, and the prefix in memory.stat of sums over the whole group.
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 V2 = ("memory.max", "memory.current", "")
 _RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
-_REST = 64 << 20  # bytes for what counts beside the buffers: the tables of the image, and ourselves
+_OVERHEAD_BYTES = 64 << 20  # beside the buffers: the image's tables, and this process
 
 
 def refusal() -> tuple[str, str] | None:
-    """Why our control groups leave too little memory to write an image, and the way out; None if there is enough."""
+    """Return an error and a hint if the control groups allow too little memory to write an image, else None."""
     limit = min((limit for limit, _ in _groups() if limit), default=0)
-    if not limit or limit >= _FLOOR + _REST:
+    needed = _MIN_BUFFER_BYTES + _OVERHEAD_BYTES
+    if not limit or limit >= needed:
         return None
     why = f"writing an image takes {_FLOOR + _REST >> 20} MiB of memory, and {limit >> 20} are allowed here"
     return why, "in a Slurm job, ask for more --mem"
 
 
 def share(left: int, processors: int) -> tuple[int, int]:
-    """Bytes of buffers, and threads, for a program that may take ``left`` bytes."""
-    buffers = max(_FLOOR, min(_CEILING, (left - _REST) // 2))
-    return buffers, max(1, min(processors, left // _PER_PROCESSOR))
+    """Return the buffer bytes and the number of threads for a program that may use ``left`` bytes."""
+    buffers = max(_MIN_BUFFER_BYTES, min(_MAX_BUFFER_BYTES, (left - _OVERHEAD_BYTES) // 2))
+    return buffers, max(1, min(processors, left // _THREAD_BYTES))
 
 
 def left() -> int:
-    """Bytes that this process may still take: of the machine, and of each control group that it is in."""
+    """Return the bytes that this process may still use: available on the machine and in each of its control groups."""
     return min([_of_machine(), *(limit - used for limit, used in _groups() if limit)])
 
 
@@ -45,17 +46,17 @@ def _of_machine() -> int:
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    """limits() of each hierarchy that limits memory, from our own group to the topmost one that can be seen."""
+    """Yield limits() of each memory hierarchy, from this process's group to the topmost visible group."""
     for mount, path, is_v2 in cgroups.places("self", "memory"):
         yield from limits(mount, path, V2 if is_v2 else V1)
 
 
 def limits(mount: str, path: str, names: tuple[str, str, str]) -> Iterator[tuple[int, int]]:
-    """(limit, used bytes that cannot be reclaimed) of the group ``path`` and those above it; a limit of 0 is none."""
+    """Yield (limit, unreclaimable bytes in use) of the group ``path`` and its parents; 0 means no limit."""
     while True:
         here = mount + path.rstrip("/")
         stat = _numbers(f"{here}/memory.stat", 1)
-        # Files that are cached go as soon as room is wanted; what lies in a tmpfs is not among them.
+        # The kernel reclaims cached files on demand; memory.stat counts tmpfs separately.
         free = sum(stat.get(names[2] + word, 0) for word in _RECLAIMABLE)
         yield _number(f"{here}/{names[0]}"), max(0, _number(f"{here}/{names[1]}") - free)
         if path in ("", "/"):
@@ -64,7 +65,7 @@ def limits(mount: str, path: str, names: tuple[str, str, str]) -> Iterator[tuple
 
 
 def _number(path: str) -> int:
-    """What a file of a control group says; 0 for ``max``, for what can be no limit, and where there is none."""
+    """Return the number in a control group file; 0 for ``max``, for the "no limit" of version 1, or no file."""
     try:
         with open(path) as f:
             text = f.read().strip()

@@ -7,9 +7,9 @@ from _collections_abc import Iterator
 
 
 class Mounted:
-    """One mount: the directory ``root`` of a file system is shown at ``target``.
+    """One mount: the directory ``root`` of a file system is mounted at ``target``.
 
-    ``options`` are those of the mount, ``data`` those of the file system as the kernel writes them.
+    ``options`` are the mount's options. ``data`` are the file system's options in the kernel's format.
     """
 
     __slots__ = ("number", "device", "root", "target", "options", "fstype", "source", "data")
@@ -35,7 +35,7 @@ def read(path: str = "/proc/self/mountinfo") -> Iterator[Mounted]:
 
 
 def parse(text: bytes) -> Iterator[Mounted]:
-    """Yield the mounts in the content of such a file."""
+    """Yield the mounts in the content of a mountinfo file."""
     return map(Mounted, os.fsdecode(text).split("\n")[:-1])
 
 

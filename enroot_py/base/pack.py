@@ -1,19 +1,19 @@
-"""The modules of an installation in one file: Python takes a dozen system calls to find each module by itself.
+"""Keep the modules of an installation in one file: Python needs a dozen system calls to find each module.
 
 `make install` and packages keep the sources of our modules in MODULES, a zip archive, and packing.py compiles them to
-PACK. It begins with HEAD bytes of lines. The first line is the size and the time of the archive; a PACK of another
-archive is not used, nor is a PACK of another Python. Each other line is
+PACK. PACK begins with HEAD bytes of lines. The first line is the size and the time of the archive; a PACK of another
+archive or another Python is ignored. Each other line is
 
     NAME LENGTH,LENGTH... OFFSET
 
-and says where a list of (module, file, code) is, in pieces as marshal writes them. Each module has a line. START has
+and locates a list of (module, file, code), in pieces written by marshal. Each module has a line. START has
 all modules that a start imports, and IMAGE the modules that a start of a squashfs file imports besides. CHECK and STEP
 have the modules that these verbs of pyxis_py/helper.py import. HOOKS has our hooks, and HELP the text of
-``penroot --help``. Without a PACK modules come from the archive, in a source tree from files.
+``penroot --help``. Without a PACK, modules come from the archive; in a source tree, from files.
 
 A start takes 19.0 ms of a processor with PACK, 23.4 ms with files, 25.2 ms with a zip archive of compiled modules, and
-24.2 ms with an archive that has the modules of a start alone. Every command imports this module first, so it imports
-only what is built in.
+24.2 ms with an archive of only the modules of a start. Every command imports this module first, so it imports only
+built-in modules.
 """
 
 import posix
@@ -77,7 +77,7 @@ class Pack:
         setattr(sys.modules[above], last, module)
 
     def kept(self, name: str) -> "list[Any]":
-        """Return what a line leads to; nothing if there is no such line, or PACK is damaged."""
+        """Return the list that a line locates; [] if there is no such line, or PACK is damaged."""
         begin = self._head.find(b"\n%s " % name.encode()) + 1
         if not begin:
             return []
@@ -136,7 +136,7 @@ def stamp() -> bytes:
 
 
 def _open() -> "Pack | None":
-    """Let import use PACK, or else the archive, or else the libraries that `make dev` has put beside a source tree."""
+    """Make Python import from PACK, else from the archive, else from the libraries of `make dev` in a source tree."""
     sys.modules["enroot_py"].__path__.append(f"{MODULES}/enroot_py")
     sys.modules["enroot_py.base"].__path__.append(f"{MODULES}/enroot_py/base")
     try:

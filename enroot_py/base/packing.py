@@ -27,7 +27,7 @@ _IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and
 
 
 def write() -> None:
-    """Compile the archive to pack.PACK by a Python that keeps no columns: a start would load them with each line."""
+    """Compile the archive to pack.PACK in a Python without column numbers, which each start would have to load."""
     code = f"import sys; sys.path.insert(0, {pack.LIBRARY!r}); from enroot_py.base import packing; packing.rewrite()"
     subprocess.run([sys.executable, "-ISB", "-X", "no_debug_ranges", "-c", code], stdout=subprocess.PIPE, check=True)
 
@@ -64,7 +64,7 @@ def rewrite() -> None:
 
 
 class _Recorder(pack.Pack):
-    """Import compiled modules, and note in which order their imports end."""
+    """Import compiled modules, and record the order in which their imports end."""
 
     def __init__(self, modules: dict[str, Kept]) -> None:
         self._modules = modules
@@ -78,7 +78,7 @@ class _Recorder(pack.Pack):
         self._imported.append(self._modules[module.__name__])
 
     def record(self, *names: str) -> list[Kept]:
-        """Import modules, and return all modules in Python that these import."""
+        """Import modules, and return all Python modules that they import."""
         self._imported = []
         for name in self._modules.keys() - _IN_C:
             sys.modules.pop(name, None)
@@ -110,7 +110,7 @@ def _hooks(directories: Iterable[str]) -> Iterator[tuple[str, int, int, CodeType
 
 
 def _pieces(values: list[Any]) -> Iterator[list[Any]]:
-    """Cut a list into pieces of at most _PIECE_BYTES, so that each is read into the memory of the last one."""
+    """Cut a list into pieces of at most _PIECE_BYTES, so that each is read into the memory of the previous piece."""
     piece: list[Any] = []
     for value in values:
         if piece and len(dumps([*piece, value])) > _PIECE_BYTES:
@@ -121,9 +121,9 @@ def _pieces(values: list[Any]) -> Iterator[list[Any]]:
 
 
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Return the code of a module without annotations and docstrings: a start would load them, and nobody reads them.
+    """Return the code of a module without annotations and docstrings, which each start would load for nothing.
 
-    A decorated function keeps its docstring, of which click makes help.
+    A decorated function keeps its docstring: click turns it into help.
     """
     tree = ast.parse(source, path)
     for node in ast.walk(tree):

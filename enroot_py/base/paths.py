@@ -3,10 +3,9 @@
 Every function takes ``root``, an open directory, and resolves with openat2(2)
 RESOLVE_IN_ROOT, as chroot(2) would.
 
-Trees of the host are mounted beneath the root too, and an image may link there: its /etc to
-/dev/shm, a file to /proc/self/environ. What is read and made here is the container's own,
-on the root's mount or on a tmpfs of its own; else it is named by a path without a link, by whoever
-had the tree mounted there.
+Host trees are mounted beneath the root too, and an image may link into them: /etc to /dev/shm, a file
+to /proc/self/environ. These functions therefore read and create files only on the root's mount or on a
+tmpfs of the container. They accept a path in a host tree only if it has no symlink: then the mount was requested there.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 
 _MAXSYMLINKS = 40  # path_resolution(7)
-_LARGEST = 16 << 20  # bytes of a file of an image that is read into memory, as its /etc/passwd
-_MOST = 2000  # files that are copied into a new home directory
-_AT_ONCE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MAX_FILE_BYTES = 16 << 20  # of an image file that is read into memory, such as /etc/passwd
+_MAX_SKELETON_FILES = 2000
+_OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def open_in(root: int, path: str, flags: int = os.O_PATH, resolve: int = 0) -> Fd:
-    """Open ``path`` beneath ``root``, with more of openat2(2)'s restrictions on its way. Raises OSError."""
+    """Open ``path`` beneath ``root``. ``resolve`` adds restrictions of openat2(2). Raises OSError."""
     resolve |= linux.RESOLVE_IN_ROOT
     return linux.openat2(root, path.lstrip("/") or ".", flags | os.O_CLOEXEC, 0, resolve)
 
 
 def inode(fd: int) -> tuple[int, int]:
-    """Device and inode of an open file."""
+    """Return the device and inode number of an open file."""
     state = os.fstat(fd)
     return state.st_dev, state.st_ino
 
 
 def open_mounted(root: int, path: str, known: tuple[int, int] | None) -> Fd:
-    """Open what is mounted on ``path``. A link of the image leads to the mount with the ``known`` root alone.
+    """Open the mount on ``path``. Follow a symlink of the image only to the mount whose root is the inode ``known``.
 
     Raises OSError.
     """
@@ -62,26 +61,26 @@ def exists(root: int, path: str) -> bool:
 
 
 def state(root: int, path: str) -> tuple[int, ...]:
-    """What changes when a file is written or replaced: its number, size and times; nothing where there is none."""
+    """Return the inode, size and times of a file, which change when it is written or replaced; () if it is missing."""
     try:
         with open_in(root, path) as fd:
-            of = os.fstat(fd)
-            return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
+            status = os.fstat(fd)
+            return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     except OSError:
         return ()
 
 
 class Foreign(OSError):
-    """A path of the container that leads to what is mounted from the host, where nothing is read or made."""
+    """A container path that leads into a host mount, where no file may be read or created."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.EXDEV, f"it leads into a mount of {os.uname().nodename}", path)
 
 
 def is_own(root: int, fd: int) -> bool:
-    """Whether an open file beneath ``root`` is the container's: of the root's own mount, or of a tmpfs only there.
+    """Return whether an open file is on the mount of ``root``, on a volume of it, or on a tmpfs only beneath it.
 
-    For a process that is not in the container: it believes its /proc.
+    Call it only outside the container: it trusts /proc.
     """
     number, base_number = _mount_id(fd), _mount_id(root)
     if number == base_number:
@@ -92,7 +91,7 @@ def is_own(root: int, fd: int) -> bool:
     if number not in mounted or base_number not in mounted:
         return False
     mount, base = mounted[number], mounted[base_number]
-    if mount.device == base.device:  # a volume, which shows a part of the container
+    if mount.device == base.device:  # a volume: a bind mount of a directory in the container
         return _is_beneath(mount.root, base.root)
     shown = (each.target for each in mounted.values() if each.device == mount.device)
     return mount.fstype == "tmpfs" and all(_is_beneath(target, base.target) for target in shown)
@@ -108,10 +107,10 @@ def _is_beneath(path: str, directory: str) -> bool:
 
 
 def check_own(root: int, path: str, *, named: bool = False, entered: bool = False) -> bool:
-    """Whether ``path``, which exists, is the container's own; False where no link leads there, if it is ``named``.
+    """Return whether the existing ``path`` belongs to the container.
 
-    Raises Foreign for all else, and OSError. A process that has ``entered`` the container does not
-    believe what is mounted on /proc there.
+    For a path in a host mount, return False if ``named`` and the path has no symlink, else raise Foreign.
+    Pass ``entered`` in a process that has entered the container: /proc is not to be trusted there. Raises OSError.
     """
     try:
         with open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV):
@@ -134,24 +133,24 @@ def check_own(root: int, path: str, *, named: bool = False, entered: bool = Fals
 
 
 def open_regular(root: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file beneath ``root``: nothing is waited for, as a FIFO would have it, and no device is touched.
+    """Open a regular file beneath ``root`` without blocking on a FIFO and without opening a device.
 
-    A file of the host's that a link leads to is refused, and so is all of the host's for writing. Raises OSError.
+    Refuses a host file that a symlink leads to, and any host file for writing. Raises OSError.
     """
     try:
-        # On the root's own mount no device can be opened: it is nodev.
-        fd = open_in(root, path, flags | _AT_ONCE, linux.RESOLVE_NO_XDEV)
+        # The root's mount is nodev: no device can be opened there.
+        fd = open_in(root, path, flags | _OPEN, linux.RESOLVE_NO_XDEV)
     except OSError as e:
         if e.errno != errno.EXDEV:
             raise
         check_own(root, path, named=flags & os.O_ACCMODE == os.O_RDONLY)
-        os.close(trusted.regular(open_in(root, path), path))  # to open a device could do something
-        fd = open_in(root, path, flags | _AT_ONCE)
+        os.close(trusted.regular(open_in(root, path), path))  # O_PATH first: opening a device can have side effects
+        fd = open_in(root, path, flags | _OPEN)
     return trusted.regular(fd, path)
 
 
-def read(root: int, path: str, limit: int = _LARGEST) -> bytes:
-    """The content of a regular file beneath ``root``, of up to ``limit`` bytes. Raises OSError as open_regular()."""
+def read(root: int, path: str, limit: int = _MAX_FILE_BYTES) -> bytes:
+    """Read a regular file of at most ``limit`` bytes beneath ``root``. Raises OSError as open_regular()."""
     with Fd(open_regular(root, path)) as fd:
         content = fd.content(limit + 1)
     if len(content) > limit:
@@ -160,32 +159,31 @@ def read(root: int, path: str, limit: int = _LARGEST) -> bytes:
 
 
 def text(root: int, path: str) -> str:
-    """What a file says that an image may have, as its /etc/rc; "" where it has none. Raises ContainerError."""
+    """Return the text of an optional file of the image, such as /etc/rc; "" if missing. Raises ContainerError."""
     try:
         return os.fsdecode(read(root, path))
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as e:
         message = f"cannot read {path} of the image: {e.strerror}"
-        raise ContainerError(message, hint=f"penroot start --mount FILE:{path} puts a file in its place") from e
+        raise ContainerError(message, hint=f"mount another file over it: penroot start --mount FILE:{path}") from e
 
 
 def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
-    """Open the directory ``path`` beneath ``root`` with O_PATH; make it and its parents where they are missing.
+    """Open the directory ``path`` beneath ``root`` with O_PATH. Make it and its parents if they are missing.
 
-    A dangling symlink is followed: what it points to is made. Nothing is made where check_own() says no.
-    Raises OSError.
+    Makes the target of a dangling symlink. Makes nothing where check_own() raises Foreign. Raises OSError.
     """
     return _Maker(root, named=named, entered=entered).make(path, mode, directory=True)
 
 
 def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
-    """Open the file ``path`` beneath ``root`` with O_PATH, as make_directory() does a directory. Raises OSError."""
+    """Open the file ``path`` beneath ``root`` with O_PATH, or make it as make_directory() does. Raises OSError."""
     return _Maker(root, named=named, entered=entered).make(path, mode, directory=False)
 
 
 class _Maker:
-    """Makes what is missing of a path beneath a root, by the rules of check_own()."""
+    """Make the missing components of a path beneath a root, by the rules of check_own()."""
 
     def __init__(self, root: int, *, named: bool, entered: bool) -> None:
         self._root = root
@@ -204,7 +202,7 @@ class _Maker:
             raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
         with self.make(above or ".", 0o755, directory=True, depth=depth + 1) as parent:
             if not check_own(self._root, above, named=self._named, entered=self._entered):
-                mode |= 0o755  # what is left there is the user's
+                mode |= 0o755  # the new entry stays in the user's host tree
             try:
                 if directory:
                     os.mkdir(name, mode, dir_fd=parent)
@@ -214,7 +212,7 @@ class _Maker:
                 try:
                     target = os.readlink(name, dir_fd=parent)
                 except OSError:
-                    return open_in(self._root, path)  # somebody else made it in the meantime
+                    return open_in(self._root, path)  # another process made it in the meantime
                 follower = _Maker(self._root, named=False, entered=self._entered)
                 target = target if target.startswith("/") else f"{above}/{target}"
                 return follower.make(target, mode, directory=directory, depth=depth + 1)
@@ -222,12 +220,12 @@ class _Maker:
 
 
 def copy(root: int, source: str, target: str) -> None:
-    """Copy what is in the directory ``source`` into the new directory ``target``, both beneath ``root``.
+    """Copy the content of the directory ``source`` into the new directory ``target``, both beneath ``root``.
 
-    Files, directories and links as they are, up to the size that a skeleton of homes has. Raises OSError.
+    For /etc/skel: copies files, directories and symlinks up to fixed limits. Raises OSError.
     """
     check_own(root, source)
-    pending, room, number = [""], _LARGEST, 0
+    pending, room, number = [""], _MAX_FILE_BYTES, 0
     while pending:
         place = pending.pop()
         with open_in(root, source + place, os.O_RDONLY | os.O_DIRECTORY) as directory:
@@ -257,7 +255,7 @@ def _link(root: int, content: str, path: str) -> None:
 
 
 def foreign_group(error: BaseException) -> str:
-    """The way out where ``error`` means a group that the container's user namespace has not, which has one; else ""."""
+    """Return a hint for EOVERFLOW, else "". The container's user namespace maps only the group of this process."""
     if not isinstance(error, OSError) or error.errno != errno.EOVERFLOW:
         return ""
     way_out = "run newgrp GROUP, or use $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
@@ -265,12 +263,12 @@ def foreign_group(error: BaseException) -> str:
 
 
 def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
-    """Put a file beneath ``root`` by rename, so that a reader sees the old or the new one. Raises OSError.
+    """Write a file beneath ``root`` by rename, so that a reader sees the old or the new one. Raises OSError.
 
-    Never in a tree of the host.
+    Refuses a host tree.
     """
     above, _, name = path.strip("/").rpartition("/")
-    temporary = f".penroot.{os.getpid()}"  # one name for all: the FUSE server of an image is asked for each new one
+    temporary = f".penroot.{os.getpid()}"  # the same for all files: each new name costs a request to the FUSE server
     with make_directory(root, above or ".") as parent:
         check_own(root, above)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)

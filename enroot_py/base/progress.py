@@ -1,4 +1,4 @@
-"""How far an import is: on a terminal one line that is rewritten, elsewhere a line now and then."""
+"""Show the progress of an import: on a terminal one line that is rewritten, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 from enroot_py.base import log
 
-_QUIET = 5.0  # seconds between lines that stay
+_INTERVAL_S = 5.0  # between lines if stderr is not a terminal
 _COUNT = struct.Struct("=Q")
 
 
 class Progress:
-    """Bytes that several processes have read of ``total``, each of its own part.
+    """Count the bytes that several processes have read of ``total``, each of its own part.
 
-    Made before the processes are forked: they count in memory that is shared. tick() calls ``go_on`` if they have
-    read something since it was last called.
+    Create it before the processes are forked: they count in shared memory. tick() calls ``go_on`` if they have
+    read data since the last tick().
     """
 
     def __init__(self, what: str, parts: int, total: int, go_on: Callable[[], None]) -> None:
@@ -30,10 +30,10 @@ class Progress:
         self._go_on = go_on
         self._seen = 0  # bytes
         if log.on_terminal():
-            self.tick(0)  # now, so that the processes know that there is a line to write over
+            self.tick(0)  # before the fork, so that the processes know that their log lines must clear a line
 
     def part(self, number: int) -> Callable[[int], None]:
-        """A function to tell, in any process, how many bytes of a part have been read."""
+        """Return a function that sets the number of bytes read of a part, for use in any process."""
 
         def count(size: int) -> None:
             _COUNT.pack_into(self._counts, number * _COUNT.size, size)
@@ -41,7 +41,7 @@ class Progress:
         return count
 
     def tick(self, done: int) -> None:
-        """Show how far it is, with so many parts ``done``, if it is time to."""
+        """Show the progress if it is due. ``done`` parts are complete."""
         self._done = done
         if (read := self._read()) != self._seen:
             self._seen = read
@@ -49,7 +49,7 @@ class Progress:
         now = time.monotonic()
         if log.on_terminal():
             log.rewrite(self._text(now))
-        elif now - self._shown >= _QUIET:
+        elif now - self._shown >= _INTERVAL_S:
             self._shown = now
             log.info(self._text(now))
 

@@ -1,4 +1,4 @@
-"""Report what is being done to a feature that records it. Free of cost without one. On the start path."""
+"""Report operations to a feature that records them. Costs nothing without such a feature. On the start path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Recorded(Protocol):
-        """One thing that is done, and what is known of it."""
+        """One operation and its facts."""
 
         facts: dict[str, str | int]
         phases: dict[str, float]
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
         def end(self, error: BaseException | None) -> None: ...
 
 
-event: Recorded | None = None  # that which is being done now
+event: Recorded | None = None  # the current operation
 
 
 class Recording:
-    """For a ``with``: a feature may record what is done in it as one event, if the settings ask for that.
+    """Record the operation in a ``with`` as one event, if the settings ask for it or it is ``timed``.
 
-    It does also if the event is to be ``timed``. Another event around it learns what it has found.
+    An event within another event is recorded too, and passes its facts to the outer one.
     """
 
     def __init__(self, kind: str, settings: Any, *, timed: bool = False, **facts: str | int) -> None:
@@ -51,12 +51,12 @@ class Recording:
 
 
 def phase(name: str) -> None:
-    """What was done since the last call was this phase of the event."""
+    """End a phase of the current event, which began at the last call."""
     if event is not None:
         event.phase(name)
 
 
 def fact(**facts: str | int) -> None:
-    """Something that is known of the event by now."""
+    """Add facts to the current event."""
     if event is not None:
         event.facts.update(facts)

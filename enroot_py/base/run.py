@@ -1,4 +1,4 @@
-"""The only door to other programs. Nothing on the start path comes here."""
+"""Run other programs: only this module does. Not for the start path."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from enroot_py.base import filesystems, log, workers
 from enroot_py.base.errors import PenrootError
 
 SBIN = "/usr/sbin:/sbin:/usr/local/sbin"  # not in the PATH of every user
-_SHOWN = 10  # lines
+_SHOWN_LINES = 10
 
 
 def find(program: str, *, package: str, path: str | None = None) -> str:
-    """Absolute path of ``program``, looked up in ``path`` or PATH; PenrootError naming the package that has it."""
-    there = shutil.which(program, path=path) or shutil.which(program, path=SBIN)
-    if there is None:
-        raise PenrootError(f"{program} is not installed", hint=f"it is in the package {package}")
-    return there
+    """Return the absolute path of ``program`` in ``path`` or PATH. Raises PenrootError that names its package."""
+    found = shutil.which(program, path=path) or shutil.which(program, path=SBIN)
+    if found is None:
+        raise PenrootError(f"{program} is not installed", hint=f"install the package {package}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program with its arguments, and what it runs with."""
+    """A program with its arguments, environment and descriptors."""
 
     command: Sequence[str]
-    error: type[PenrootError] = PenrootError  # what is raised where it fails
+    error: type[PenrootError] = PenrootError  # raised if it fails
     environ: Mapping[str, str] | None = None
     stdin: int = subprocess.DEVNULL
     stdout: int | None = None  # a descriptor
-    before: Callable[[], None] | None = None  # called by the process that becomes it
-    timeout: float | None = None  # seconds after which it is killed
-    tolerate: Callable[[int, list[str]], bool] | None = None  # whether a status and these lines are a success
-    warnings: bool = False  # show what it wrote to stderr where it succeeds
+    before: Callable[[], None] | None = None  # called in the child before execve(2)
+    timeout: float | None = None  # seconds until it is killed
+    tolerate: Callable[[int, list[str]], bool] | None = None  # whether this exit status with these lines is a success
+    warnings: bool = False  # show its stderr even if it succeeds
     expected: str = "\n"  # do not show stderr lines with this prefix
 
     def run(self) -> str:
-        """Run it to its end, or ours, and return its stdout unless that is elsewhere.
+        """Run the program to its end and return its stdout, or "" if stdout is redirected. It dies with this process.
 
-        Raises ``error`` with what it wrote, to stderr if it did: the line that begins with its own name, which
-        a usage text may follow, or else the last two.
+        Raises ``error`` with a line of its stderr, or of its stdout if stderr is empty: the first line that begins
+        with the program's name, as a usage text may follow, or else the last two lines.
         """
         log.debug("run " + " ".join(self.command))
         done = self._done()
@@ -65,7 +65,7 @@ class Program:
         def begin() -> None:
             if self.before:
                 self.before()
-            workers.die_with_parent(signal.SIGKILL)  # last, for a change of credentials takes it back
+            workers.die_with_parent(signal.SIGKILL)  # last: a change of credentials undoes it
             if os.getppid() != parent:
                 os._exit(128 + signal.SIGKILL)
 
@@ -84,14 +84,14 @@ class Program:
             )
         except subprocess.TimeoutExpired:
             raise self.error(f"{self.command[0]} has not ended within {self.timeout:.0f} s") from None
-        except OSError as e:  # a script without its interpreter, say
+        except OSError as e:  # for example, a script whose interpreter is missing
             why, hint = e.strerror, filesystems.OF_PROCESS.get(e.errno or 0, "")
             if e.errno == errno.EAGAIN:
                 why, hint = filesystems.no_process()
             raise self.error(f"cannot execute {self.command[0]}: {why}", hint=hint) from e
 
     def _judge(self, status: int, lines: list[str]) -> None:
-        """Raises ``error`` for a status that is no success."""
+        """Raises ``error`` unless the exit status is tolerated."""
         if self.tolerate and self.tolerate(status, lines):
             return
         program = self.command[0]
@@ -100,12 +100,12 @@ class Program:
         raise self.error(f"{program} failed: {why}", hint="command: " + " ".join(self.command))
 
     def _show(self, lines: list[str]) -> None:
-        """What it could not do, and does not count as a failure."""
+        """Log the warnings of a successful program."""
         name = _name(self.command[0])
-        for line in lines[:_SHOWN]:
+        for line in lines[:_SHOWN_LINES]:
             log.warn(f"{name}: {line}")
-        if len(lines) > _SHOWN:
-            log.warn(f"{name}: {len(lines) - _SHOWN} more lines")
+        if len(lines) > _SHOWN_LINES:
+            log.warn(f"{name}: {len(lines) - _SHOWN_LINES} more lines")
 
 
 def _name(program: str) -> str:

@@ -7,15 +7,15 @@ from _signal import SIG_DFL, SIGPIPE, SIGXFSZ, signal
 
 CATCHABLE = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
 STOPPING = (_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU)
-# The terminal sends these to the whole process group in its foreground.
+# The terminal sends these to the whole foreground process group.
 OF_TERMINALS = (*STOPPING, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGWINCH)
-# By what holds a container or serves its files. It ends with the step or with the container alone: scancel may send any
-# signal to all processes of a step (SignalChildrenProcesses of cgroup.conf), which is for its programs. A fault of its
-# own ends it all the same, and whoever has children hears of them.
+# A process that holds a container or serves its files ignores these, and ends only with the step or the container:
+# scancel may send a signal that is meant for the step's programs to all its processes (SignalChildrenProcesses of
+# cgroup.conf). A fault in the process still ends it, and SIGCHLD still arrives.
 UNHEARD = tuple(CATCHABLE - {_signal.SIGCHLD})
 
 
 def restore() -> None:
-    """Stop ignoring what Python ignores: it would stay so in the program that this process becomes."""
+    """Reset the signals that Python ignores: they would stay ignored across execve(2)."""
     for number in (SIGPIPE, SIGXFSZ):
         signal(number, SIG_DFL)

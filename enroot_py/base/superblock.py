@@ -1,4 +1,4 @@
-"""The superblock of a squashfs file: whether the file is one, and all of it.
+"""Read the superblock of a squashfs file, to check that the file is squashfs and complete.
 
 Sources: the kernel's squashfs documentation, "SQUASHFS FILESYSTEM DESIGN", and
 fs/squashfs/squashfs_fs.h. On the start path: no import here but os.
@@ -16,9 +16,9 @@ _ONLY_ROOT = b"\x04\x80" + bytes(4)
 
 
 def fault(fd: int, offset: int = 0) -> tuple[str, str]:
-    """What is wrong with a file that was just opened, and the way out; both are empty for a squashfs file.
+    """Return what is wrong with a newly opened squashfs file, and the fix; both empty if nothing is.
 
-    It begins at ``offset``, as in a bundle. Raises OSError.
+    The squashfs begins at ``offset``: a bundle has other data before it. Raises OSError.
     """
     try:
         block, size = os.pread(fd, SIZE, offset) if offset else os.read(fd, SIZE), os.fstat(fd).st_size - offset
@@ -50,7 +50,7 @@ def compression_fault(fd: int, offset: int = 0) -> tuple[str, str]:
 def is_all_root(fd: int, offset: int = 0) -> bool:
     """Return whether root owns every file in the squashfs file at ``offset``, user and group. Raises OSError."""
     block = os.pread(fd, SIZE, offset)
-    if int.from_bytes(block[26:28], "little") != 1:  # the number of different IDs
+    if int.from_bytes(block[26:28], "little") != 1:  # number of distinct IDs
         return False
     index = os.pread(fd, 8, offset + int.from_bytes(block[48:56], "little"))
     return os.pread(fd, len(_ONLY_ROOT), offset + int.from_bytes(index, "little")) == _ONLY_ROOT

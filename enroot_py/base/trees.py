@@ -1,4 +1,4 @@
-"""Directories of our own: made, and removed with all that is in them. On the start path: no import but os."""
+"""Make private directories, and remove directory trees. On the start path: no import but os."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from enroot_py.base.fds import Fd
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 ACLS = ("system.posix_acl_default", "system.posix_acl_access")
-_DEPTH = 64  # directories that are open at a time
+_MAX_OPEN_DIRECTORIES = 64
 
 
 def make(path: str, mode: int) -> None:
-    """Make a directory in the caller's group and without an ACL, whatever its parent hands on. Raises OSError.
+    """Make a directory in the caller's group and without an inherited ACL. Raises OSError.
 
-    The container's user namespace maps only the caller's user and group. Overlayfs makes nothing in a directory whose
-    group is not there, and copies no ACL that names one.
+    The container's user namespace maps only the caller's user and group. Overlayfs can neither create files in a
+    directory of an unmapped group nor copy an ACL with unmapped IDs.
     """
     os.mkdir(path, mode)
     try:
@@ -24,11 +24,11 @@ def make(path: str, mode: int) -> None:
         state = os.stat(path)
         if state.st_gid != os.getegid():
             os.chown(path, -1, os.getegid())
-            os.chmod(path, state.st_mode & 0o777)  # no set-group-ID, which would hand it on further
+            os.chmod(path, state.st_mode & 0o777)  # without set-group-ID: subdirectories would inherit the group
     except PermissionError:
-        return  # a file system with one group for all, as by its option gid=
+        return  # a file system with one group for all files, for example by its option gid=
     except FileNotFoundError:
-        return  # swept away this moment, as it was not locked yet: whoever opens it sees that
+        return  # another process's sweep removed it before it was locked: the caller's open(2) fails
 
 
 def drop_acl(path: str, mode: int) -> None:
@@ -44,32 +44,32 @@ def drop_acl(path: str, mode: int) -> None:
     if dropped:
         umask = os.umask(0o077)
         os.umask(umask)
-        os.chmod(path, mode & ~umask)  # mkdir(2) has let the ACL decide
+        os.chmod(path, mode & ~umask)  # mkdir(2) applied the ACL instead of the umask
 
 
 def remove(path: str) -> None:
-    """Remove a directory and all beneath it. Raises OSError."""
+    """Remove a directory and its content. Raises OSError."""
     above, name = os.path.split(path)
     with Fd(os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
         remove_in(parent, name)
 
 
 def remove_in(parent: int, name: bytes | str) -> None:
-    """Remove a directory in an open one and all beneath it, on one file system and following nothing. Raises OSError.
+    """Remove the directory ``name`` in ``parent`` and its content. Raises OSError.
 
-    Not shutil.rmtree: directories may lack u+rwx, and be deeper than there are descriptors
-    or Python has stack.
+    Crosses no mount point and follows no symlink. Not shutil.rmtree: directories may lack u+rwx, and a tree may be
+    deeper than the limits of descriptors and of Python's stack.
     """
     os.chmod(name, 0o700, dir_fd=parent)
     with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as top:
         device = os.fstat(top).st_dev
-        while not _clear(top, top, device, _DEPTH):
+        while not _clear(top, top, device, _MAX_OPEN_DIRECTORIES):
             pass
     os.rmdir(name, dir_fd=parent)
 
 
 def _clear(directory: int, top: int, device: int, depth: int) -> bool:
-    """Remove what is in a directory; False if some of it, too deep, was moved up into ``top`` instead."""
+    """Remove the content of a directory. Return False if directories deeper than ``depth`` were moved to ``top``."""
     done = True
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -1,9 +1,8 @@
-"""Checks of places that another user could have made, changed or swapped, before they are used.
+"""Check paths that another user could have made, changed or swapped, before they are used.
 
-What lies in a directory that others can write to, as /tmp, or under a name that others
-can guess, is believed only if it belongs to us or to root and nobody else can write to it.
-A place is checked from the root directory down: where nobody else can put anything in
-place of a directory on the way, its path goes on meaning the same, and is safe to use.
+A file in a directory that others can write to, such as /tmp, or under a name that others can guess, is
+trusted only if the caller or root owns it and nobody else can write to it. A path is checked from the root
+directory down: if nobody else can replace a directory on the path, the path stays safe to use.
 On the start path: no import but os, errno and stat.
 """
 
@@ -23,11 +22,12 @@ _OTHERS, _GROUPS = 0o007, 0o070
 
 
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
-    """The state of a directory of the caller or root. Nobody else can write to it, nor can everybody replace it.
+    """Check that the caller or root owns a directory and that nobody else can write to it. Return its state.
 
-    A group, or another owner of a directory above, could still move what lies there: ``strict`` refuses that too.
-    What is missing is made, if ``make``. ``closed_to`` are the bits of a mode that the directory itself must not
-    have. Raises OSError, whose strerror says what is not as it must be.
+    The directories above are checked too: not everybody can replace the directory. A group, or another owner of a
+    directory above, could still replace it: ``strict`` refuses that too.
+    ``make`` makes missing directories. ``closed_to`` are the mode bits that the directory itself must not have.
+    Raises OSError, whose strerror is the failed check.
     """
     state = _walk(path, make, strict, 0)[1]
     _check_owner(state, path)
@@ -36,9 +36,9 @@ def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int
 
 
 def own(path: str) -> str:
-    """``path``, or the caller's own directory beneath it where users share it: mode 1777, or a group's.
+    """Return ``path``, or the caller's directory beneath it if users share ``path``: mode 1777, or open to a group.
 
-    What another user has made under the name of that is passed by; only then something is made. Raises OSError.
+    Makes a directory only if another user has taken the name, see mine(). Raises OSError.
     """
     try:
         state = os.stat(path)
@@ -50,16 +50,16 @@ def own(path: str) -> str:
 
 
 def is_shared(state: os.stat_result) -> bool:
-    """Whether users share a directory: root's, sticky and open to all, or another owner's, and open to a group."""
+    """Return whether users share a directory: root's, sticky and open to all; or another's and open to a group."""
     if state.st_mode & _EVERYBODY:
         return state.st_uid == 0 and bool(state.st_mode & stat.S_ISVTX)
     return bool(state.st_mode & _GROUP) and state.st_uid != os.geteuid() and not _is_own_group(state)
 
 
 def mine(parent: str, name: str) -> str:
-    """A path in ``parent``, which users share: ``name``, or where another user has that, one that begins with it.
+    """Return the caller's path ``name`` in the shared directory ``parent``, or ``name-RANDOM`` if another user has it.
 
-    Raises OSError.
+    Makes only the latter. Raises OSError.
     """
     path = f"{parent}/{name}"
     if _is_mine_or_free(path):
@@ -82,7 +82,7 @@ def _is_mine_or_free(path: str) -> bool:
 
 
 def temporary(preferred: str) -> str:
-    """A directory of the caller's own in ``preferred``, or else in /tmp and its like. Raises OSError."""
+    """Make a private directory of the caller in ``preferred``, or else in _TEMPORARY. Raises OSError."""
     for parent in (preferred, *_TEMPORARY):
         try:
             path = mine(parent, f"penroot-{os.geteuid()}")
@@ -95,7 +95,7 @@ def temporary(preferred: str) -> str:
 
 
 def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat_result]:
-    """Where ``path`` leads, and the state of that. Each directory above it is checked."""
+    """Resolve ``path`` and check each directory above it. Return the resolved path and its state."""
     here, at = "", os.lstat("/")
     names = [name for name in path.split("/") if name not in ("", ".")]
     for number, name in enumerate(names):
@@ -131,7 +131,7 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat
 
 
 def _look(path: str, state: os.stat_result, strict: bool) -> bool:
-    """Whether everybody can make something in a directory on the way. Raises OSError if others could also swap it."""
+    """Return whether everybody can make entries in a directory. Raises OSError if others could also swap entries."""
     everybody = bool(state.st_mode & _EVERYBODY)
     if everybody:
         if not state.st_mode & stat.S_ISVTX:
@@ -147,15 +147,14 @@ def _look(path: str, state: os.stat_result, strict: bool) -> bool:
 
 
 def _root() -> int:
-    """The uid that root's files have: in a user namespace without root the overflow uid, as the files of others."""
+    """Return the uid of root's files: in a user namespace without root it is the overflow uid, as of other users."""
     return os.stat("/proc/sys").st_uid
 
 
 def file(path: str) -> int:
-    """Open a regular file for reading that only its owner can write to; the owner is the caller or root.
+    """Open a regular file of the caller or root for reading. Only its owner may have write permission.
 
-    No symbolic link is followed in the last component, and nothing is waited for. Raises OSError, whose
-    strerror says what is not as it must be.
+    Does not follow a symlink in the last component, and does not block. Raises OSError; strerror is the failed check.
     """
     fd = regular(os.open(path, _OPEN), path)
     try:
@@ -169,10 +168,10 @@ def file(path: str) -> int:
 
 
 def installed(path: str, root: str = "/") -> int:
-    """Open a regular file of a host for reading that only who owns its ``root`` directory could have put there.
+    """Open a regular host file for reading that only the owner of the directory ``root`` could have installed.
 
-    No link is followed on the way, and no directory on it can be written to by others. Outside of user namespaces
-    alone: in them the files of all others have one owner. Raises OSError, whose strerror says what is not so.
+    Follows no symlink, and refuses a path with a directory that others can write to. Call it outside user namespaces
+    only: inside, all unmapped users look like one owner. Raises OSError; strerror is the failed check.
     """
     owner = os.stat(root).st_uid
     at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -197,7 +196,7 @@ def installed(path: str, root: str = "/") -> int:
 
 
 def regular(fd: int, path: str) -> int:
-    """``fd``, if it is open on a regular file. Closes it and raises OSError if not: ``path`` names it in the error."""
+    """Return ``fd`` if it is a regular file. Else close it and raise OSError with the name ``path``."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, IRREGULAR, path)
@@ -219,5 +218,5 @@ def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> Non
 
 
 def _is_own_group(state: os.stat_result) -> bool:
-    """Whether the group is the owner's private one, which has the same number: umask 002 goes with such groups."""
+    """Return whether the group is the owner's private group, which has the same number: used with umask 002."""
     return state.st_gid == state.st_uid

@@ -1,7 +1,7 @@
-"""One process makes a file, and others that want to make the same file wait: on one node, or on nodes that share it.
+"""Let one process make a file while others that need the same file wait, on one node or on nodes that share it.
 
-The maker of NAME holds the file ``.NAME.turn``, which names node, boot and process. The maker locks it with flock(2)
-and sets its time every few seconds. Where flock(2) does not reach other nodes, the time shows that the maker lives.
+The maker of NAME creates ``.NAME.turn`` with its node, boot and process, locks it with flock(2), and updates its time
+every few seconds. If flock(2) does not reach other nodes, the time shows them that the maker is alive.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class Turn:
     """The turn to make the file ``path``. Use it in a ``with``, in the main thread: it uses SIGALRM.
 
-    Entering waits for another maker of this user, unless that one is stopped or gives no sign of life. A turn that
-    cannot be had, as in a directory that is read-only, is no obstacle.
+    Entering waits for another maker of this user, unless that maker is stopped or shows no sign of life. If the turn
+    file cannot be created, for example in a read-only directory, entering succeeds without it.
     """
 
     def __init__(self, path: str) -> None:
@@ -155,7 +155,7 @@ def _holder(fd: int) -> Holder | None:
 
 
 def _is_dead(fd: int, *, expired: bool) -> bool:
-    """Whether the maker has ended; ``expired`` if its turn has shown no sign of life for long."""
+    """Return whether the maker has ended. ``expired`` decides for makers on other nodes."""
     holder = _holder(fd)
     if holder is None or not holder.is_here:
         return expired

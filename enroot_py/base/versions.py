@@ -1,13 +1,13 @@
-"""The versions of an installation, of which PREFIX/lib/penroot is a link to the one in use.
+"""Keep several versions of an installation. PREFIX/lib/penroot is a symlink to the current version.
 
     lib/penroot -> penroot-versions/1.0.0-Ab3dE6
     lib/penroot-versions/1.0.0-Ab3dE6/     modules, libexec, spank_pyxis.so: LIBRARY
 
-Who starts follows the link once, and has all that is loaded later from that directory. A new version is made whole
-before the link leads to it, at once by rename(2); whoever is killed meanwhile has changed nothing. An older one goes
-with a later installation, when no container has it mounted, and no process a file of it open or mapped: the kernel
-grants a lease for writing only then, F_SETLEASE in fcntl(2). So nobody has to take a lock, and a slurmd is seen too,
-which has but the plugin mapped. A file system that nodes share, as NFS, knows no such leases: there age decides.
+A process follows the link once at its start, and loads everything from that directory. An installation completes the
+new version, then replaces the link by rename(2): if it is killed before, nothing has changed. A later installation
+removes an old version when no container has it mounted and no process has a file of it open or mapped: only then the
+kernel grants a write lease (F_SETLEASE in fcntl(2)). So processes need no lock, and a slurmd that has only the plugin
+mapped is detected too. Shared file systems such as NFS have no such leases: there age decides.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
 VERSIONS = "penroot-versions"
-_STAMP = "in-use"  # its time: when this version was last the one that the link leads to
-_STARTS = 60  # seconds in which a process that has followed the link has a file open
-_KEPT = 30 * 86400  # where nobody tells whether another node uses it: what a step may last
-_UNFINISHED = 86400  # what an installation may last
+_STAMP = "in-use"  # modified when the link begins and ceases to lead to this version
+_START_S = 60  # a process opens a file of its version within this time after it followed the link
+_SHARED_KEEP_S = 30 * 86400  # the longest step: on shared file systems other nodes may use the version
+_INSTALL_S = 86400  # the longest installation
 
 
 def link(library: str = LIBRARY) -> str:
-    """The path that stays when versions change, of the directory of one; another directory is its own."""
+    """Return the link that leads to the version directory ``library``; any other directory is returned unchanged."""
     versions = os.path.dirname(library)
     return f"{os.path.dirname(versions)}/penroot" if os.path.basename(versions) == VERSIONS else library
 
 
 def use() -> None:
-    """Let the link lead to the version that this is, and remove those that nobody uses. Raises OSError."""
-    import tempfile  # what asks for link() alone is quicker without
+    """Point the link to this version, and remove unused versions. Raises OSError."""
+    import tempfile  # slow, and link() does not need it
 
     path = link()
     before = os.path.realpath(path)
-    if os.path.isdir(path) and not os.path.islink(path):  # as installations were before there were versions
+    if os.path.isdir(path) and not os.path.islink(path):  # an installation from before there were versions
         before = f"{os.path.dirname(LIBRARY)}/before-{os.getpid()}"
         os.rename(path, before)
     _touch(LIBRARY)
@@ -54,7 +54,7 @@ def use() -> None:
 
 
 def sweep(versions: str) -> None:
-    """Remove what the link leads to no more, and nobody uses."""
+    """Remove old versions that no process uses."""
     import shutil
 
     current = os.path.realpath(f"{os.path.dirname(versions)}/penroot")
@@ -63,7 +63,7 @@ def sweep(versions: str) -> None:
     for name in os.listdir(versions):
         directory = f"{versions}/{name}"
         if directory != current and name not in mounted and _is_over(directory, shared):
-            shutil.rmtree(directory, ignore_errors=True)  # what stays goes the next time
+            shutil.rmtree(directory, ignore_errors=True)  # the next sweep removes the rest
 
 
 def _is_over(directory: str, shared: bool) -> bool:
@@ -71,13 +71,13 @@ def _is_over(directory: str, shared: bool) -> bool:
         age = time.time() - os.stat(f"{directory}/{_STAMP}").st_mtime
     except FileNotFoundError:
         with contextlib.suppress(FileNotFoundError):
-            return time.time() - os.stat(directory).st_mtime > _UNFINISHED
+            return time.time() - os.stat(directory).st_mtime > _INSTALL_S
         return False
-    return age > _KEPT if shared else age > _STARTS and not any(map(_is_open, _files(directory)))
+    return age > _SHARED_KEEP_S if shared else age > _START_S and not any(map(_is_open, _files(directory)))
 
 
 def _mounted() -> set[str]:
-    """The versions that a container has, for Slurm from inside; root sees all."""
+    """Return the versions mounted in containers that use Slurm from inside. Only root sees all containers."""
     names: set[str] = set()
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -93,19 +93,19 @@ def _files(directory: str) -> Iterator[str]:
 
 
 def _is_open(path: str) -> bool:
-    """Whether a process has the file open or mapped, or nobody can tell."""
+    """Return whether a process has the file open or mapped, or may have."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return os.path.lexists(path) and not os.path.islink(path)
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # it comes where another opens the file in this moment
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent if another process opens the file during the lease
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         return False
     except OSError:
         return True
     finally:
-        os.close(fd)  # and the lease is given back
+        os.close(fd)  # ends the lease
         signal.signal(signal.SIGIO, before)
 
 

@@ -31,8 +31,8 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file s
 def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = STALLED_AFTER_S) -> str:
     """Wait for the lock of an open file or directory. Return "" with the lock, or why the wait was given up.
 
-    ``doing`` says what the holder does: "making layers/0123". ``stalled_after`` so many seconds without progress of
-    the holder, or soon after the holder is stopped, the wait ends. Raises OSError.
+    ``doing`` is the holder's work: "making layers/0123". The wait ends soon after the holder is stopped, or after
+    ``stalled_after`` seconds without progress of the holder. Raises OSError.
     """
     if locks.flock_within(fd, NOTICE_AFTER_S, shared=shared):
         return ""
@@ -114,7 +114,7 @@ class Watch:
         return ""
 
     def _goes_on(self, family: list[int]) -> bool:
-        """Whether the locked file has a newer time, or the holders have worked, since the last sign of life."""
+        """Return whether the locked file has a newer time, or the holders used CPU, since the last sign of life."""
         changed, work = self._sign
         sign = os.fstat(self._fd).st_mtime_ns, sum(map(_processor_s, family))
         if sign[0] == changed and 0 <= sign[1] - work < _WORK_S:
@@ -124,7 +124,7 @@ class Watch:
 
 
 def holders(fd: int) -> list[int]:
-    """The processes that have locked an open file, as far as /proc shows them."""
+    """Return the processes that have locked an open file, as far as /proc shows them."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
@@ -139,7 +139,7 @@ def holders(fd: int) -> list[int]:
 
 
 def described(pid: int) -> str:
-    """A process in words: its number, program, state and job."""
+    """Describe a process for a message: PID, program, state and job."""
     stat = proc.look(pid)
     asleep = cgroups.asleep(pid).removeprefix("its job is ").removeprefix("it is ")
     name, state = (stat.comm, asleep or _STATES.get(stat.state, stat.state)) if stat else ("?", "gone")
@@ -148,7 +148,7 @@ def described(pid: int) -> str:
 
 
 def _job(pid: int) -> str:
-    """The Slurm job of a process; "" for a process without one."""
+    """Return the Slurm job of a process; "" for a process without one."""
     try:
         with open(f"/proc/{pid}/cgroup", errors="replace") as f:
             groups = f.read()
@@ -162,7 +162,7 @@ def _job(pid: int) -> str:
 
 
 def families(pids: Iterable[int]) -> Iterator[int]:
-    """The processes and all their descendants."""
+    """Yield the processes and all their descendants."""
     pending, seen = list(pids), set(pids)
     while pending:
         pid = pending.pop()

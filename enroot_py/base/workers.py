@@ -1,7 +1,6 @@
-"""Work in forked processes: several at a time, the first failure ends them all.
+"""Run tasks in forked processes, several at a time. The first failure ends them all.
 
-Processes, not threads: hashing and unpacking shall use every CPU, and a process can
-enter namespaces and be killed without the rest.
+Processes, not threads: hashing and unpacking use every CPU, and a process can enter namespaces and be killed alone.
 """
 
 from __future__ import annotations
@@ -21,34 +20,31 @@ from typing import Any, NoReturn
 from enroot_py.base import filesystems, linux, log, proc
 from enroot_py.base.errors import PenrootError
 
-_TICK = 0.2  # seconds
+_TICK_S = 0.2
 _LOOK_S = 1.0
 _STOPPED_AFTER_S = 60.0
-_PIPE = 1 << 16  # bytes that fit in one before somebody reads: pipe(7)
+_PIPE_BYTES = 1 << 16  # capacity of a pipe: pipe(7)
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Get this signal when the parent ends. Entering a user namespace undoes it: prctl(2)."""
+    """Request a signal when the parent ends. Entering a user namespace cancels the request: prctl(2)."""
     linux.prctl(linux.PR_SET_PDEATHSIG, number)
 
 
 def processors(most: int = 0) -> int:
-    """CPUs to use: ``most``, or those that this process may run on."""
+    """Return the number of CPUs to use: ``most``, or all CPUs that this process may run on."""
     return most or len(os.sched_getaffinity(0))
 
 
 def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int], None] | None = None) -> None:
-    """Call each task in a process of its own, ``parallel`` at a time, in order.
+    """Call each task in its own process, in order, ``parallel`` at a time.
 
-    ``tick`` is told, some times a second, how many have ended.
-
-    Raises the PenrootError or OSError of the first that fails, when all others have been killed.
-    Kills them likewise when it is interrupted itself: SIGINT raises KeyboardInterrupt,
-    SIGTERM SystemExit. What a killed one leaves is the caller's to sweep. Reports a process that somebody has stopped,
-    and fails after a minute of that.
+    Calls ``tick`` several times a second with the number of tasks that have ended. When a task fails, kills the others
+    and raises its PenrootError or OSError. An interrupt kills all: SIGINT raises KeyboardInterrupt, SIGTERM SystemExit.
+    The caller removes the files of killed tasks. Reports a stopped process, and fails when it stays so for a minute.
     """
     waiting = list(tasks)
-    running: dict[int, int] = {}  # pid -> pipe of its failure
+    running: dict[int, int] = {}  # pid -> pipe for its error
     failure: BaseException | None = None
     stops = _Stops()
     with _Interrupts() as interrupts:
@@ -56,11 +52,11 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
             while failure is None and (waiting or running):
                 while waiting and len(running) < max(1, parallel):
                     _start(waiting.pop(0), running)
-                # The pipe of one that ends is closed, or has what it failed of.
+                # When a process ends, its pipe is closed or has its error.
                 watched = select.poll()
                 for pipe in (interrupts.pipe, *running.values()):
                     watched.register(pipe, select.POLLIN)
-                ended = [pipe for pipe, _ in watched.poll((_TICK if tick else _LOOK_S) * 1000)]
+                ended = [pipe for pipe, _ in watched.poll((_TICK_S if tick else _LOOK_S) * 1000)]
                 interrupts.check()
                 stops.look(running)
                 for pid in [pid for pid, pipe in running.items() if pipe in ended]:
@@ -75,7 +71,7 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
 
 
 class _Stops:
-    """Notices processes that are stopped while their parent, this process, is not."""
+    """Detect processes that are stopped while this process, their parent, runs."""
 
     def __init__(self) -> None:
         self._looked = time.monotonic()
@@ -90,22 +86,21 @@ class _Stops:
         from enroot_py.base import waits
 
         stopped = next((pid for pid in waits.families(pids) if (stat := proc.look(pid)) and stat.is_stopped), 0)
-        # Looks, not seconds: when a job is resumed, this process may go on before its children.
+        # Count looks, not seconds: when a job is resumed, this process may run before its children do.
         self._looks = self._looks + 1 if stopped else 0
         if self._looks == 2:
-            log.warn(f"waiting for {waits.described(stopped)}: kill -CONT {stopped} lets it go on")
+            log.warn(f"waiting for {waits.described(stopped)}: resume it with kill -CONT {stopped}")
         if self._looks * _LOOK_S >= _STOPPED_AFTER_S:
             seconds = int(_STOPPED_AFTER_S)
             raise PenrootError(f"the worker process {stopped} was stopped for {seconds} s", hint="try again")
 
 
 class _Interrupts:
-    """While it lasts SIGINT and SIGTERM are noted, and raise only where check() is called.
+    """Within its ``with``, record SIGINT and SIGTERM, and raise only in check().
 
-    What a handler raises comes up between any two instructions, also in a
-    destructor, where Python drops it: the interrupt would be lost. ``pipe`` is
-    readable from the first one on. A signal that the caller ignores, or handles
-    in another way, is left alone.
+    A handler may raise between any two instructions. Python drops an exception raised in a destructor, so the
+    interrupt would be lost. ``pipe`` becomes readable at the first signal. Leaves alone a signal that the caller
+    ignores or handles.
     """
 
     def __enter__(self) -> _Interrupts:
@@ -131,7 +126,7 @@ class _Interrupts:
         os.write(self._wakeup, b"!")
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt or SystemExit for the signal that was noted last."""
+        """Raise KeyboardInterrupt or SystemExit for the last recorded signal."""
         if self.number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.number:
@@ -142,7 +137,7 @@ def _start(task: Callable[[], None], running: dict[int, int]) -> None:
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Nothing may interrupt between fork and the entry in running: the child would be forgotten.
+    # Block signals between fork and the entry in running: the child would be forgotten.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     parent = os.getpid()
     try:
@@ -157,7 +152,7 @@ def _start(task: Callable[[], None], running: dict[int, int]) -> None:
         raise PenrootError(f"cannot start a process: {why}", hint=hint) from e
     if pid == 0:
         _child(task, answer, parent, blocked)
-    os.setpgid(pid, pid)  # here and there, so that it has happened whoever comes first
+    os.setpgid(pid, pid)  # in parent and child, as either may run first
     running[pid] = result
     os.close(answer)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -176,7 +171,7 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
             status = 0
     except (PenrootError, OSError) as e:
         failure = pickle.dumps(e)
-        os.write(answer, failure if len(failure) <= _PIPE else pickle.dumps(PenrootError(f"{str(e)[:1000]}…")))
+        os.write(answer, failure if len(failure) <= _PIPE_BYTES else pickle.dumps(PenrootError(f"{str(e)[:1000]}…")))
     except BaseException:
         traceback.print_exc()
     finally:

@@ -12,11 +12,11 @@ from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
 
 SHOW = 'shown=$(for n in 0 1 2 5 6 7 8 9; do echo $n $(readlink /proc/$$/fd/$n); done); echo "$shown" >&5'
-# A program that uses enroot_py as a library.
+# A program that uses enroot_py as a library
 PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-for number in sys.argv[2]:  # Python does not start with one of these
+for number in sys.argv[2]:  # opened here, as Python does not start with such a descriptor
     os.dup2(os.open(".", os.O_PATH if number == "2" else os.O_RDONLY), int(number))
 from enroot_py.config.settings import load
 from enroot_py.runtime import namespaces
@@ -31,7 +31,7 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory, 8 one by O_PATH, 9 a namespace."""
+    """Run a command with 5 a file, 6 a pipe, 7 a directory, 8 an O_PATH, 9 a namespace. Return its descriptors."""
     (user.home / "place").mkdir(exist_ok=True)
     user.own(user.home / "place")
     wrapper = """\
@@ -55,7 +55,7 @@ def start(*options: str) -> tuple[str, ...]:
 
 
 def library(directories: str) -> tuple[str, ...]:
-    """A program that starts a shell by the library, with directories as the descriptors of these digits."""
+    """Start a shell by the library, with directories as the descriptors of these digits."""
     return "/usr/bin/python3", "-IS", "-c", PROGRAM, LIBRARY, directories, "sh", "-c"
 
 
@@ -77,7 +77,7 @@ def test_directories_and_namespaces_close_and_files_stay(user: User, rootfs: pat
 
 @pytest.mark.security("C7")
 def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path) -> None:
-    """Reading and writing fail there, as with the directory."""
+    """Reading and writing still fail."""
     found = opened(user, *library("012"), SHOW)
     assert all(found[number].endswith("/null") for number in "012")
     opened(user, *library("01"), "{ cat; echo out; } 2>&5; true")
@@ -87,7 +87,7 @@ def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path)
 @pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids="".join)
 def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options: tuple[str, ...]) -> None:
-    """A variable that names a descriptor goes with it."""
+    """A variable that names a closed descriptor is removed too."""
     script = "ls /proc/self/fd; echo ${LISTEN_FDS-unset}${LISTEN_PID-unset}${LISTEN_FDNAMES-unset}"
     command = ("start", *options, "-e", "LISTEN_FDS", "-e", "LISTEN_PID=1", "-e", "LISTEN_FDNAMES=a", "box", "sh", "-c")
     listening = {"LISTEN_FDS": "2"}

@@ -1,4 +1,4 @@
-"""``penroot lock``, and starts and imports with a lock file, as an ordinary user."""
+"""Check ``penroot lock``, and starts and imports with a lock file, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Locks:
         self.path = user.home / "team.lock"
 
     def push(self, name: str, number: int) -> str:
-        """The digest of an image that NAME:1 is from now on."""
+        """Push the image with this number as NAME:1, and return its digest."""
         made = numbered(number)
         self.registry.pusher.image(name, "1", made)
         return made.digest()
@@ -47,7 +47,7 @@ class Locks:
         self.user.own(path or self.path)
 
     def lock(self, *words: str, status: int = 0) -> str:
-        """What penroot lock prints; where it fails, its errors."""
+        """Return the output of penroot lock, or its errors if it fails."""
         done = self.user.penroot("lock", *words, status=status)
         return done.stdout + done.stderr if status else done.stdout
 
@@ -184,7 +184,7 @@ def test_starts_and_imports_have_the_digest(locks: Locks) -> None:
     assert locks.start("lock/start", "--lock", "team.lock") == "1\n"
     assert locks.start("lock/start", env={"ENROOT_LOCK": str(locks.path)}) == "1\n"
     assert locks.start("lock/start") == "2\n"
-    assert locks.start("lock/start", "--lock=team.lock") == "1\n"  # though the tag is stored as another
+    assert locks.start("lock/start", "--lock=team.lock") == "1\n"  # although the store has another image for the tag
     uri = f"docker://{locks.registry.host}#lock/start:1"
     for words in (("import", "-o", "x.sqsh"), ("create", "-n", "one"), ("load", "-n", "two")):
         locks.user.penroot(*words, "--lock", "team.lock", uri)
@@ -266,7 +266,7 @@ def test_what_others_could_have_written_is_not_believed(locks: Locks) -> None:
     locks.path.chmod(0o666)
     out = locks.start("lock/closed", "--lock", "team.lock", status=1)
     assert f"{locks.path} can be written by others (mode 666)" in out
-    locks.path.chmod(0o664)  # as a team has it
+    locks.path.chmod(0o664)  # a file that a team shares
     assert locks.start("lock/closed", "--lock", "team.lock") == "1\n"
     shared = locks.user.home / "shared"
     shared.mkdir()

@@ -1,4 +1,4 @@
-"""A later and an earlier penroot over one store, and an installation that nobody may write to."""
+"""Check a later and an earlier penroot with one store, and a read-only installation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def registry(user: User) -> Iterator[Server]:
 
 @pytest.fixture
 def later(user: User) -> str:
-    """The program of a build whose stores have another format, and which reads those of today."""
+    """The program of a later build, whose stores have another format, and which reads the current format."""
     program = copy_tree(user.home / "later")
     layout = user.home / "later/enroot_py/store/layout.py"
     text, count = re.subn(r'^FORMATS = \("1",\)', 'FORMATS = ("1", "2")', layout.read_text(), flags=re.MULTILINE)
@@ -39,14 +39,14 @@ def later(user: User) -> str:
 
 
 def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later: str) -> None:
-    """The earlier version refuses what the later one has made."""
+    """The earlier version refuses a store that the later one has made."""
     uri = f"docker://{registry.host}/library/small"
     user.penroot("create", "--name", "one", f"{uri}:1")
     mark = user.home / "cache/format"
     assert os.readlink(mark) == "1"
     assert "TAG=1" in user.run(later, "start", "--explain", "one").stdout
     assert user.run(later, "cache", "list").stdout.startswith("sha256:")
-    assert os.readlink(mark) == "1"  # of what it only reads it makes no other
+    assert os.readlink(mark) == "1"  # reading does not convert the store
     user.run(later, "create", "--name", "two", f"{uri}:2")
     assert os.readlink(mark) == "2"
     for verb in (

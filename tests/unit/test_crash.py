@@ -44,7 +44,7 @@ def test_layer_that_survived_a_crash_is_kept(store: Store) -> None:
 
 def test_layer_that_a_crash_damaged_is_made_again(store: Store) -> None:
     path = unpacked(store)
-    (path / "fs/a").write_bytes(b"")  # as delayed allocation leaves it
+    (path / "fs/a").write_bytes(b"")  # as after delayed allocation
     with store.build("layers", A) as build:
         assert not build.done and os.listdir(build.path) == []
         os.mkdir(build.path + "/fs")
@@ -92,7 +92,7 @@ def test_image_that_a_crash_damaged_is_not_used(store: Store, file: str) -> None
     (path / file.format(A.partition(":")[2])).write_bytes(b"")
     assert store.image(B) is None
     with store.build("images", B) as build:
-        assert build.done == ("layers" in file)  # what is whole is kept
+        assert build.done == ("layers" in file)  # the undamaged file is kept
 
 
 def test_settled_image_needs_no_mark(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""File systems are told apart, and with them the form of a store."""
+"""Check the detection of file systems, and the form of a store on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from enroot_py.base.digests import is_digest
 from enroot_py.config import settings
 from enroot_py.store import filecopy, onefile
 
-# Names of stat(1), which go by the magic number of statfs(2), and those of the kernel.
+# The kernel's names for names of stat(1), which follow the magic numbers of statfs(2).
 SAME = {"overlayfs": "overlay", "ext2/ext3": "ext4", "btrfs": "btrfs", "xfs": "xfs", "tmpfs": "tmpfs", "proc": "proc"}
 
 

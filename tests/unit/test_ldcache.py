@@ -72,7 +72,7 @@ def test_libraries_for_certain_processors_stay(tree: pathlib.Path, form: str) ->
     ldconfig(tree, "-c", form)
     mine = tree / "mine"
     mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [(X86_64, "libb.so.1", "/lib/libb.so.1")]))
-    ldconfig(tree)  # of its own compat form ldconfig 2.36 shows no processor
+    ldconfig(tree)  # ldconfig 2.36 shows no processor for its compat format
     assert [line for line in listed(mine) if 'hwcap: "x86-64-v2"' in line]
     assert set(listed(mine)) == {*listed(tree / "etc/ld.so.cache"), "libb.so.1 (libc6,x86-64) => /lib/libb.so.1"}
 

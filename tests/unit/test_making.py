@@ -12,7 +12,7 @@ from enroot_py.base.fds import Fd
 
 
 def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, directory: bool = True) -> Path:
-    """What a process of this node has left that is gone; its lock is gone with it."""
+    """A hidden entry of a process of this node that has ended. Its lock ended with it."""
     path = Path(making.hidden(str(place / "x"), kind))
     if directory:
         (path / "deep").mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_a_users_own_names_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
-    """On one machine's own file system the lock tells, whatever the name of the node was."""
+    """On a local file system the lock decides, even if the node had another name."""
     (tmp_path / ".x.elsewhere.1-abcd.making").mkdir()
     making.sweep(str(tmp_path))
     assert os.listdir(tmp_path) == []
@@ -94,12 +94,12 @@ def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
 def test_what_was_swept_before_it_was_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: bool
 ) -> None:
-    """Between mkdir(2) or open(2) and flock(2) it looks as if a killed process had left it."""
+    """Between mkdir(2) or open(2) and flock(2) a new entry looks like that of a killed process."""
     swept: list[Fd] = []
     lock = locks.attempt
 
     def late(fd: int) -> bool | None:
-        if not swept:  # another process holds it, and will remove it when this one goes on
+        if not swept:  # another process has locked the entry, and removes it after this one continues
             path = os.readlink(f"/proc/self/fd/{fd}")
             swept.append(Fd(os.open(path, os.O_RDONLY)))
             assert lock(swept[0])
@@ -112,7 +112,7 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
             os.rmdir(os.readlink(f"/proc/self/fd/{swept[0]}"))
             new.publish()
     else:
-        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT)  # EINVAL: there are none
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT)  # EINVAL, as without O_TMPFILE
         with making.File(target) as file:
             os.unlink(os.readlink(f"/proc/self/fd/{swept[0]}"))
             file.publish(replace=True)
@@ -121,7 +121,7 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
 
 
 def test_written_file_is_whole_and_has_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It replaces another one, unless asked not to."""
+    """The file replaces an existing one, unless replace=False."""
     monkeypatch.chdir(tmp_path)
     for text in ("old", "new"):
         making.write("made", text.encode(), 0o640)

@@ -16,7 +16,7 @@ MIB = 1 << 20
 def test_the_limits_of_a_group_and_of_those_above_it(
     tmp_path: Path, names: tuple[str, str, str], prefix: str, none: str
 ) -> None:
-    """The files as cgroup-v1/memory and cgroup-v2 of the kernel's documentation have them."""
+    """The files have the format of the kernel's documents cgroup-v1/memory and cgroup-v2."""
     for path, limit, used in (("job", f"{300 * MIB}", 200), ("job/step", none, 120)):
         group = tmp_path / path
         group.mkdir()

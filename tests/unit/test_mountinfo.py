@@ -1,4 +1,4 @@
-"""Lines of mountinfo: proc_pid_mountinfo(5)."""
+"""Check the parser of mountinfo: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths beneath a root, on a machine where other things happen."""
+"""Check paths beneath a root while other processes rename, and with FIFOs and large files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rename_for_ever(directory: pathlib.Path) -> None:
 
 
 def test_links_with_dots_are_followed_while_others_rename(tmp_path: pathlib.Path) -> None:
-    """openat2(2) gives EAGAIN for a ".." that a rename anywhere on the machine might have moved."""
+    """openat2(2) fails with EAGAIN if a rename anywhere on the machine might have moved a ".." of the path."""
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/link").symlink_to("../a/../a/b")
     (tmp_path / "x").mkdir()

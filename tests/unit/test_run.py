@@ -1,4 +1,4 @@
-"""Other programs: what they wrote is returned, and what failed is said in their own words."""
+"""Check that the output of programs is returned, and that errors quote their stderr."""
 
 from __future__ import annotations
 

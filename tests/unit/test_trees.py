@@ -1,4 +1,4 @@
-"""Trees that are hard to remove."""
+"""Check the removal of deep and unreadable trees."""
 
 from __future__ import annotations
 

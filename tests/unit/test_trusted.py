@@ -1,4 +1,4 @@
-"""What is believed of a place that others could have made."""
+"""Check that paths which other users could have made are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from enroot_py.base import trusted
 
-OTHER = 27002  # in nobody's passwd
+OTHER = 27002  # a uid without an account
 
 
 def as_root() -> None:
@@ -68,7 +68,7 @@ def test_a_file_is_opened_without_waiting_or_following(tmp_path: pathlib.Path) -
 
 
 def test_what_is_installed_is_reached_without_links_and_waiting(tmp_path: pathlib.Path) -> None:
-    """Beneath a tree whose owner stands for root; each directory on the way counts."""
+    """The owner of the tree stands for root. Each directory on the path is checked."""
     place = tmp_path / "usr/lib"
     place.mkdir(parents=True)
     (place / "file").write_text("here")

@@ -1,4 +1,4 @@
-"""Turns: which of several processes makes a file, on this node and on others."""
+"""Check that one of several processes makes a file, on this node and on others."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_turn_of_a_killed_maker_is_swept(target: Path, first: subprocess.Popen[s
 
 
 def elsewhere(target: Path) -> Path:
-    """The turn of a process on another node, with a half-written file, where flock(2) does not reach."""
+    """The turn and the half-written file of a process on another node, without a lock that reaches this node."""
     turn = target.parent / ".x.sqsh.turn"
     turn.write_text(f"n2 {linux.boot_id()} 77\n")
     (target.parent / ".x.sqsh.n2.77-0123abcd.making").write_text("half")

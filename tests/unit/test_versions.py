@@ -1,4 +1,4 @@
-"""The link of an installation, and the versions beside each other: which one is in use, and which ones go."""
+"""Check the link of an installation to the current version, and the removal of old versions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = ("__init__", "filesystems", "mountinfo", "pack", "versions")  # of base
 USE = "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.base import versions; versions.use()"
-AGES = 3600  # seconds: long enough for every start, and no day
+AGES = 3600  # seconds: longer than a start, shorter than an installation
 
 
 class Prefix:
-    """An installation of what its link needs."""
+    """An installation of the modules that handle its link."""
 
     def __init__(self, directory: Path) -> None:
         self.link = directory / "lib/penroot"
@@ -27,7 +27,7 @@ class Prefix:
         self.versions.mkdir(parents=True)
 
     def put(self, name: str) -> Path:
-        """Make a version, which is not in use yet."""
+        """Make a version that the link does not point to yet."""
         place = self.versions / name
         (place / "enroot_py/base").mkdir(parents=True)
         for file in ("__init__.py", *(f"base/{name}.py" for name in MODULES)):
@@ -41,13 +41,13 @@ class Prefix:
         assert self.begin(name).wait(60) == 0
 
     def age(self, name: str, seconds: int = AGES) -> None:
-        """As if it had been replaced a while ago."""
+        """Make a version look as if it was replaced ``seconds`` ago."""
         then = time.time() - seconds
         os.utime(self.versions / name / "in-use", (then, then))
 
     @property
     def current(self) -> str:
-        """Which one is in use; it is whole."""
+        """Return the version in use, after checking that it is complete."""
         place = Path(os.path.realpath(self.link))
         assert (place / "enroot_py/base/filesystems.py").exists()
         return place.name
@@ -71,7 +71,7 @@ def test_the_link_is_relative_so_that_all_of_it_can_be_moved(prefix: Prefix) -> 
     assert os.readlink(prefix.link) == "penroot-versions/2"
     assert prefix.current == "2"
     prefix.use("3")
-    assert prefix.names == ["1", "2", "3"]  # for who has just followed the link
+    assert prefix.names == ["1", "2", "3"]  # a process may have just followed the link
 
 
 USES = {
@@ -104,7 +104,7 @@ def test_one_that_is_used_stays_and_goes_afterwards(prefix: Prefix, how: str) ->
 
 
 def test_only_abandoned_versions_are_removed(prefix: Prefix) -> None:
-    """A version that is being made stays."""
+    """An unfinished version of a running installation stays."""
     prefix.use("2")
     assert "3" in prefix.names
     then = time.time() - 3 * 86400

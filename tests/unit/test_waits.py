@@ -1,4 +1,4 @@
-"""Waits for a lock that another process holds: who is named, and when the wait ends."""
+"""Check waits for a lock of another process: the message that names the holder, and the end of the wait."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_stopped_holder_is_named_with_its_job_and_ends_the_wait(
     why = waits.lock(fd, "doing something")
     assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 makes no progress" in why
     holder.end()
-    assert waits.lock(fd, "doing something") == ""  # it is released
+    assert waits.lock(fd, "doing something") == ""  # the holder has released the lock
 
 
 @pytest.mark.security("L6")
@@ -97,7 +97,7 @@ def test_seconds_without_progress_count_however_rare_the_looks(holder: Holder, f
 
 
 def test_stop_of_the_waiting_process_does_not_count(holder: Holder, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a job is resumed, a waiting process may go on before the holder."""
+    """When a job is resumed, a waiting process may run before the holder."""
     watch = waits.Watch(fd, "doing something", 10)
     assert watch.look() == ""
     later = time.monotonic() + 3600
@@ -128,12 +128,12 @@ def test_alarm_of_the_caller_survives_a_wait(holder: Holder, fd: int) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-# -- what waits for such locks
+# -- callers that wait for locks
 
 
 @pytest.mark.parametrize("kind", ["exclusive", "shared"])
 def test_store_lock_of_a_stopped_process_is_an_error(tmp_path: Path, kind: str) -> None:
-    """A pruner has it alone, importers share it."""
+    """A pruner locks the store exclusively, importers share the lock."""
     store = Store(str(tmp_path / "store"), create=True)
     other = Holder(Path(store.root), kind)
     other.stop()

@@ -1,4 +1,4 @@
-"""Work in forked processes: outcomes, and signals that come at any moment."""
+"""Check tasks in forked processes: outcomes, and signals that arrive at any moment."""
 
 from __future__ import annotations
 
