@@ -26,7 +26,7 @@ def refusal() -> tuple[str, str] | None:
     needed = _MIN_BUFFER_BYTES + _OVERHEAD_BYTES
     if not limit or limit >= needed:
         return None
-    why = f"writing an image takes {_FLOOR + _REST >> 20} MiB of memory, and {limit >> 20} are allowed here"
+    why = f"writing an image takes {needed >> 20} MiB of memory, and {limit >> 20} are allowed here"
     return why, "in a Slurm job, ask for more --mem"
 
 

@@ -232,7 +232,7 @@ def copy(root: int, source: str, target: str) -> None:
             for name in sorted(os.listdir(directory)):
                 path, state = f"{place}/{name}", os.stat(name, dir_fd=directory, follow_symlinks=False)
                 number += 1
-                if number > _MOST or path.count("/") > _MAXSYMLINKS or state.st_size > room:
+                if number > _MAX_SKELETON_FILES or path.count("/") > _MAXSYMLINKS or state.st_size > room:
                     raise OSError(errno.EFBIG, "it is too large to copy", source)
                 if stat.S_ISDIR(state.st_mode):
                     os.close(make_directory(root, target + path, state.st_mode & 0o777 | 0o700))
