@@ -87,7 +87,7 @@ def left_open() -> int:
 
 
 def show(text: str, *, failed: bool) -> None:
-    """Log a hook's output, for steps where stderr is not visible: all of it if the hook failed, else its warnings."""
+    """Log a hook's output, for steps where stderr is not visible. Without ``failed``, log only the warnings."""
     for line in text.splitlines():
         level, bracket, message = line.partition("] ")
         if failed:

@@ -8,7 +8,7 @@ _READ_BYTES = 1 << 14
 
 
 class Fd(int):
-    """An open file descriptor. It is an int, and the end of its ``with`` closes it."""
+    """An open file descriptor, as an int. The end of the ``with`` closes the descriptor."""
 
     _kept = False
 

@@ -7,7 +7,7 @@ import os
 from enroot_py.base import cgroups, linux
 from enroot_py.base.frozen import Frozen
 
-MAX_BYTES = 4096  # of a lock file that are read
+MAX_BYTES = 4096  # read limit for a lock file
 
 
 class Holder(Frozen):
@@ -44,6 +44,6 @@ def this_process() -> Holder:
 
 
 def loads(content: bytes) -> Holder | None:
-    """Return the holder that a lock file names; None for a file that is just being written."""
+    """Return the holder that a lock file names, or None for an incomplete file."""
     words = os.fsdecode(content).split()
     return Holder(words[0], words[1], int(words[2])) if len(words) == 3 and words[2].isdecimal() else None

@@ -116,7 +116,7 @@ def drivers_of_compat(file: BinaryIO) -> set[int]:
 def extend(data: bytes, libraries: list[Library]) -> bytes:
     """Insert ``libraries`` into the cache ``data`` before other libraries of the same names.
 
-    Returns ``data`` unchanged if it already has them.
+    Returns ``data`` unchanged if the cache already has all libraries.
     """
     data = _new_part(data) or _MAGIC + pack("=IIBxxx16x", 0, 0, 2 if sys.byteorder == "little" else 3)
     entries = _entries(data)

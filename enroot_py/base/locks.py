@@ -49,7 +49,7 @@ def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
             raise TimeoutError
 
     before = _signal.signal(_signal.SIGALRM, ring)
-    # Repeat the signal: one that arrives just before flock(2) does not interrupt it.
+    # Repeat the signal: a signal just before flock(2) does not interrupt the call.
     left, interval = _signal.setitimer(_signal.ITIMER_REAL, seconds, seconds)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)

@@ -38,7 +38,7 @@ def _node() -> str:
 
 
 class Directory:
-    """A directory that gets its name when it is complete. Its ``with`` removes it if it was not published."""
+    """A directory that gets its name in publish(). The end of the ``with`` removes an unpublished directory."""
 
     def __init__(self, target: str, mode: int) -> None:
         self._target = target
@@ -92,7 +92,7 @@ class Directory:
 
 
 class File:
-    """A file that gets its name when it is complete. Its ``with`` removes it if it was not published.
+    """A file that gets its name in publish(). The end of the ``with`` removes an unpublished file.
 
     Until then the file has no name (O_TMPFILE of open(2)), or a hidden name on file systems without O_TMPFILE: NFS.
     """

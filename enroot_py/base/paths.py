@@ -170,7 +170,7 @@ def text(root: int, path: str) -> str:
 
 
 def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
-    """Open the directory ``path`` beneath ``root`` with O_PATH. Make it and its parents if they are missing.
+    """Open the directory ``path`` beneath ``root`` with O_PATH. Make missing directories of ``path``.
 
     Makes the target of a dangling symlink. Makes nothing where check_own() raises Foreign. Raises OSError.
     """

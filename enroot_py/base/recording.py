@@ -25,7 +25,7 @@ event: Recorded | None = None  # the current operation
 class Recording:
     """Record the operation in a ``with`` as one event, if the settings ask for it or it is ``timed``.
 
-    An event within another event is recorded too, and passes its facts to the outer one.
+    An event within another event is recorded too, and passes some facts to the outer event.
     """
 
     def __init__(self, kind: str, settings: Any, *, timed: bool = False, **facts: str | int) -> None:

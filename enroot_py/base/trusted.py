@@ -196,7 +196,7 @@ def installed(path: str, root: str = "/") -> int:
 
 
 def regular(fd: int, path: str) -> int:
-    """Return ``fd`` if it is a regular file. Else close it and raise OSError with the name ``path``."""
+    """Return ``fd`` of a regular file. Close any other descriptor and raise OSError with the name ``path``."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, IRREGULAR, path)

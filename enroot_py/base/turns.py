@@ -159,7 +159,7 @@ def _is_dead(fd: int, *, expired: bool) -> bool:
     holder = _holder(fd)
     if holder is None or not holder.is_here:
         return expired
-    free = locks.attempt(fd)  # held until fd is closed, so that two processes do not remove one turn and its successor
+    free = locks.attempt(fd)  # held until fd is closed: a second process could remove a successor's turn
     if free is None:  # no locks here
         return holder.is_gone
     return free
