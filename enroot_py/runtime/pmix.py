@@ -85,8 +85,8 @@ def check_root(environ: Mapping[str, str], tasks: int, option: str = "--containe
         hint = "with MPI: leave out --root; a program without: ENROOT_MPI=no"
         if option != "--root":
             hint = (
-                "with MPI: --no-container-remap-root, or --mpi=pmi2 where the image's MPI speaks it; "
-                "a program without: --mpi=none"
+                "use --no-container-remap-root, or --mpi=pmi2 if the image's MPI supports it; without MPI, use "
+                "--mpi=none"
             )
         raise ConfigError(f"{option}: {why}", hint=hint)
     return f"MPI will not work with {option}: {why}"
