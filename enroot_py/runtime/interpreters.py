@@ -87,7 +87,7 @@ def _broken(script: str, name: str) -> str:
     """What is wrong with the interpreter of a script or program; "" if it can run."""
     if name.endswith("\r") and _error(name) in _MISSING:
         return (
-            f"the first line ends in CR LF, so the interpreter is '{name[:-1]}\\r': convert it: "
+            f"the first line ends in CR LF, so its interpreter is '{name[:-1]}\\r': convert it: "
             f"sed -i 's/\\r$//' {_quoted(script)}"
         )
     what = f"its interpreter {name}"

@@ -239,7 +239,7 @@ COVERED = "leads to /srv/py/python, which does not exist in the container; /srv"
 INTERPRETERS = {
     "absent": ("#!/opt/none/sh2", 127, "cannot run {p}/tool: its interpreter /opt/none/sh2 does not exist in"),
     "absent argument": ("#! /opt/none/sh2 -e", 127, "its interpreter /opt/none/sh2 does not exist in the container"),
-    "crlf": ("#!/bin/sh\r", 127, r"the interpreter is '/bin/sh\r': convert it: sed -i 's/\r$//' {p}/tool"),
+    "crlf": ("#!/bin/sh\r", 127, r"its interpreter is '/bin/sh\r': convert it: sed -i 's/\r$//' {p}/tool"),
     "not executable": ("#!{p}/data", 126, "its interpreter {p}/data is not executable"),
     "directory": ("#!/etc", 126, "its interpreter /etc is not a regular file"),
     "nested": ("#!{p}/script", 127, "cannot run {p}/tool: its interpreter /opt/none/sh3 does not exist"),

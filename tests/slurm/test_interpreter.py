@@ -30,7 +30,7 @@ def tools(lab: Lab) -> Iterator[None]:
     [
         ("/p/tool", "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container"),
         ("tool", "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container"),
-        ("/p/crlf", r"cannot run /p/crlf: the first line ends in CR LF, so the interpreter is '/bin/sh\r'"),
+        ("/p/crlf", r"cannot run /p/crlf: the first line ends in CR LF, so its interpreter is '/bin/sh\r'"),
         ("/p/nested", "cannot run /p/nested: its interpreter /opt/none/sh2 does not exist in the container"),
         ("/p/closed", "cannot run /p/closed: its interpreter /p/data is not executable"),
     ],
@@ -39,7 +39,7 @@ def test_interpreter_that_cannot_run_is_named_once(lab: Lab, command: str, said:
     options = ("-n2", "-N2", IMAGE, MOUNT, "--container-env=PATH=/p:/bin")
     done = lab.run(["srun", *options, command], check=False)
     assert done.returncode != 0
-    lines = [line for line in done.stderr.splitlines() if "interpreter" in line]
+    lines = [line for line in done.stderr.splitlines() if "its interpreter" in line]
     assert lines and all(said in line for line in lines), done.stderr
     assert len(lines) <= 2 * 2  # by slurmstepd and on stderr, for each node
 
