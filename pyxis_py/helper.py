@@ -1,8 +1,8 @@
 """The helper process, which the SPANK plugin executes. It makes the container of a step and holds it.
 
 ``main`` is entered with a socket as fd 3; c_shims/spank/README.md has the protocol. Each process serves one verb:
-``check`` at submit, ``step`` for the life of a step on a node, ``finish`` after the last task if the helper of the step
-was killed, ``epilog`` after a job that left something.
+``check`` at submit, ``step`` during a step on a node, ``finish`` after the last task if the helper of the step was
+killed, ``epilog`` after a job that left containers or other files.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ file on the node. Because # begins a comment in a batch script, write REGISTRY/I
 is a path on the host of srun, which sends the file to each node that does not have it in its store. sbatch refuses
 bcast:, but an srun in the batch script accepts it.
 
-NAME in --container-name may be followed by a mode. auto (the default) uses the existing container, running or not, or
-creates it. create creates the container, and fails if it exists. exec enters the running container, and fails if none
-runs. no_exec starts a separate container on the same files.
+NAME in --container-name may be followed by a mode, as in NAME:exec. auto (the default) uses the existing container,
+running or not, or creates it. create creates the container, and fails if it exists. exec enters the running container,
+and fails if none runs. no_exec starts a separate container on the same files.
 
 In --container-mounts, write a backslash before a comma, a colon or a space that is part of a path. $NAME and ${NAME}
 are replaced by the job's variables. Relative sources begin with a dot. penroot-start(1) lists the flags under --mount.
