@@ -117,7 +117,7 @@ def hold(job: Job, channel: Channel) -> None:
     with step.recording() as event:
         container = Container(step)
         container.begin()
-        # Of two steps with the same name, one makes the container and the other one finds it.
+        # If two steps use the same name, the first makes the container and the second finds it.
         with step.running.lock(step.name):
             recording.phase("wait")
             try:

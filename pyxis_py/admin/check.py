@@ -130,7 +130,7 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
 def _not_loaded(path: str) -> Finding:
     there = os.path.isfile(path)
     if not there and plugstack.supersedes_copy(path):
-        what = f"there is no file {path}, which is read in place of the one that slurmctld sends: steps run on the host"
+        what = f"there is no file {path}, which Slurm reads instead of the one from slurmctld: steps run on the host"
         return Finding("bad", what, "remove PlugStackConfig from slurm.conf, or create the file")
     if not plugstack.is_copy(path):
         what = f"{path} does not load {PLUGIN}" if there else f"there is no file {path}"

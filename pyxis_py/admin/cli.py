@@ -200,7 +200,8 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> N
     elif plugstack.reads(main, directory) or not plugstack.is_copy(main):
         log.info(f"loaded by {plugstack.configure(directory, plugin, arguments)}")
         if not plugstack.reads(main, directory):
-            log.warn(f"{main} does not include it: add the line `include {os.path.abspath(directory)}/*`")
+            log.warn(f"{main} does not include that file: Slurm does not load the plugin yet")
+            log.hint(f"add the line to {main}: include {os.path.abspath(directory)}/*")
     elif any(line.path == plugin for line in plugstack.stack(main)):
         log.info(f"loaded by {main} ({plugin})")
     else:

@@ -195,7 +195,7 @@ def _open(root: int, path: str) -> Fd:
 
 
 def _take_back(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
-    # umount2(2) takes a path only. This one leads nowhere but to the mount: what the container has on /proc may lie.
+    # umount2(2) takes a path only. This one leads nowhere but to the mount: the /proc of the container may be forged.
     descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     enter_user(spaces)
     rootfs.import_no_files()

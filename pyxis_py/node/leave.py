@@ -30,7 +30,7 @@ def save(container: Container) -> None:
     if not container.goes_with_steps:
         Save(step).write(container.name)
         return
-    with step.running.lock(step.name):  # so that no other step removes it meanwhile
+    with step.running.lock(step.name):  # no other step may remove it during the save
         Save(step).write(container.name)
 
 

@@ -106,7 +106,7 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
 def test_file_of_slurmctld_alone_hides_the_sent_one(programs: Path, copy: Path) -> None:
     """spank_stack_init() takes PlugStackConfig as it is."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
-    assert finding.verdict == "bad" and "in place of the one that slurmctld sends" in finding.what
+    assert finding.verdict == "bad" and "instead of the one from slurmctld" in finding.what
     assert "remove PlugStackConfig from slurm.conf" in finding.fix
 
 
