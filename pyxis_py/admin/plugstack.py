@@ -24,7 +24,7 @@ from pyxis_py.request.settings import PLUGIN
 DIRECTORY = "/etc/slurm"
 CACHE = "/run/slurm/conf"
 _MARK = "# pyxis-py install"  # marks our line in a file of the site
-HINT = "on the host of slurmctld: pyxis-py install, which writes into plugstack.conf itself; scontrol reconfigure"
+HINT = "on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
 
 
 @dataclass(frozen=True, slots=True)
