@@ -182,7 +182,7 @@ def _is_mounted(root: int, path: str) -> bool:
 
 
 def _open(root: int, path: str) -> Fd:
-    """Open the target of a mount. No link of the container leads to what is mounted in it. Raises OSError."""
+    """Open the target of a mount. A path that crosses a mount must not contain a symbolic link. Raises OSError."""
     try:
         return paths.open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV)
     except OSError as e:

@@ -61,7 +61,7 @@ class Request(Frozen):
 
     @property
     def wants_container(self) -> bool:
-        """Whether there is an image or a name. Without either, the other options have no effect."""
+        """Whether an image or a name is given. The other options need one of them."""
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:
