@@ -1,8 +1,8 @@
 """The helper process, which the SPANK plugin executes. It makes the container of a step and holds it.
 
 ``main`` is entered with a socket as fd 3; c_shims/spank/README.md has the protocol. Each process serves one verb:
-``check`` at submit, ``step`` for the life of a step on a node, ``finish`` after the last task if the helper of the step
-was killed, ``epilog`` after a job that left something.
+``check`` at submit, ``step`` during a step on a node, ``finish`` after the last task if the helper of the step was
+killed, ``epilog`` after a job that left containers or other files.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def hold(job: Job, channel: Channel) -> None:
     with step.recording() as event:
         container = Container(step)
         container.begin()
-        # Of two steps with the same name, one makes the container and the other one finds it.
+        # If two steps use the same name, the first makes the container and the second finds it.
         with step.running.lock(step.name):
             recording.phase("wait")
             try:

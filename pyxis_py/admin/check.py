@@ -1,6 +1,6 @@
-"""``pyxis-py check``: whether this node can run container steps, and for what is wrong the way to mend it.
+"""``pyxis-py check``: check whether this node can run container steps, and print a fix for each problem.
 
-Looks, and tries what only a try can tell; changes nothing.
+The check changes nothing.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from pyxis_py.admin.plugstack import Line
 from pyxis_py.request import settings
 from pyxis_py.request.settings import PLUGIN
 
-# Plugins that give a job a /tmp of its own. One that does so after ours changes what the mounts meant.
+# Plugins that give each job a private /tmp. If one is loaded after ours, containers mount the /tmp of the node.
 _PRIVATE_TMP = ("auto_tmpdir", "private-tmpdir", "private_tmpdir", "spank-private-tmp", "spank_private_tmp", "tmpdir")
-_PATIENCE = 10  # seconds with a program of Slurm: without a slurm.conf, or a slurmctld, each tries for a minute
+_TIMEOUT_S = 10  # a Slurm program without a slurm.conf or a slurmctld retries for a minute
 _PRIVATE_DIRECTORIES = ("/tmp", "/dev/shm")  # by default: job_container.conf(5), namespace.yaml(5)
 _DIRS = re.compile(r"^\s*Dirs\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def findings(given: str | None) -> Iterator[Finding]:
-    """Everything that is worth a look, in the order in which a step meets it; ``given`` is a plugstack.conf."""
+    """Yield all findings, in the order in which a step depends on them. ``given`` is a plugstack.conf."""
     slurm = slurm_configuration()
     if not slurm:
         yield Finding(
             "warn",
-            "scontrol cannot tell the configuration of Slurm: proctrack and private directories are not looked at",
+            "scontrol cannot show the configuration of Slurm: proctrack and private directories are not checked",
             "check that slurmctld runs and knows this node: scontrol show config",
         )
     stacks = _stacks(given, slurm)
@@ -59,7 +59,7 @@ def findings(given: str | None) -> Iterator[Finding]:
 
 
 def findings_of_nodes(given: str | None, nodes: str) -> Iterator[Finding]:
-    """Whether these nodes reach each other, and this host. Raises PenrootError."""
+    """Check the connections between these nodes and this host. Raises PenrootError."""
     slurm = slurm_configuration()
     for feature in plugged("reach"):
         yield from feature.findings(nodes, _plugin(_stacks(given, slurm)), slurm)
@@ -71,15 +71,15 @@ def _stacks(given: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]
 
 
 def _plugin(stacks: Mapping[str, list[Line]]) -> settings.PluginSettings:
-    """What the plugin is told, as far as that is good."""
+    """Return the settings from the last valid plugstack.conf line that loads the plugin."""
     ours = [line for lines in stacks.values() for line in lines if _is_ours(line) and not _bad_arguments(line)]
     return settings.load(ours[-1].arguments if ours else ())
 
 
 def slurm_configuration() -> dict[str, str]:
-    """What is set, as slurmctld tells scontrol(1); empty where nobody answers."""
+    """Return the output of scontrol(1) show config, or an empty dict if slurmctld does not answer."""
     try:
-        text = Program([find("scontrol", package="slurm-client"), "show", "config"], timeout=_PATIENCE).run()
+        text = Program([find("scontrol", package="slurm-client"), "show", "config"], timeout=_TIMEOUT_S).run()
     except PenrootError:
         return {}
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
@@ -99,7 +99,7 @@ def _bad_arguments(line: Line) -> PenrootError | None:
 
 
 def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
-    """How the plugin fares in a plugstack.conf."""
+    """Check the line of a plugstack.conf that loads the plugin, and its position."""
     ours = [line for line in lines if _is_ours(line)]
     if not ours:
         yield _not_loaded(path)
@@ -114,8 +114,8 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
     if plugstack.is_sent(path) and line.file != path:
         yield Finding(
             "warn",
-            f"slurmctld sends {path} to nodes, and nothing that it includes: where there is no {line.file}, "
-            "steps run on the host",
+            f"slurmctld sends {path} to nodes without the files that it includes: "
+            f"on nodes without {line.file}, steps run on the host",
             f"write the line into {path} itself: remove {line.file}, then pyxis-py install",
         )
     for other in lines[lines.index(line) + 1 :]:
@@ -130,27 +130,27 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
 def _not_loaded(path: str) -> Finding:
     there = os.path.isfile(path)
     if not there and plugstack.supersedes_copy(path):
-        what = f"there is no file {path}, which is read in place of the one that slurmctld sends: steps run on the host"
-        return Finding("bad", what, "leave PlugStackConfig out of slurm.conf, or make the file")
+        what = f"there is no file {path}, which Slurm reads instead of the one from slurmctld: steps run on the host"
+        return Finding("bad", what, "remove PlugStackConfig from slurm.conf, or create the file")
     if not plugstack.is_copy(path):
         what = f"{path} does not load {PLUGIN}" if there else f"there is no file {path}"
         return Finding("bad", what, "pyxis-py install, and include plugstack.conf.d/*")
     what = f"{path} does not load {PLUGIN}" if there else "slurmctld has no plugstack.conf to send"
     if included := plugstack.includes(path):
-        what += f": slurmctld sends nothing that it includes, and there is no {', '.join(included)} here"
-    return Finding("bad", f"{what}; steps run on the host", plugstack.WAY_OUT)
+        what += f": slurmctld does not send included files, and there is no {', '.join(included)} here"
+    return Finding("bad", f"{what}; steps run on the host", plugstack.HINT)
 
 
 def _fetched() -> Finding:
-    """Of a machine whose srun has its configuration from slurmctld each time, and keeps nothing of it."""
-    if "--container-image" in Program([find("srun", package="slurm-client"), "--help"], timeout=_PATIENCE).run():
+    """Check a machine on which srun fetches its configuration from slurmctld each time."""
+    if "--container-image" in Program([find("srun", package="slurm-client"), "--help"], timeout=_TIMEOUT_S).run():
         return Finding("ok", f"srun loads {PLUGIN}: slurmctld sends it a plugstack.conf")
-    what = f"srun does not load {PLUGIN}, and there is no plugstack.conf of its own"
-    return Finding("bad", what, plugstack.WAY_OUT)
+    what = f"srun does not load {PLUGIN}, and this machine has no plugstack.conf"
+    return Finding("bad", what, plugstack.HINT)
 
 
 def _built(line: Line) -> Finding:
-    """Whether the file of the plugin is there, and for the Slurm of this machine."""
+    """Check that the plugin file exists and matches the Slurm release of this machine."""
     try:
         number = prebuilt.built_for(line.path)
     except OSError as e:
@@ -158,12 +158,12 @@ def _built(line: Line) -> Finding:
     try:
         version = prebuilt.installed()
     except PenrootError as e:
-        return Finding("bad", f"the version of Slurm is not known: {e}", "check slurm.conf: " + e.hint)
+        return Finding("bad", f"cannot determine the version of Slurm: {e}", "check slurm.conf: " + e.hint)
     has = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not has:
         return Finding("bad", "Slurm is not installed on this machine", "install it, or add it to PATH")
     if number is None:
-        return Finding("bad", f"{line.path} is not penroot's, or older", "pyxis-py install")
+        return Finding("bad", f"{line.path} is not a penroot plugin, or too old", "pyxis-py install")
     if (number >> 16, number >> 8 & 0xFF) != has:
         built = f"{number >> 16}.{number >> 8 & 0xFF:02}"
         return Finding("bad", f"{line.path} is for Slurm {built}, this is {version}", "pyxis-py install")
@@ -176,10 +176,10 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
         yield Finding("ok", f"ProctrackType={tracking}")
     elif tracking:
         verdict, fix = "bad", "ProctrackType=proctrack/cgroup in slurm.conf"
-        if pods.cgroups_are_read_only():  # then it is the only one that starts
+        if pods.cgroups_are_read_only():  # proctrack/cgroup cannot start there
             verdict = "warn"
             fix = "control groups are read-only in this pod: privileged: true, then proctrack/cgroup"
-        what = f"ProctrackType={tracking} loses the helper of a step: its mounts may outlive jobs"
+        what = f"ProctrackType={tracking} does not track the helper of a step: its mounts may outlive the job"
         yield Finding(verdict, what, fix)
     kind = slurm.get("NamespaceType") or slurm.get("JobContainerType", "")  # renamed in 25.11
     if not kind.endswith(("tmpfs", "linux")):
@@ -187,14 +187,14 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
     private = _private_directories(kind, (plugstack.directories(slurm) or [plugstack.DIRECTORY])[-1])
     inside = [path for path in private if (plugin.runtime_path + "/").startswith(path.rstrip("/") + "/")]
     if inside:
-        what = f"runtime_path={plugin.runtime_path} is in {inside[0]}, of which {kind} gives each job one"
+        what = f"runtime_path={plugin.runtime_path} is in {inside[0]}, which {kind} makes private to each job"
         yield Finding("bad", what, f"runtime_path={settings.SETTINGS['runtime_path'].default} in plugstack.conf")
     else:
         yield Finding("ok", f"runtime_path={plugin.runtime_path} is outside of the directories of {kind}")
 
 
 def _private_directories(kind: str, directory: str) -> list[str]:
-    """Of which directories a plugin of Slurm gives each job one of its own, on this node or another."""
+    """Return the directories that a Slurm plugin makes private to each job, on this node or another one."""
     with contextlib.suppress(OSError, yaml.YAMLError):
         if kind.endswith("linux"):
             with open(f"{directory}/namespace.yaml", "rb") as file:
@@ -208,7 +208,7 @@ def _private_directories(kind: str, directory: str) -> list[str]:
 
 
 def _all_of(name: str, node: object) -> Iterator[str]:
-    """Each value of a key, however deep it is."""
+    """Yield the values of a key at any depth."""
     if isinstance(node, dict):
         yield from (str(node[name]),) if name in node else ()
         node = list(node.values())
@@ -217,15 +217,15 @@ def _all_of(name: str, node: object) -> Iterator[str]:
 
 
 def users_home() -> str:
-    """The home of whoever asks, or for root of some user: it stands for all."""
+    """Return the home of the caller, or for root the home of any user as a sample."""
     if os.getuid() != 0:
-        return os.path.expanduser("~")  # of whom no database knows, too
+        return os.path.expanduser("~")  # works for users without a passwd entry, too
     homes = [user.pw_dir for user in pwd.getpwall() if 1000 <= user.pw_uid < 60000]
     return next((home for home in homes if home.startswith("/home/")), "/home")
 
 
 def root_squash(home: str) -> Iterator[Finding]:
-    """Whether root may read homes: on NFS with root_squash it is nobody there, exports(5). Known to root alone."""
+    """Check as root whether root can read homes: NFS with root_squash maps root to nobody, exports(5)."""
     if os.getuid() != 0:
         return
     try:
@@ -233,8 +233,7 @@ def root_squash(home: str) -> Iterator[Finding]:
     except PermissionError:
         yield Finding(
             "warn",
-            f"root cannot read {home} (root_squash?): what a step needs there is read as its user, "
-            "but nothing of Slurm's own may be there",
+            f"root cannot read {home} (root_squash?): steps read it as the user, but slurmd cannot",
             "keep the plugin, runtime_path and an importer out of home directories",
         )
     except FileNotFoundError:

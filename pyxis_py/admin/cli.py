@@ -28,9 +28,9 @@ _INCLUDES = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
 
 
 def library_directory(prefix: str | None) -> str:
-    """The directory that holds the packages, which the plugin puts on its interpreter's path.
+    """Return the directory of the Python packages, which the plugin adds to sys.path.
 
-    Raises ConfigError where PREFIX holds no penroot.
+    Raises ConfigError if penroot is not installed in PREFIX.
     """
     if prefix is None:
         link = versions.link(_LIBRARY)
@@ -42,7 +42,7 @@ def library_directory(prefix: str | None) -> str:
 
 
 def source_directory() -> str:
-    """The C files: beside the package in a wheel, in c_shims in a source tree. Raises ConfigError."""
+    """Return the directory of the C files, which differs between a wheel and a source tree. Raises ConfigError."""
     for directory in (f"{_LIBRARY}/pyxis_py/c_shims/spank", f"{_LIBRARY}/c_shims/spank"):
         if os.path.exists(f"{directory}/plugin.c"):
             return directory
@@ -50,12 +50,12 @@ def source_directory() -> str:
 
 
 def sources_in(directory: str) -> list[str]:
-    """What is compiled to the plugin."""
+    """Return the C files of the plugin."""
     return sorted(glob.glob(f"{directory}/*.c"))
 
 
 def find_slurm(given: str | None) -> str:
-    """The directory that holds slurm/spank.h. Raises ConfigError."""
+    """Return the directory that holds slurm/spank.h. Raises ConfigError."""
     for directory in (given,) if given else _INCLUDES:
         if os.path.exists(f"{directory}/slurm/spank.h"):
             return directory
@@ -81,9 +81,9 @@ def check_for_users(path: str, purpose: str) -> None:
 
 
 def build(output: str, *, python: str, library: str, include: str) -> None:
-    """Compile the plugin to ``output``, which is replaced in one step: slurmd may have the old one loaded.
+    """Compile the plugin, and replace ``output`` by rename: slurmd may have the old file mapped.
 
-    Raises PenrootError with the compiler's last words.
+    Raises PenrootError with the last lines of the compiler.
     """
     for path, purpose in ((python, "the interpreter"), (library, "the packages' directory")):
         if not os.path.isabs(path) or any(c in path for c in "\"'\\\n"):
@@ -93,9 +93,9 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
 
 
 def compile_plugin(output: str, include: str, *flags: str) -> None:
-    """Compile it with more flags of the compiler; without a place of the packages in them it looks for them itself.
+    """Compile the plugin with these flags. Without -DPENROOT_LIB it searches for the packages when loaded.
 
-    Raises PenrootError with the compiler's last words.
+    Raises PenrootError with the last lines of the compiler.
     """
     directory = os.path.dirname(os.path.abspath(output))
     if os.path.isdir(output) or not os.path.isdir(directory):
@@ -120,7 +120,7 @@ def compile_plugin(output: str, include: str, *flags: str) -> None:
 
 
 def compiling(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every command that compiles."""
+    """Add the options that all compiling commands share."""
     for option in (
         click.option("--slurm-include", metavar="DIR", help="Directory with slurm/spank.h of Slurm 22.05 or later."),
         click.option(
@@ -139,7 +139,7 @@ def commands() -> None:
 
 
 @commands.command("build")
-@click.option("--output", metavar="FILE", required=True, help="The file to write.")
+@click.option("--output", metavar="FILE", required=True, help="Write the plugin to FILE.")
 @compiling
 def build_command(output: str, slurm_include: str | None, python: str, prefix: str | None) -> None:
     """Build spank_pyxis.so against this machine's Slurm headers."""
@@ -150,7 +150,9 @@ def build_command(output: str, slurm_include: str | None, python: str, prefix: s
 
 @commands.command("install")
 @click.option("--plugstack-dir", metavar="DIR", default=f"{plugstack.DIRECTORY}/plugstack.conf.d", show_default=True)
-@click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Argument of the plugin.")
+@click.option(
+    "--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Set an argument of the plugin (may be repeated)."
+)
 @compiling
 def install_command(
     plugstack_dir: str, arguments: tuple[str, ...], slurm_include: str | None, python: str, prefix: str | None
@@ -165,7 +167,7 @@ def install_command(
         plugstack.check_place(plugstack_dir)
     library = library_directory(prefix)
     plugin = f"{library}/{PLUGIN}"
-    if slurm_include or not (release := _took(library, python)):
+    if slurm_include or not (release := _take_prebuilt(library, python)):
         build(plugin, python=python, library=library, include=find_slurm(slurm_include))
         log.info(f"built {plugin}")
     else:
@@ -173,17 +175,17 @@ def install_command(
     _load(main, plugstack_dir, plugin, arguments)
 
 
-def _took(library: str, python: str) -> str | None:
-    """The release of the plugin that came with a package and is in use now; None where it has to be compiled."""
+def _take_prebuilt(library: str, python: str) -> str | None:
+    """Select a prebuilt plugin. Return its Slurm release, or None if the plugin must be compiled."""
     if python != sys.executable or not prebuilt.releases(library):
         return None
     check_for_users(library, "the packages' directory")
-    _compile()
+    _compile_modules()
     return prebuilt.take(library)
 
 
-def _compile() -> None:
-    """The modules of an archive that is unpacked, and has been run by nobody who may write there."""
+def _compile_modules() -> None:
+    """Compile the Python modules of an unpacked archive, if no user with write permission has run it yet."""
     if os.path.exists(pack.MODULES) and not os.path.exists(pack.PACK):
         from enroot_py.base import packing
 
@@ -191,19 +193,20 @@ def _compile() -> None:
 
 
 def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> None:
-    """Let the plugstack.conf ``main`` load the plugin, or say what it lacks for that."""
+    """Make the plugstack.conf ``main`` load the plugin, or warn about the missing line."""
     if plugstack.is_sent(main):
         plugstack.configure_sent(main, plugin, arguments)
         log.info(f"loaded by {main}, which slurmctld sends to nodes: scontrol reconfigure, when all have {plugin}")
     elif plugstack.reads(main, directory) or not plugstack.is_copy(main):
         log.info(f"loaded by {plugstack.configure(directory, plugin, arguments)}")
         if not plugstack.reads(main, directory):
-            log.warn(f"{main} does not include it: add the line `include {os.path.abspath(directory)}/*`")
+            log.warn(f"{main} does not include that file: Slurm does not load the plugin yet")
+            log.hint(f"add the line to {main}: include {os.path.abspath(directory)}/*")
     elif any(line.path == plugin for line in plugstack.stack(main)):
         log.info(f"loaded by {main} ({plugin})")
     else:
         log.warn(f"{main} comes from slurmctld and does not load it")
-        log.hint(plugstack.WAY_OUT)
+        log.hint(plugstack.HINT)
 
 
 @commands.command("check")
@@ -242,13 +245,13 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     if removed and plugstack.is_sent(main):
         log.hint("scontrol reconfigure: the nodes have a copy of plugstack.conf")
     if not removed:
-        log.info(f"nothing in {plugstack_dir} loads {plugin}, and it is not there")
+        log.info(f"nothing to remove: no file in {plugstack_dir} loads {plugin}, and it does not exist")
 
 
 @commands.command("choose", hidden=True)
 def choose_command() -> None:
     """Select the prebuilt plugin for this machine's Slurm, for package scripts and recipes."""
-    _compile()
+    _compile_modules()
     prebuilt.choose(_LIBRARY)
 
 
@@ -272,7 +275,7 @@ def main() -> None:
         sys.exit(e.exit_code)
     except OSError as e:
         if e.filename is None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the buffered output would fail again at exit
         log.error(f"cannot write or read {e.filename or 'the output'}: {e.strerror}")
         if isinstance(e, PermissionError):
             log.hint("run it as root: Slurm loads only files of root")

@@ -1,4 +1,4 @@
-"""Manual pages of the plugin, made of what its commands, options and arguments say of themselves."""
+"""Manual pages of the plugin, generated from its commands, options and arguments."""
 
 from __future__ import annotations
 
@@ -8,51 +8,56 @@ import click
 
 from enroot_py.cli import manual
 from enroot_py.config.words import YES
-from pyxis_py.request.options import NAME_MODES, all_options
+from pyxis_py.request.options import all_options
 from pyxis_py.request.settings import all_settings
 
 EXAMPLES = (
-    ("srun --container-image=ubuntu:24.04 grep PRETTY /etc/os-release", "A command in an image of Docker Hub."),
+    ("srun --container-image=ubuntu:24.04 grep PRETTY /etc/os-release", "Run a command in a Docker Hub image."),
     (
         "srun -N4 --mpi=pmix --container-image=nvcr.io#nvidia/pytorch:24.05-py3 --container-mounts=/data:/data:ro "
         "python train.py",
-        "An MPI job in an image of another registry, with data of the node.",
+        "Run an MPI job in an image of another registry, with a directory of the node mounted read-only.",
     ),
     (
         "srun --container-image=ubuntu --container-name=work --container-remap-root --container-writable "
         "apt-get install -y git",
-        "A container that stays on the node, with what is installed in it; then: srun --container-name=work git status",
+        "Install a package in a container that stays on the node. Use it later: srun --container-name=work git status",
     ),
     (
         "srun -N16 --container-image=bcast:./mine.sqsh ./program",
-        "A squashfs file that only this host has, on sixteen nodes.",
+        "Send a squashfs file from this host to sixteen nodes and run it there.",
     ),
     (
         "srun --container-image=./mine.sqsh --container-save=./changed.sqsh --container-writable ./change",
-        "From one squashfs file to another.",
+        "Change the content of a squashfs file, and save the result in another one.",
     ),
 )
-MEANING = f"""\
-Where Slurm loads the plugin of penroot, these options give the tasks of a step a container: one on each node, which
-they share. --container-image, --container-name or --environment says which; without one of them the others are
-ignored, and srun says so. What is wrong in an option is told before the job is queued.
+MEANING = """\
+These options run the tasks of a step in a container if Slurm loads the penroot plugin. All tasks of the step on a node
+share one container. --container-image, --container-name or --environment selects the container. Without any of them,
+srun ignores the other options and prints a warning. Invalid options are reported before the job is queued.
 
-An image is a reference to a registry, as penroot-import(1) takes it with or without docker://, or the path of a
-squashfs file on the node. As # begins a comment in a batch script, write REGISTRY/IMAGE there, or \\#. With bcast:
-before it the path is one on the host of srun, which sends the file to the nodes that do not have it in their stores;
-sbatch takes none of those, but an srun in its script does.
+An image is a registry reference, in the form of penroot-import(1) with or without docker://, or the path of a squashfs
+file on the node. Because # begins a comment in a batch script, write REGISTRY/IMAGE or \\# there. A path after bcast:
+is a path on the host of srun, which sends the file to each node that does not have it in its store. sbatch refuses
+bcast:, but an srun in the batch script accepts it.
 
-NAME in --container-name may be followed by {", ".join(":" + mode for mode in NAME_MODES)}: use the container that
-there is, running or not, or make it; make it, and fail where it exists; go into a running one, and fail where none
-runs; start one of one's own on its files.
+NAME in --container-name may be followed by a mode, as in NAME:exec. auto (the default) uses the existing container,
+running or not, or creates it. create creates the container, and fails if it exists. exec enters the running container,
+and fails if none runs. no_exec starts a separate container on the same files.
 
-In --container-mounts a backslash before a comma, a colon or a space takes it as part of a path. $NAME and $${{NAME}}
-are replaced by the job's variables, relative sources begin with a dot, and flags are those of penroot-start(1):
---mount. The source umount unmounts what the image or the site mounts at DST. The flag sqsh mounts what a squashfs file
-holds, read-only: data.sqsh:/data:sqsh.
+In --container-mounts, write a backslash before a comma, a colon or a space that is part of a path. $NAME and ${NAME}
+are replaced by the job's variables. Relative sources begin with a dot. penroot-start(1) lists the flags under --mount.
+The source umount unmounts what the image or the site mounts at DST. The flag sqsh mounts the content of a squashfs
+file read-only: data.sqsh:/data:sqsh.
 
-Variables of the job reach the tasks, but what the image sets wins; --container-env says for which it does not.
-""".replace("$$", "$")
+Tasks get the variables of the job. If the image sets the same variable, the image takes precedence, unless
+--container-env names the variable.
+"""
+VARIABLES = f"""\
+Each variable replaces an option that the command line does not have, and takes the value of that option. The variable
+of an option without a value is {YES[1]} or false.
+"""
 SEE = "penroot(1), penroot-env(1), penroot-lock(1), penroot.yaml(5), pyxis-py(1), srun(1), sbatch(1)"
 
 
@@ -68,7 +73,9 @@ def pages(commands: click.Group) -> Iterator[tuple[str, str]]:
     ]
     arguments = manual.section(
         "ARGUMENTS OF THE PLUGIN",
-        manual.text("In plugstack.conf(5) behind the plugin, or with install --arg; here with their defaults.")
+        manual.text(
+            "Write them after the plugin in plugstack.conf(5), or use install --arg. The values below are defaults."
+        )
         + manual.entries(rows),
     )
     yield "pyxis-py.1", manual.command_page("pyxis-py", commands, "penroot-srun(7), penroot(1), spank(8)", arguments)
@@ -81,15 +88,14 @@ def _options_page() -> str:
         example = f" For example --{option.name}={option.example}." if option.example else ""
         options.append((f"--{option.name}" + f"={option.arginfo}" * bool(option.arginfo), f"{option.usage}.{example}"))
         if option.variable:
-            value = f"{YES[1]} or false" if option.parse is None else "the same"
-            variables.append((option.variable, f"{value}, if no option is given."))
+            variables.append((option.variable, f"--{option.name}"))
     return "".join(
         (
             manual.title("penroot-srun", 7, "container options of srun, sbatch and salloc"),
             manual.section("SYNOPSIS", manual.text("srun --container-image=IMAGE [OPTION...] COMMAND")),
             manual.section("DESCRIPTION", manual.text(MEANING)),
             manual.section("OPTIONS", manual.entries(options)),
-            manual.section("ENVIRONMENT", manual.entries(variables)),
+            manual.section("ENVIRONMENT", manual.text(VARIABLES) + manual.entries(variables)),
             *manual.sections_of_features("penroot-srun.7"),
             manual.section("EXAMPLES", manual.entries(EXAMPLES)),
             manual.section("SEE ALSO", manual.text(SEE)),

@@ -1,11 +1,11 @@
-"""plugstack.conf: where Slurm reads it on this machine, what it loads, and our line in it.
+"""Find, read and edit plugstack.conf, the list of SPANK plugins.
 
-It lies beside slurm.conf, unless PlugStackConfig names it: spank.c, spank_stack_init(). A machine without a slurm.conf
-has both from slurmctld: slurmd, or sackd, keeps them in CACHE, and where neither runs srun asks for them each time:
-read_config.c, _establish_config_source(). slurmctld sends plugstack.conf and none of the files that it includes:
-slurmd_config_files and client_config_files, in proc_req.c of slurmctld until 23.02, in fetch_config.c since, up to
-26.05. A relative include is looked for beside the copy, an absolute one on the node. Where nothing is found nothing is
-loaded, and Slurm says nothing. So the line is in the file itself on such a cluster.
+The file is in the directory of slurm.conf, unless PlugStackConfig names another path: spank.c, spank_stack_init(). A
+machine without a slurm.conf gets both files from slurmctld. slurmd or sackd keeps them in CACHE. If neither runs, srun
+fetches them each time: read_config.c, _establish_config_source(). slurmctld sends plugstack.conf without the files that
+it includes: slurmd_config_files and client_config_files, in proc_req.c of slurmctld until 23.02, in fetch_config.c
+since, up to 26.05. A relative include is resolved beside the copy, an absolute one on the node. A missing include is
+ignored without a message. So on such a cluster our line is in plugstack.conf itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyxis_py.request.settings import PLUGIN
 
 DIRECTORY = "/etc/slurm"
 CACHE = "/run/slurm/conf"
-_MARK = "# pyxis-py install"  # behind a line of ours in a file of the site's
-WAY_OUT = "where slurmctld runs: pyxis-py install, which writes into plugstack.conf itself; scontrol reconfigure"
+_MARK = "# pyxis-py install"  # marks our line in a file of the site
+HINT = "on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Line:
 
 
 def directories(slurm: Mapping[str, str]) -> list[str]:
-    """Where this machine's srun and slurmd have their files from, that of slurmd last: mostly one place.
+    """Return the configuration directories of srun and slurmd here, slurmd's last. Usually they are the same.
 
-    ``slurm`` is the configuration that slurmctld tells. Empty where srun asks slurmctld for the files each time.
+    ``slurm`` is the output of scontrol show config. The list is empty if srun fetches the files each time.
     """
     if given := os.environ.get("SLURM_CONF"):
         return [os.path.dirname(given)]
@@ -54,23 +54,23 @@ def directories(slurm: Mapping[str, str]) -> list[str]:
 
 
 def files(slurm: Mapping[str, str]) -> list[str]:
-    """The plugstack.conf of each of these directories, or the one that PlugStackConfig names."""
+    """Return the plugstack.conf of each configuration directory, or the one that PlugStackConfig names."""
     named = slurm.get("PlugStackConfig")
     return [named] if named else [f"{directory}/plugstack.conf" for directory in directories(slurm)]
 
 
 def is_copy(path: str) -> bool:
-    """Whether a file of Slurm's is what slurmctld has sent."""
+    """Whether a configuration file is a copy that slurmctld sent."""
     return os.path.dirname(path) == CACHE
 
 
 def supersedes_copy(path: str) -> bool:
-    """Whether a plugstack.conf is read here in place of one that slurmctld has sent."""
+    """Whether Slurm reads a plugstack.conf here instead of the copy that slurmctld sent."""
     return not is_copy(path) and os.path.exists(f"{CACHE}/slurm.conf")
 
 
 def is_sent(path: str) -> bool:
-    """Whether the slurmctld of a plugstack.conf sends it to nodes that have none: SlurmctldParameters."""
+    """Whether slurmctld sends this plugstack.conf to nodes without one (SlurmctldParameters=enable_configless)."""
     return not is_copy(path) and _sends(f"{os.path.dirname(path)}/slurm.conf")
 
 
@@ -99,13 +99,13 @@ def _words(line: str) -> list[str]:
 
 
 def includes(path: str) -> list[str]:
-    """The patterns of files that a plugstack.conf includes, as absolute paths."""
+    """Return the include patterns of a plugstack.conf as absolute paths."""
     lines = [_words(line) for line in _read(path)]
     return [os.path.join(os.path.dirname(path), words[1]) for words in lines if words[:1] == ["include"] and words[1:]]
 
 
 def stack(path: str) -> Iterator[Line]:
-    """The plugins that a plugstack.conf loads, in order, those of included files too: spank(8), CONFIGURATION."""
+    """Yield the plugins that a plugstack.conf and its includes load, in order: spank(8), CONFIGURATION."""
     try:
         lines = _read(path)
     except OSError:
@@ -121,7 +121,7 @@ def stack(path: str) -> Iterator[Line]:
 
 
 def main_file(directory: str) -> str:
-    """The plugstack.conf that is to load what lies in ``directory``: the one beside it, or what slurmctld has sent."""
+    """Return the plugstack.conf that should include ``directory``: the file beside it, or the copy from slurmctld."""
     beside = os.path.dirname(os.path.abspath(directory))
     copied = not os.path.exists(f"{beside}/slurm.conf") and os.path.exists(f"{CACHE}/slurm.conf")
     return f"{CACHE if copied else beside}/plugstack.conf"
@@ -135,8 +135,8 @@ def reads(path: str, directory: str) -> bool:
 def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
     """Write pyxis.conf, which loads ``plugin``, into plugstack.conf.d; return its path.
 
-    A file that loads it already is the site's and stays as it is. Raises
-    ConfigError where it loads another plugin: two cannot have the same options.
+    A file that loads ``plugin`` already is not changed. Raises ConfigError if the file loads another plugin: two
+    plugins cannot register the same options.
     """
     path = f"{directory}/pyxis.conf"
     present = [words for line in _read(path) if (words := _words(line))]
@@ -153,14 +153,14 @@ def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
 def configure_sent(path: str, plugin: str, arguments: Sequence[str]) -> None:
     """Write the line that loads ``plugin`` into a plugstack.conf itself, if it is not there.
 
-    Raises ConfigError where the plugin is loaded already by a file that is not sent, or another one is.
+    Raises ConfigError if an included file, which is not sent, or another line loads a pyxis plugin.
     """
     for line in stack(path):
         if (line.file, line.path) == (path, plugin):
             return _check_unchanged(path, arguments)
         if os.path.basename(line.path) == PLUGIN:
             raise ConfigError(
-                f"{line.origin} loads {line.path}", hint=f"remove that line first: nodes get {path}, and no other file"
+                f"{line.origin} loads {line.path}", hint=f"remove that line first: slurmctld sends only {path} to nodes"
             )
     lines = _read(path)
     mode = os.stat(path).st_mode & 0o7777 if lines else 0o644
@@ -173,14 +173,14 @@ def _check_unchanged(path: str, arguments: Sequence[str]) -> None:
 
 
 def _replace(path: str, lines: Sequence[str], mode: int) -> None:
-    """Write a file at once: Slurm reads it at any moment."""
+    """Write a file atomically: Slurm may read it at any moment."""
     making.write(path, "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"), mode)
 
 
 def unconfigure(directory: str, plugin: str) -> list[str]:
-    """Remove what ``configure`` wrote, and return it; Slurm must not look for a plugin that is gone.
+    """Remove the file that ``configure`` wrote, and return its path. Slurm fails if a required plugin is missing.
 
-    Raises ConfigError where another file of the directory still loads ``plugin``, or the same file more than it.
+    Raises ConfigError if another file of the directory loads ``plugin``, or if pyxis.conf has further lines.
     """
     removed = []
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
@@ -190,14 +190,14 @@ def unconfigure(directory: str, plugin: str) -> list[str]:
         if not any(_is_same(word, plugin) for words in present for word in words):
             continue
         if len(present) > 1 or name != "pyxis.conf":
-            raise ConfigError(f"{path} loads {plugin}", hint="first remove the line yourself: the site has written it")
+            raise ConfigError(f"{path} loads {plugin}", hint="pyxis-py did not write that line: remove it first")
         os.unlink(path)
         removed.append(path)
     return removed
 
 
 def unconfigure_sent(path: str, plugin: str) -> list[str]:
-    """Remove what ``configure_sent`` wrote, and return where."""
+    """Remove the line that ``configure_sent`` wrote, and return descriptions of removed lines."""
     lines = _read(path)
     kept = [line for line in lines if not _is_ours(line, plugin)]
     if kept == lines:
@@ -211,23 +211,23 @@ def _is_ours(line: str, plugin: str) -> bool:
 
 
 def _is_same(path: str, plugin: str) -> bool:
-    """Whether a word of a line is ``plugin``, perhaps by a link to its version: without it Slurm runs no job."""
+    """Whether a path is ``plugin``, also through a link to its version. Slurm runs no job if it is missing."""
     names = os.path.basename(path), os.path.realpath(path)
     return path == plugin or names == (os.path.basename(plugin), os.path.realpath(plugin))
 
 
 def check_place(directory: str) -> None:
-    """Raise ConfigError where ``directory`` looks like a slip: Slurm would never read what is written there."""
+    """Raise ConfigError if ``directory`` looks like a typo: Slurm would never read it."""
     beside = os.path.dirname(os.path.abspath(directory))
     if not any(map(os.path.exists, (directory, f"{beside}/slurm.conf", f"{beside}/plugstack.conf"))):
         raise ConfigError(
             f"there is no {directory}, and no slurm.conf beside it",
-            hint="--plugstack-dir names the directory that plugstack.conf includes; mkdir it if this is the one",
+            hint=f"set --plugstack-dir to the directory that plugstack.conf includes, or create it: mkdir {directory}",
         )
 
 
 def check_unused(plugin: str, directory: str) -> None:
-    """Raise ConfigError where Slurm still loads ``plugin`` by what uninstall will not remove."""
+    """Raise ConfigError if a line that uninstall does not remove still loads ``plugin``."""
     directory = os.path.abspath(directory)
     places = [f"{place}/plugstack.conf" for place in dict.fromkeys((os.path.dirname(directory), DIRECTORY, CACHE))]
     for path in places + sorted(glob.glob(f"{DIRECTORY}/plugstack.conf.d/*")):
@@ -235,7 +235,7 @@ def check_unused(plugin: str, directory: str) -> None:
             if not _is_same(line.path, plugin) or os.path.dirname(line.file) == directory:
                 continue
             if is_copy(line.file):
-                hint = "first, where slurmctld runs: pyxis-py uninstall; then scontrol reconfigure"
+                hint = "first, on the host of slurmctld: pyxis-py uninstall; then scontrol reconfigure"
             elif line.file == places[0] and _is_ours(_read(line.file)[line.number - 1], plugin):
                 continue
             else:

@@ -1,7 +1,7 @@
-"""Plugins that came with a package, one for each release of Slurm: LIBRARY/plugins/RELEASE/spank_pyxis.so.
+"""Prebuilt plugins of a package, one for each release of Slurm: LIBRARY/plugins/RELEASE/spank_pyxis.so.
 
-Slurm loads a plugin of its own year and month alone. The one in use is a link beside the packages; what an admin has
-compiled is a file in its place.
+Slurm loads only a plugin for the same release (year and month). LIBRARY/spank_pyxis.so is a link to the prebuilt plugin
+in use, or a file that an admin compiled.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from enroot_py.base.run import SBIN, Program
 from pyxis_py.request.settings import PLUGIN
 
 _MARK = rb"penroot plugin for Slurm 0x([0-9a-f]+)"
-_PATIENCE = 10  # seconds with a program of Slurm: without a slurm.conf, or a slurmctld, each tries for a minute
+_TIMEOUT_S = 10  # a Slurm program without a slurm.conf or a slurmctld retries for a minute
 
 
 def built_for(plugin: str) -> int | None:
-    """The SLURM_VERSION_NUMBER of the headers that a plugin was built with. Raises OSError."""
+    """Return the SLURM_VERSION_NUMBER that a plugin was built for. Raises OSError."""
     with open(plugin, "rb") as file:
         mark = re.search(_MARK, file.read())
     return int(mark[1], 16) if mark else None
 
 
 def installed() -> str:
-    """The version of the Slurm on this machine, as 22.05.8; empty where there is none.
+    """Return the version of Slurm on this machine, such as 22.05.8, or "" if Slurm is not installed.
 
-    Raises PenrootError where none tells it: before it does, srun wants a slurm.conf, and slurmd does not.
+    slurmd comes first, as srun -V needs a slurm.conf. Raises PenrootError if both fail.
     """
     error = None
     for program in ("slurmd", "srun"):
         path = shutil.which(program) or shutil.which(program, path=f"{SBIN}:/opt/slurm/sbin")
         if path:
             try:
-                return Program([path, "-V"], timeout=_PATIENCE).run().split()[-1]
+                return Program([path, "-V"], timeout=_TIMEOUT_S).run().split()[-1]
             except PenrootError as e:
                 error = e
     if error:
@@ -47,12 +47,12 @@ def installed() -> str:
 
 
 def release_of(version: str) -> str:
-    """Of 24.11.5, or of 24.11.0-0rc1, what a plugin has to match."""
+    """Return the release that a plugin must match: 24.11 for 24.11.5 or 24.11.0-0rc1."""
     return ".".join(re.findall(r"\d+", version)[:2])
 
 
 def releases(library: str) -> list[str]:
-    """Those for which a plugin is there, the oldest first."""
+    """Return the Slurm releases that have a prebuilt plugin, the oldest first."""
     try:
         return sorted(os.listdir(f"{library}/plugins"))
     except FileNotFoundError:
@@ -60,9 +60,9 @@ def releases(library: str) -> list[str]:
 
 
 def take(library: str) -> str | None:
-    """Have LIBRARY/spank_pyxis.so be the plugin for this machine's Slurm; its release, or None where none came.
+    """Link LIBRARY/spank_pyxis.so to the prebuilt plugin for this Slurm. Return its release, or None if there is none.
 
-    A file that an admin has compiled for this Slurm stays. Raises PenrootError where Slurm does not tell its version.
+    A file that an admin compiled for this release stays. Raises PenrootError if the version of Slurm is unknown.
     """
     plugin = f"{library}/{PLUGIN}"
     _take_interpreter(library)
@@ -83,7 +83,7 @@ def _is_for(plugin: str, release: str) -> bool:
 
 
 def choose(library: str) -> None:
-    """take(), and say in one line what it came to: for the scripts of packages."""
+    """Select the prebuilt plugin and print the result, for package scripts."""
     release = take(library)
     version = installed()
     if release:
@@ -97,12 +97,14 @@ def choose(library: str) -> None:
 
 
 def _take_interpreter(library: str) -> None:
-    """Let the plugin run what runs this: LIBRARY/python3, which a plugin that came has in place of a path."""
+    """Link LIBRARY/python3, which prebuilt plugins run, to the interpreter of this process."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     system = ("/usr/bin/python3", f"/usr/bin/python{version}")
     python = next((path for path in system if _same(path, sys.executable)), sys.executable)
     if not os.path.isabs(python):
-        raise ConfigError(f"{python or 'the interpreter'} is no absolute path", hint="run this by an absolute path")
+        raise ConfigError(
+            f"{python or 'the interpreter'} is not an absolute path", hint="run pyxis-py by its absolute path"
+        )
     _link(python, f"{library}/python3")
 
 
@@ -111,7 +113,7 @@ def _same(path: str, other: str) -> bool:
 
 
 def _link(to: str, path: str) -> None:
-    """At once: a step may begin in this moment."""
+    """Replace a link atomically: a step may start at any moment."""
     if os.path.islink(path) and os.readlink(path) == to:
         return
     making.symlink(to, path)

@@ -1,8 +1,8 @@
-"""Mount in a running container what a step that joins it needs of the node, and detach it at the end.
+"""Mount MPI and X11 files of the node in a running container for a step that joins it, and detach them at the end.
 
-A child does both: it enters the namespaces of the container, and no process can leave them again. Programs of the
-container run meanwhile, so no path that they can change is trusted: a target is opened once, and a mount is
-detached by the descriptor of that mount.
+A child does both, because a process that has entered the namespaces of the container cannot leave them. Programs of
+the container run meanwhile and can change its paths. So each target is opened only once, and each mount is detached by
+its descriptor.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pyxis_py.node.held import Answer, Held
 
     class Extra(Protocol):
-        """What a feature brings into a running container: a tree for its target, and ``what`` that is in messages.
+        """A mount that a feature adds to a running container. ``what`` names it in messages.
 
-        tree() is called in a child, in a mount namespace of its own. It returns the mount, the detached tree, and a
-        function that adds users to the container of which it gets the root.
+        tree() is called in a child with a private mount namespace. It returns the mount, the detached tree, and a
+        function that adds users to the container, given a descriptor of its root.
         """
 
         target: str
@@ -42,7 +42,7 @@ _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
 
 
 def prepare(held: Held) -> Brought | None:
-    """Mount in a running container what the step that joins it needs of the node. Raises ContainerError."""
+    """Mount the files of the node that a joining step needs in a running container. Raises ContainerError."""
     container, step = held.container, held.step
     if held.remap_root:
         container.environment.check_pmix()
@@ -66,16 +66,16 @@ def prepare(held: Held) -> Brought | None:
                 f"cannot mount {needed[target]} in the running container {name}: {target}: {why}",
                 hint=f"for a separate container: --container-name={name}:no_exec",
             )
-        # Only a warning: a step without MPI or X needs none of it, and PMIx has other ways to some of it.
+        # Only a warning: steps without MPI or X11 need none of them, and PMIx has fallbacks for some.
         what = "X11" if target == container.authority else "MPI"
         log.warn(f"{what} may not work in the running container {name}: {target}: {why}")
     for target in (pmix.MUNGE, *(extra.target for extra in extras)):
-        brought.leave(target)  # they are the node's, and other steps may have found them
+        brought.leave(target)  # they stay: other steps may use them
     return brought
 
 
 def finish(held: Held, brought: Brought) -> None:
-    """At the end of the step, detach its mounts from the container, which may go on running."""
+    """At the end of the step, detach its mounts from the container, which may still run."""
     step = held.step
     try:
         others = step.running.others(step.name, step.job.step)
@@ -88,7 +88,7 @@ def finish(held: Held, brought: Brought) -> None:
 
 
 def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Brought:
-    """Mount ``wanted`` of the node, and what features add, in the container with the namespaces ``spaces``.
+    """Mount ``wanted`` and ``extras`` in the container with the namespaces ``spaces``.
 
     ``unsealed`` is a writable mount of the root file system, for mount points in a read-only container, or -1.
     Raises PenrootError if nothing could be mounted.
@@ -100,7 +100,7 @@ def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], ext
 
 
 def take_back(spaces: Mapping[str, int], brought: Brought) -> None:
-    """Detach what ``brought`` still holds. Raises PenrootError."""
+    """Detach the mounts of ``brought``. Raises PenrootError."""
     in_child(lambda: _take_back(spaces, brought.attached.values()))
     for target in list(brought.attached):
         brought.leave(target)
@@ -108,7 +108,7 @@ def take_back(spaces: Mapping[str, int], brought: Brought) -> None:
 
 def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Answer:
     enter_user(spaces)
-    # open_tree(2) clones mounts of a namespace that the caller's user namespace owns: a copy of the node's.
+    # open_tree(2) clones only mounts of a namespace that the caller's user namespace owns, so copy the node's.
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
     trees: list[tuple[Mount, int]] = []
@@ -150,7 +150,7 @@ def _clone(mount: Mount) -> int:
 
 
 def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
-    """Attach a tree to its target, unless the container has it there. Returns whether. Raises OSError."""
+    """Attach a tree to its target. Return False if it is mounted there already. Raises OSError."""
     make = paths.make_directory if "x-create=dir" in mount.words else paths.make_file
     try:
         target = _open(root, mount.target)
@@ -160,11 +160,11 @@ def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
         except OSError as e:
             if e.errno != errno.EROFS or unsealed < 0:
                 raise
-            # Through another mount of the same file system: the programs' own stays read-only.
+            # Use the writable mount of the same file system; the mount that programs see stays read-only.
             os.close(make(unsealed, mount.target, 0, named=True, entered=True))
         target = _open(root, mount.target)
     with target:
-        # The first step has it, or another one has brought it, or an earlier helper of this one.
+        # The first step, another step, or an earlier helper of this step has mounted it.
         if os.path.sameopenfile(tree, target) or "rbind" in mount.words and _is_mounted(root, mount.target):
             return False
         mounting.attach(tree, target)
@@ -182,7 +182,7 @@ def _is_mounted(root: int, path: str) -> bool:
 
 
 def _open(root: int, path: str) -> Fd:
-    """Open the target of a mount. No link of the container leads to what is mounted in it. Raises OSError."""
+    """Open the target of a mount. A path that crosses a mount must not contain a symbolic link. Raises OSError."""
     try:
         return paths.open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV)
     except OSError as e:
@@ -195,7 +195,7 @@ def _open(root: int, path: str) -> Fd:
 
 
 def _take_back(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
-    # umount2(2) takes a path only. This one leads nowhere but to the mount: what the container has on /proc may lie.
+    # umount2(2) takes a path only. This one leads nowhere but to the mount: the /proc of the container may be forged.
     descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     enter_user(spaces)
     rootfs.import_no_files()

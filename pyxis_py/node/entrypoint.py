@@ -1,9 +1,8 @@
 """The entrypoint of an image, run once in a container before its tasks.
 
-It gets a command of ours as its arguments, as it would get the user's. When it
-runs that command, it has done its work, and the environment and the working
-directory that the command sees are those of the tasks. What it has started
-beside it goes on.
+Its arguments are a command of penroot instead of the user's command. When the entrypoint runs that command, it is
+done. Tasks get the environment and the working directory of that command. Background processes of the entrypoint
+continue to run.
 """
 
 from __future__ import annotations
@@ -28,17 +27,15 @@ if TYPE_CHECKING:
 
 _SCRIPT, _STARTED, _END = 7, 8, 9  # a shell takes one digit
 _HINT = f"the entrypoint must leave descriptors {_SCRIPT} to {_END} alone, or use --no-container-entrypoint"
-_SILENCE_S = 10.0  # after which the user is told what the step waits for
-_MOMENT_S = 1.0  # from closing its descriptors to its end, for a process that ends
+_SILENCE_S = 10.0  # after that, print what the step waits for
+_MOMENT_S = 1.0  # allowed between a process closing its descriptors and its exit
 
 
 def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tuple[dict[str, str], str]:
     """Run the entrypoint of a container that this process has entered; ``confine`` leaves it the privileges of a task.
 
-    The user sees its output if that is to be ``shown``, or if it fails.
-
-    Returns environment and working directory. Raises CommandError where the
-    entrypoint ends without running what it was given.
+    The user sees its output if ``shown`` is set or the entrypoint fails. Returns environment and working directory.
+    Raises CommandError if the entrypoint ends without running its command.
     """
     output = capture.shared()
     try:
@@ -132,11 +129,11 @@ def _execute(
 ) -> NoReturn:
     output, say, wait = descriptors
     try:
-        # First out of the way, as any of them may be where another one goes.
+        # Move both above the fixed numbers first, as one may have the number of the other.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
         for number, fd in ((1, output), (2, output), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
-        # The command writes its PID, waits until its environment has been read, and says whether it could wait.
+        # The command writes its PID, waits until its environment has been read, and reports whether it could wait.
         script = f'echo {mark} $$ >&{_STARTED}; read -r penroot <&{_END}; echo "{mark} $penroot" >&{_STARTED}; exit 0\n'
         lines = os.memfd_create("penroot")
         os.write(lines, script.encode())

@@ -1,4 +1,4 @@
-"""The environment of a step's tasks: the image's, the environment file's, --container-env's, Slurm's and PMIx's."""
+"""The environment of tasks, from the image, the environment file, --container-env, Slurm and PMIx."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
     from pyxis_py.node.step import Step
     from pyxis_py.request.job import Job
 
-# Languages of the host mean nothing in an image that has other locales.
+# The image may not have the locales of the host.
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
 _OF_TASKS = ("SLURM_", "PMI_", "PMIX_", "PALS_")
 
 
 class Environment:
-    """What tasks of a step find in their environment, in a container that has variables of its own."""
+    """Computes the environment of a step's tasks in a container that sets variables."""
 
     def __init__(self, step: Step) -> None:
         self._job, self._file, self._env = step.job, step.request.file, step.request.env
-        # If the type is none, Slurm takes it away, mpi_process_env(), but not the variables of a PMIx around it.
+        # mpi_process_env() of Slurm unsets the type if it is none, but keeps the variables of an enclosing PMIx.
         self.mpi = {"SLURM_MPI_TYPE": "none", **step.job.environ}
 
     def chosen(self) -> dict[str, str]:
-        """The variables of --container-env."""
+        """Return the variables of --container-env."""
         return options.chosen(self._env, self._job.environ)
 
     def of_file(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
-        """What the environment file sets and unsets if the image sets ``image``; --container-env goes before it."""
+        """Return the variables that the environment file sets and unsets. --container-env takes precedence over it."""
         names = self.in_file()
         said = self._file.variables(image, self._job.environ) if self._file else {}
         return {name: variable for name, variable in said.items() if name in names}
 
     def in_file(self) -> set[str]:
-        """The variables that the environment file sets or unsets, whatever to."""
+        """Return the names that the environment file sets or unsets."""
         return set(self._file.by_name("env")) - self.chosen().keys() if self._file else set()
 
     def of_task(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool
     ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """What to set and what to unset in a task: the image wins, except for --container-env."""
+        """Return what to set and to unset in a task. --container-env overrides the image, which overrides the job."""
         kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
         if ("PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self._job.environ) and self._tells_pytorch:
@@ -57,16 +57,16 @@ class Environment:
             from pyxis_py.node import gpus
 
             assign.update(gpus.variables(task, image))
-        # Of the names that are not here the task has the job's values.
+        # The task already has the job's values.
         assign.update({name: value for name, value in kept.items() if self._job.environ.get(name) != value})
         drop = tuple(name for name in (*_LANGUAGES, *self.in_file()) if name not in kept and name not in assign)
-        # In a batch script each srun is to have the file, and the tags, as sbatch has read them.
+        # Each srun of a batch script uses the environment file and the tags as sbatch read them.
         ours = (RESOLVED, VERBOSE) if self._job.is_batch else (RESOLVED, VERBOSE, CARRIED, PINNED)
         return assign, (*drop, *pmix.withheld(self.mpi, remap_root=remap_root), *ours)
 
     @property
     def _tells_pytorch(self) -> bool:
-        """Whether PyTorch gets its own names for what Slurm says of tasks; at CSCS a file has to ask for that."""
+        """Whether to set the PyTorch variables. At CSCS, the environment file must request them."""
         said = self._file.annotation("com.pyxis.pytorch_remap_vars") if self._file else None
         wanted, _ = said or (True, "")
         return wanted
@@ -76,7 +76,7 @@ class Environment:
         return {**self._job.environ, **inside, **self.chosen()}.get("PATH", "")
 
     def without_task(self, inside: Mapping[str, str]) -> dict[str, str]:
-        """``inside`` without Slurm's variables of this task that a hook has copied: other tasks have their own."""
+        """Return ``inside`` without Slurm variables that a hook copied from this task, as other tasks differ."""
         own = self._job.environ
         return {
             name: value
@@ -85,7 +85,7 @@ class Environment:
         }
 
     def fit_pmix(self, inside: Mapping[str, str], *, remap_root: bool) -> dict[str, str]:
-        """In the container: what its PMIx needs to get on with the server. Raises ConfigError if it would not."""
+        """In the container, return the variables for its PMIx. Raises ConfigError if it cannot use the server."""
         libraries = pmix.Libraries(os.path.exists, inside.get("LD_LIBRARY_PATH", ""))
         if self._job.is_first_of_several_tasks and (why := pmix.mismatch(self.mpi["SLURM_MPI_TYPE"], libraries)):
             log.warn(why)
@@ -94,7 +94,7 @@ class Environment:
         return pmix.told(self.mpi, libraries, inside, remap_root=remap_root)
 
     def pmix_stores(self) -> dict[str, str]:
-        """What a task is told of PMIx in a container that runs already, whose files are not looked at."""
+        """Return the PMIx variables of a task in a running container, without checking its libraries."""
         return pmix.stores(self.mpi) if pmix.used(self.mpi) else {}
 
     def check_pmix(self) -> None:

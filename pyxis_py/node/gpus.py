@@ -1,8 +1,8 @@
-"""Numbers of GPUs, in a container that has some of the node's.
+"""Renumber the GPUs of a task for a container that sees only some GPUs of the node.
 
-Without ConstrainDevices Slurm gives a task numbers that count all GPUs of the node, and CUDA, ROCm and Level Zero count
-those that they can open. HIP and OpenCL of AMD count what ROCR_VISIBLE_DEVICES leaves, and Slurm gives them the same
-numbers. Sources: gres.conf(5); CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm, "GPU isolation
+Without ConstrainDevices, Slurm numbers all GPUs of the node, but CUDA, ROCm and Level Zero number only the GPUs that
+they can open. AMD's HIP and OpenCL number only the GPUs in ROCR_VISIBLE_DEVICES, and Slurm sets the same numbers
+there. Sources: gres.conf(5); CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm, "GPU isolation
 techniques"; Level Zero, core programming guide, "Affinity Mask".
 """
 
@@ -19,9 +19,9 @@ _OF_SLURM = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", _FIRST, "ZE_AFFINITY_
 
 
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of a task, counted among those of the container, PENROOT_GPUS, as those libraries do.
+    """Return the GPU variables of a task, renumbered by position in PENROOT_GPUS, the GPUs of the container.
 
-    Variables of the image stay. So do those of a task with none of these GPUs: it is of another step, which attaches.
+    Variables of the image stay. A task with none of these GPUs keeps its variables: it is of a step that attached.
     """
     of_container = image["PENROOT_GPUS"].split(",")
     stacks = image.get("PENROOT_GPU_KIND") == "amd.com/gpu" and bool(task.environ.get(_FIRST))

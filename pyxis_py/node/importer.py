@@ -1,4 +1,4 @@
-"""The site's own importer: ``importer=`` of plugstack.conf names a program.
+"""The site's importer, a program that ``importer=`` in plugstack.conf names.
 
 ``PROGRAM get URI`` prints the absolute path of a squashfs file, which stays
 until ``PROGRAM release``; that may be called more than once for a step.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Importer:
-    """The program, run with the environment of the job but its PATH."""
+    """Runs the program with the environment of the job, except for PATH."""
 
     def __init__(self, program: str, environ: Mapping[str, str]) -> None:
         self.program = program
         self.environ = {**environ, "PATH": DEFAULT_PATH}
 
     def get(self, uri: str) -> str:
-        """The squashfs file of an image. Raises ImageError."""
+        """Return the squashfs file of an image. Raises ImageError."""
         try:
             lines = self._run("get", uri).splitlines()
         except ImageError:
@@ -38,7 +38,7 @@ class Importer:
         return lines[0]
 
     def release(self) -> None:
-        """The file is not needed any more. That a release fails is for the administrator, not for the job."""
+        """Release the file. A failure is logged for the administrator and does not fail the job."""
         try:
             self._run("release")
         except ImageError as e:

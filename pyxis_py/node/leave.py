@@ -1,4 +1,4 @@
-"""The end of a step: its container is saved, and removed if it goes with its steps. And the end of a job."""
+"""Save and remove containers at the end of a step, and remove leftovers at the end of a job."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyxis_py.node.container import Container
     from pyxis_py.request.job import Job
 
-_PATIENCE = 2  # seconds that the end of a step, or job, waits for another step
-_MOST = 10  # failures of an epilog that are printed
+_WAIT_S = 2  # how long the end of a step or a job waits for another step
+_MAX_PRINTED_FAILURES = 10  # of an epilog
 
 
 def save(container: Container) -> None:
@@ -30,7 +30,7 @@ def save(container: Container) -> None:
     if not container.goes_with_steps:
         Save(step).write(container.name)
         return
-    with step.running.lock(step.name):  # nobody removes it meanwhile
+    with step.running.lock(step.name):  # no other step may remove it during the save
         Save(step).write(container.name)
 
 
@@ -47,13 +47,13 @@ def finish(container: Container, *, failed: bool, killed: bool) -> None:
         step.running.forget(step.name, step.job.step)
         _leave(container, failed, killed)
         return
-    # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
+    # Other steps may have attached by JOB.STEP. The last one removes the container, but not during the save.
     saves = step.request.save and not container.save_attempted and not failed and not killed
     try:
-        lock = step.running.lock(step.name, None if saves else _PATIENCE)
+        lock = step.running.lock(step.name, None if saves else _WAIT_S)
     except BusyError as e:
         # The holder of the lock may be suspended with its job. The container is noted, so the epilog removes it.
-        log.warn(f"the container {step.name} is left to the end of the job: {e}")
+        log.warn(f"the container {step.name} will be removed at the end of the job: {e}")
         step.running.forget(step.name, step.job.step)
         return
     except PenrootError as e:
@@ -73,7 +73,7 @@ def _leave(container: Container, failed: bool, killed: bool) -> None:
         if step.request.save and not container.save_attempted and not failed:
             late = Save(step)
             if killed:
-                hint = "a container is saved only if its last task ends by itself"
+                hint = "let the last task exit by itself: only then is the container saved"
                 raise late.error("the container is not saved: its step was killed", hint)
             late.write(container.name)
     finally:
@@ -85,17 +85,17 @@ def _leave(container: Container, failed: bool, killed: bool) -> None:
         if failed and step.request.image:
             from enroot_py.store.store import Store
 
-            Store(step.settings.cache_path).sweep()  # of an import that was killed
+            Store(step.settings.cache_path).sweep()  # files of a killed import
         if container.directory_id() is None:
             claims.forget(container.name, step.settings.data_path, made=False)
         step.notes.erase(step.own_note)
 
 
 def clean_up(job: Job) -> None:
-    """After a job: remove the containers that were to go with it. Raises PenrootError where some of it is left.
+    """After a job, remove its containers. Raises PenrootError if something could not be removed.
 
-    At the end of a job's extern step, Slurm may have killed other steps a moment ago; they keep what they still hold.
-    What takes time comes last: if this process is killed then, the rest of a container has no name any more.
+    At the end of a job's extern step, other steps may still be dying: they keep the containers that they hold. The slow
+    deletion comes last. If this process is killed during it, the containers have no name any more.
     """
     from enroot_py.base import making
 
@@ -109,13 +109,13 @@ def clean_up(job: Job) -> None:
         if job.context == "epilog":
             steps.forget_job(job.jobid)
         else:
-            steps.await_job(job.jobid, _PATIENCE)
+            steps.await_job(job.jobid, _WAIT_S)
     for note in notes.of_job(job.jobid):
         with failures:
             path = notes.directory(note)
             of_job, _, step = note.partition(".")
             if of_job == f"pyxis_{job.jobid}" and not step.isdecimal():
-                continue  # of a feature
+                continue  # a note of a feature
             if path.startswith("/"):
                 data_path, container = os.path.split(path)
                 places.add(data_path)
@@ -123,7 +123,7 @@ def clean_up(job: Job) -> None:
                 users = steps.others(name, "")
                 if any(step.startswith(f"{job.jobid}.") for step in users):
                     continue
-                if not users:  # else a step of another job runs it, and that job has noted it too
+                if not users:  # otherwise another job runs it, and has its own note
                     nameless = containers.set_aside(container, data_path)
                     claims.forget(container, data_path, made=nameless is not None)
                     trash += [nameless] if nameless else []
@@ -138,11 +138,11 @@ def clean_up(job: Job) -> None:
         with failures:
             clean_up_of_feature(job, notes)
     if failures.lines:
-        raise PenrootError("\n".join(failures.lines[:_MOST]))
+        raise PenrootError("\n".join(failures.lines[:_MAX_PRINTED_FAILURES]))
 
 
 class _Failures:
-    """Collects failures: of several things in a ``with`` each, one is done whether the others fail or not."""
+    """Collects the errors of independent actions. Each one is in a ``with``, so it runs even if others fail."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

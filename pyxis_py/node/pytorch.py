@@ -1,7 +1,7 @@
-"""Variables by which the processes of a PyTorch job find each other, from those of Slurm.
+"""Set the variables by which processes of a PyTorch job find each other, from Slurm's variables.
 
-Those that torch.distributed's "env://" initialisation reads, and the thread
-limit that torchrun sets. What image or user have set stays.
+They are the ones of torch.distributed's "env://" initialisation, and the thread limit of torchrun. Variables that the
+image or the user set stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FIRST_PORT, _PORTS = 61000, 4536  # above Linux's ephemeral ports: ip(7) ip_loc
 
 
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
-    """What a task needs besides what is set; rank and local rank are always its own."""
+    """Return the missing variables of a task. Rank and local rank always replace existing values."""
     slurm = task.environ
     always = {"RANK": str(task.numbers["procid"]), "LOCAL_RANK": str(task.numbers["taskid"])}
     unset = {"MASTER_PORT": str(_FIRST_PORT + task.jobid % _PORTS)}
@@ -30,7 +30,7 @@ def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first of a node list such as ``gpu[07-09,12]-x,cpu1``: scontrol(1), "show hostnames"."""
+    """Return the first host of a node list such as ``gpu[07-09,12]-x,cpu1``: scontrol(1), "show hostnames"."""
     host, at = "", 0
     while at < len(nodes) and nodes[at] != ",":
         if nodes[at] == "[":

@@ -1,4 +1,4 @@
-"""--container-save: the container of a step becomes a squashfs file at its end."""
+"""--container-save: write the container to a squashfs file at the end of its step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Save:
         return ImageError(f"--container-save={self.asked}: {why}", hint=hint)
 
     def check(self) -> None:
-        """Before the container is made: raise ImageError or ConfigError where it could not be saved."""
+        """Before the container is made, raise ImageError or ConfigError if it could not be saved."""
         from enroot_py.base import filesystems, memory
         from enroot_py.store import mksquashfs
 
@@ -52,14 +52,14 @@ class Save:
         mksquashfs.check_options(self.step.settings)
 
     def write(self, container: str) -> None:
-        """Write the file of a container. Raises ImageError."""
+        """Write a container to the file. Raises ImageError."""
         step = self.step
         try:
             containers.export(container, self.file, step.settings.replace("option", force_override=True))
         except PenrootError as e:
             raise self.error(f"the container is not saved: {e}", e.hint) from e
         tell(f"exported container {container} to {self.asked}")
-        # Slurm goes to /tmp where the directory of the job is missing on a node.
+        # Slurm changes to /tmp if the node lacks the working directory of the job.
         submitted = step.job.environ.get("PWD", "")
         elsewhere = submitted and os.path.realpath(submitted) != os.path.realpath(step.job.cwd)
         if elsewhere and not self.asked.startswith("/"):
@@ -67,7 +67,7 @@ class Save:
 
 
 def _try_to_write(directory: str) -> OSError | None:
-    """Why not a megabyte can be written there: the disk is full, or a quota used up."""
+    """Return the error if not even a megabyte can be written: the disk is full, or the quota exceeded."""
     try:
         with Fd(os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)) as fd:
             os.posix_fallocate(fd, 0, 1 << 20)

@@ -1,6 +1,6 @@
-"""What a helper does while its step runs: it lets in tasks and other steps, and finishes the step when that is asked.
+"""The event loop of a helper while its step runs: admit tasks and other steps, and finish the step on request.
 
-One process and no thread: nobody who asks is waited for.
+It is one process without threads, so it never blocks on a client.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pyxis_py.node.held import Held
     from pyxis_py.request.job import Job
 
-_CLIENTS = 64  # who may be connected and silent at once
+_MAX_CLIENTS = 64  # connections that have not sent their request yet
 
 
 class Service:
     """Answers tasks and other steps, until slurmstepd is gone or asks it to finish the step.
 
-    Tasks and slurmstepd come by a socket that only they have. Other steps come by the listener, which
-    no process in a container can reach.
+    Tasks and slurmstepd connect through a socket that only they have. Other steps connect to the listener, which no
+    process in a container can reach.
     """
 
     def __init__(self, held: Held, listener: _socket.socket) -> None:
@@ -41,7 +41,7 @@ class Service:
         self.clients: dict[int, Client] = {}
 
     def serve(self) -> NoReturn:
-        """Serve until the step ends. The host's files are followed once nobody has asked for a moment."""
+        """Serve until the step ends. Copy changes of the host's files when no request came for a moment."""
         timeout_ms: int | None = self.held.FOLLOW_DELAY_MS
         while True:
             poll = select.poll()
@@ -68,29 +68,29 @@ class Service:
 
     def _task(self) -> None:
         first, controls, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
-        if not first:  # slurmstepd is gone, and with it who could still ask
+        if not first:  # slurmstepd has ended, so no request can follow
             step = self.held.step
             step.running.forget(step.name, step.job.step)
             os._exit(0)
-        for _, _, data in controls:  # none where too many files are open: the task sees its socket closed
+        for _, _, data in controls:  # empty if too many files are open: the task sees EOF
             self._welcome(numbers(data)[0], of_step=True)
 
     def _stranger(self) -> None:
         with Fd(self.listener._accept()[0]) as fd:  # type: ignore[attr-defined]  # of the C module
             try:
-                Peer(_socket.socket(fileno=os.dup(fd))).close()  # what a container runs has no part in others
+                Peer(_socket.socket(fileno=os.dup(fd))).close()  # refuse processes in containers
             except OSError:
                 return
             self._welcome(fd.keep(), of_step=False)
         strangers = [fd for fd, client in self.clients.items() if not client.of_step]
-        if len(strangers) > _CLIENTS:
+        if len(strangers) > _MAX_CLIENTS:
             self.clients.pop(strangers[0]).socket.close()
 
     def _welcome(self, fd: int, *, of_step: bool) -> None:
         self.clients[fd] = Client(_socket.socket(fileno=fd), of_step=of_step)
 
     def _attend(self, client: Client) -> bool:
-        """Go on with a client. Returns whether it is done with."""
+        """Read from a client. Return whether it has been served."""
         try:
             if client.events == select.POLLOUT:
                 return client.flush()
@@ -104,7 +104,7 @@ class Service:
                 return True
             elif client.of_step and asked.verb == "join":
                 self.held.answer(client, asked)
-            # A container that was removed while it runs is nobody's to attach to.
+            # Do not attach to a container that was removed while it runs.
             elif asked.verb == "attach" and self.held.container.directory_id() == self.held.directory:
                 self.held.hand_over(client, unsealed="unsealed" in asked.numbers)
             else:
@@ -112,14 +112,13 @@ class Service:
         except BlockingIOError:
             return False
         except (EOFError, OSError, KeyError, ValueError):
-            return True  # it was killed while it asked: there is nobody to answer
+            return True  # the client was killed
         return False
 
     def _only(self, client: Client) -> Channel:
-        """Serve one client alone from now on: the step ends.
+        """Close all connections but this one, as the step ends.
 
-        Another step that is about to attach has to see that: it holds the lock of the name, and the end of the step may
-        have to wait for the lock.
+        A step that is attaching must notice the end: it holds the lock of the name, for which this step may wait.
         """
         self.listener.close()
         for fd, other in list(self.clients.items()):
@@ -131,7 +130,7 @@ class Service:
         return asker
 
     def _save(self, client: Client) -> None:
-        """Save the container for the last task, which fails if this does."""
+        """Save the container for the last task, which fails if the save fails."""
         asker = self._only(client)
         try:
             leave.save(self.held.container)
@@ -145,7 +144,7 @@ class Service:
             log.sink = log.silent
 
     def _finish(self, asked: Job, client: Client) -> NoReturn:
-        """Finish the step for slurmstepd, which waits for the end of this process too."""
+        """Finish the step for slurmstepd, which also waits for this process to exit."""
         asker = self._only(client)
         try:
             if self.held.brought:

@@ -61,7 +61,7 @@ class Request(Frozen):
 
     @property
     def wants_container(self) -> bool:
-        """Whether there is an image or a name. Without either, the other options have no effect."""
+        """Whether an image or a name is given. The other options need one of them."""
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:
@@ -476,7 +476,7 @@ def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origi
         hint = (
             f"give it once (Slurm passes on only the last one), as {origin}={option.arginfo}; "
             "components of a heterogeneous job: an srun each, with --het-group; "
-            "what salloc was given holds for each srun in it"
+            "options of salloc apply to each srun in it"
         )
         raise UsageError(f"{origin} is given twice with different values", hint=hint)
     raise UsageError(f"{before} and {origin} contradict each other", hint="give only one of them")

@@ -119,7 +119,7 @@ def _check_policy(
 
 
 class Wish:
-    """What srun may do for a registry image: resolve its tag, and run the tracker of the swarm.
+    """A registry image for which srun may resolve the tag and run the tracker of the swarm.
 
     ``digest`` is the digest for the step, if it is known already.
     """

@@ -127,7 +127,7 @@ def test_plugin_of_a_shared_place_runs_a_job(packages: Path) -> None:
         debian.run(f"mkdir {shared}; tar -xf {debian.put(archive)} -C {shared}")
         bring(archive.name.removesuffix(".tar.xz"))
         said = debian.run(f"{link}/bin/pyxis-py install --prefix {link} 2>&1").stdout
-        assert f"{link}/lib/penroot/spank_pyxis.so is that for Slurm 24.11" in said
+        assert f"{link}/lib/penroot/spank_pyxis.so is the prebuilt plugin for Slurm 24.11" in said
         demo(debian, {**environ, "PENROOT_PREFIX": link})
         debian.run(f"cd {shared}; cp -a penroot-*-x86_64 penroot-9.9; rm penroot-9.9/lib/penroot/spank_pyxis.so")
         bring("penroot-9.9")

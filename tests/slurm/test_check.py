@@ -232,7 +232,7 @@ def test_the_configuration_of_slurm_is_not_there(lab: Lab, unconfigured: subproc
     """Without it srun tells not even its version."""
     out, err = unconfigured.communicate(timeout=250)
     assert (unconfigured.returncode, err) == (0, "")  # a warning
-    assert "warn scontrol cannot tell the configuration of Slurm" in out
+    assert "warn scontrol cannot show the configuration of Slurm" in out
     assert f"loads {PLUGIN}, for Slurm" in out
 
 

@@ -19,7 +19,7 @@ from tests.waiting import until
 SITE = "/home/opt"  # all nodes see it, and no other lab
 PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
 NAME = ("sh", "-c", "echo $IMAGE_NAME")
-WAY_OUT = "fix: where slurmctld runs: pyxis-py install, which writes into plugstack.conf itself; scontrol reconfigure"
+WAY_OUT = "fix: on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
         assert srun(lab, IMAGE, "--container-unshare=net", "ls", "/sys/class/net")
         told = srun(lab, "sh", "-c", CHECK)
         assert "bad " not in told
-        assert "warn ProctrackType=proctrack/linuxproc loses the helper of a step" in told
+        assert "warn ProctrackType=proctrack/linuxproc does not track the helper of a step" in told
         assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in told
 
 

@@ -289,7 +289,7 @@ def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop
         on_node(lab, f"{limit}1:; done", user="alice")
         done = laptop.run("ssh", *shared, "echo in", check=False)
         assert (done.returncode, done.stdout) == (11, "")
-        assert done.stderr == "[ERROR] cannot run it: Resource temporarily unavailable\n"
+        assert done.stderr == "[ERROR] cannot start a process: Resource temporarily unavailable\n"
         assert laptop.run("sftp", "-b", "-", *shared, input="ls\n", check=False).returncode != 0
         on_node(lab, f"{limit}5000:; done", user="alice")
         assert laptop.ssh(*shared, "echo in") == "in\n"
@@ -379,7 +379,7 @@ def test_names(lab: Lab, laptop: Laptop) -> None:
         last = next_line(more).strip()
         assert laptop.refused(f"{number}.cluster") == [
             f"[ERROR] n1: several containers of job {number} run there: {number}.0 (one), {number}.{last}",
-            f"[HINT] say which: ssh {number}.0.cluster",
+            f"[HINT] select one: ssh {number}.0.cluster",
         ]
         assert laptop.ssh(f"{number}.{last}.cluster", where) == f"{number} n1\n"
         assert laptop.ssh(f"{number}.one.cluster", where) == f"{number} n1\n"
@@ -401,16 +401,16 @@ def test_what_is_no_running_container_is_told_in_one_line(lab: Lab, laptop: Lapt
         assert line == f"[ERROR] n1: no container of job {number} runs there"
         assert laptop.refused(f"{number}.n2.cluster")[0] == f"[ERROR] n1: no container n2 of job {number} runs there"
         with job(lab) as other:
-            assert laptop.refused("nothing.cluster")[1].startswith("[HINT] where it is a container's, say of which job")
+            assert laptop.refused("nothing.cluster")[1].startswith("[HINT] if nothing is a container, add the job ID")
             lab.run(["scontrol", "suspend", other], user="root")
             assert laptop.refused(f"{other}.cluster")[0] == f"[ERROR] job {other} is suspended"
             lab.run(["scontrol", "resume", other], user="root")
         assert laptop.refused(f"{other}.cluster")[0].startswith(f"[ERROR] job {other} has ended: C")
     pending = lab.run(["sbatch", "--parsable", "--hold", "--wrap", "true"]).stdout.strip()
-    assert laptop.refused(f"{pending}.cluster")[0] == f"[ERROR] job {pending} does not run yet: JobHeldUser"
+    assert laptop.refused(f"{pending}.cluster")[0] == f"[ERROR] job {pending} is not running yet: JobHeldUser"
     lab.run(["scancel", pending])
     theirs = lab.run(["sbatch", "--parsable", "--hold", "--wrap", "true"], user="bob").stdout.strip()
-    assert laptop.refused(f"{theirs}.cluster")[0] == f"[ERROR] job {theirs} is another user's, of uid 2002"
+    assert laptop.refused(f"{theirs}.cluster")[0] == f"[ERROR] job {theirs} belongs to another user (uid 2002)"
     lab.run(["scancel", theirs], user="bob")
 
 
@@ -421,12 +421,12 @@ def test_keys_that_are_damaged_or_cannot_be_kept(lab: Lab, laptop: Laptop) -> No
         lab.run(f"echo damaged > {keys}/host")
         line, hint = laptop.refused(f"{number}.cluster")
         assert line == f"[ERROR] n1 does not have the keys of the job: {keys}: Invalid private key"
-        assert hint == f"[HINT] rm -r {keys}, and the next ssh makes them anew"
+        assert hint == f"[HINT] remove them, and ssh creates new ones: rm -r {keys}"
         lab.run(f"rm -r {keys}")
         assert laptop.ssh(f"{number}.cluster", "echo again") == "again\n"
         done = lab.run(["penroot", "ssh-key", number], check=False, env={"ENROOT_CONFIG_PATH": "/proc/none"})
         error, hint = done.stderr.splitlines()
-        assert error.startswith("[ERROR] cannot keep keys in /proc/none") and "names another directory" in hint
+        assert error.startswith("[ERROR] cannot keep keys in /proc/none") and "set ENROOT_CONFIG_PATH" in hint
 
 
 @pytest.mark.parity("ssh-config --suffix")

@@ -39,7 +39,7 @@ def about_slurm(fp: FakeProcess, programs: Path, *lines: str) -> list[Finding]:
 def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking: str) -> None:
     [found] = about_slurm(fp, programs, f"ProctrackType           = {tracking}")
     assert (found.verdict, found.fix) == ("bad", "ProctrackType=proctrack/cgroup in slurm.conf")
-    assert f"ProctrackType={tracking} loses the helper of a step" in found.what
+    assert f"ProctrackType={tracking} does not track the helper of a step" in found.what
 
 
 @pytest.mark.clusters("A `/tmp` for each job")
@@ -106,8 +106,8 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
 def test_file_of_slurmctld_alone_hides_the_sent_one(programs: Path, copy: Path) -> None:
     """spank_stack_init() takes PlugStackConfig as it is."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
-    assert finding.verdict == "bad" and "in place of the one that slurmctld sends" in finding.what
-    assert "leave PlugStackConfig out" in finding.fix
+    assert finding.verdict == "bad" and "instead of the one from slurmctld" in finding.what
+    assert "remove PlugStackConfig from slurm.conf" in finding.fix
 
 
 @pytest.mark.parametrize(("written", "sent"), [("SlurmctldParameters=x,enable_configless", True), ("#{}", False)])
@@ -154,7 +154,7 @@ def test_two_lines_would_be_one_too_many(programs: Path) -> None:
     plugstack.configure(f"{programs}/plugstack.conf.d", "/lib/spank_pyxis.so", ())
     with pytest.raises(ConfigError, match=r"pyxis.conf:1 loads /lib/spank_pyxis.so") as caught:
         plugstack.configure_sent(str(path), "/lib/spank_pyxis.so", ())
-    assert "and no other file" in caught.value.hint
+    assert "slurmctld sends only" in caught.value.hint
 
 
 def test_a_line_of_the_sites_own_stays(programs: Path) -> None:

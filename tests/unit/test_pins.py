@@ -221,7 +221,7 @@ def test_a_comment_that_cannot_be_changed_costs_a_warning(
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     comment.add(job(("jobid", "7")), f"r/a:1@{A}")
-    assert "the comment of the job does not say its image: " in capfd.readouterr().err
+    assert "cannot add the image to the comment of the job: " in capfd.readouterr().err
 
 
 def test_a_line_without_end_is_none() -> None:

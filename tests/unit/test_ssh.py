@@ -100,7 +100,7 @@ def test_a_name_of_several_jobs(slurm: Any) -> None:
     squeue(
         slurm, f"42|42|{ME}|RUNNING|n1|None|train", f"43|43|{ME}|RUNNING|n1|None|train", f"44|44|{ME}|PENDING||x|train"
     )
-    with pytest.raises(ContainerError, match=r"the name train means several jobs: 42, 43$"):
+    with pytest.raises(ContainerError, match=r"the name train matches several jobs: 42, 43$"):
         jobs.place("train")
 
 

@@ -1,4 +1,4 @@
-"""``pyxis-py ssh-server``: what penroot ssh-proxy runs on a compute node."""
+"""``pyxis-py ssh-server``, which penroot ssh-proxy runs on a compute node."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add(commands: click.Group) -> None:
 @click.argument("keys")
 @click.argument("container")
 def ssh_server(job: int, keys: str, container: str) -> None:
-    """Be the server of one ssh connection, on stdin and stdout, in a step that penroot ssh-proxy starts.
+    """Serve one ssh connection on stdin and stdout, in a step that penroot ssh-proxy starts.
 
-    CONTAINER is a step or a name, "" where the job has but one.
+    CONTAINER is a step or a name, or "" if the job has only one.
     """
     hint = ""
     try:
@@ -40,4 +40,4 @@ def ssh_server(job: int, keys: str, container: str) -> None:
         hint = e.hint
     if hint:
         log.hint(hint)
-    sys.exit(0)  # else srun adds a line of its own
+    sys.exit(0)  # otherwise srun prints another error

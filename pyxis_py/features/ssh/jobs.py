@@ -1,4 +1,4 @@
-"""Running jobs of Slurm by the names that people give them, as squeue(1) tells."""
+"""Find running Slurm jobs by number or name with squeue(1)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.run import Program, find
 
-# A name may have any character, so it comes last; and line breaks, so that of another user's job is not asked for.
+# The name comes last, as it may have any character. It may have line breaks, so ask only for names of own jobs.
 _FORMAT = "%A|%i|%U|%T|%N|%r|"
 _LINE = re.compile(r"(\d+)\|([^|]*)\|(\d+)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)")
-_OTHERWISE = ("SQUEUE_", "SINFO_")  # variables by which these programs show less, or something else
-_NUMBER = re.compile(r"\d+([_+]\d+)?$")  # also of an element of an array, or a component of a heterogeneous job
-_TIMEOUT = 60.0  # seconds; slurmctld may be busy
+_OUTPUT_VARIABLES = ("SQUEUE_", "SINFO_")  # prefixes of variables that change the output of these programs
+_NUMBER = re.compile(r"\d+([_+]\d+)?$")  # also an array element or a component of a heterogeneous job
+_TIMEOUT_S = 60.0  # slurmctld may be busy
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A line of squeue. ``shown`` is its number as squeue shows it, ``number`` the one that steps have."""
+    """A line of squeue. ``shown`` is the job ID as squeue prints it, ``number`` the job ID in step names."""
 
     number: str
     shown: str
@@ -32,13 +32,13 @@ class SlurmJob:
 
     @property
     def ends(self) -> bool:
-        """Whether nothing of it runs any more, or soon will not."""
+        """Whether the job has ended or is ending."""
         return self.state not in ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "STOPPED", "RESIZING")
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a name leads: a job, one of its nodes, and the step or container there; "" for the only one."""
+    """What an ssh name selects: a job, a node, and a step or container there, or "" for the only one."""
 
     job: SlurmJob
     node: str
@@ -46,41 +46,43 @@ class Destination:
 
 
 def _ask(program: str, *arguments: str) -> list[str]:
-    """The lines of a program of Slurm. Raises PenrootError."""
+    """Return the output lines of a Slurm program. Raises PenrootError."""
     path = find(program, package="slurm-client")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERWISE)}
-    return Program((path, *arguments), environ=environ, timeout=_TIMEOUT).run().splitlines()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OUTPUT_VARIABLES)}
+    return Program((path, *arguments), environ=environ, timeout=_TIMEOUT_S).run().splitlines()
 
 
 def _squeue(*arguments: str, names: str = "") -> list[SlurmJob]:
     lines = _ask("squeue", "--noheader", "--format", _FORMAT + names, *arguments)
-    found = [match.groups() for match in map(_LINE.fullmatch, lines) if match]
-    return [SlurmJob(number, shown, int(uid), *rest) for number, shown, uid, *rest in found]
+    matches = [match.groups() for match in map(_LINE.fullmatch, lines) if match]
+    return [SlurmJob(number, shown, int(uid), *rest) for number, shown, uid, *rest in matches]
 
 
 def cluster() -> str:
-    """The name of the cluster. Raises PenrootError."""
+    """Return the name of the cluster. Raises PenrootError."""
     for line in _ask("scontrol", "show", "config"):
         key, _, value = line.partition("=")
         if key.strip() == "ClusterName":
             return re.sub(r"[^\w-]", "_", value.strip())
-    raise PenrootError("scontrol does not tell the name of the cluster", hint="scontrol show config")
+    raise PenrootError(
+        "scontrol does not print the name of the cluster", hint="check ClusterName: scontrol show config"
+    )
 
 
 def mine() -> list[SlurmJob]:
-    """The jobs of the caller that wait or run. Raises PenrootError."""
+    """Return the pending and running jobs of the caller. Raises PenrootError."""
     return [job for job in _squeue("--me", names="%j") if not job.ends]
 
 
 def job(name: str) -> SlurmJob:
-    """The running job of the caller that a name begins with. Raises ContainerError."""
+    """Return the running job of the caller at the beginning of a name. Raises ContainerError."""
     found, _ = _job(name)
     _check(found)
     return found
 
 
 def place(name: str) -> Destination:
-    """Where JOB[.STEP|.CONTAINER][.NODE] leads. Raises ContainerError."""
+    """Return what JOB[.STEP|.CONTAINER][.NODE] selects. Raises ContainerError."""
     found, rest = _job(name)
     _check(found)
     nodes = _ask("scontrol", "show", "hostnames", found.nodelist)
@@ -94,7 +96,7 @@ def place(name: str) -> Destination:
 
 
 def _job(name: str) -> tuple[SlurmJob, list[str]]:
-    """The job that a name begins with, and the words after it. Raises ContainerError."""
+    """Return the job at the beginning of a name, and the words after it. Raises ContainerError."""
     words = name.split(".")
     if _NUMBER.match(words[0]):
         try:
@@ -116,36 +118,36 @@ def _job(name: str) -> tuple[SlurmJob, list[str]]:
         return running[0], words
     if running:
         shown = ", ".join(job.shown for job in running)
-        hint = f"where it is a container's, say of which job, {shown}: JOB.{name}"
+        hint = f"if {name} is a container, add the job ID ({shown}): JOB.{name}"
     else:
         hint = "none of your jobs is running: squeue --me"
     raise ContainerError(f"you have no running job with the name {name}", hint=hint)
 
 
 def _only(what: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
-    """The one of several that may be meant. Raises ContainerError."""
+    """Return the running one of several jobs. Raises ContainerError."""
     running = [job for job in jobs if job.state == "RUNNING"]
     if len(running) > 1:
         shown = ", ".join(job.shown for job in running)
-        raise ContainerError(f"{what} means several jobs: {shown}", hint="use a job ID")
+        raise ContainerError(f"{what} matches several jobs: {shown}", hint="use a job ID")
     return (running or list(jobs))[0]
 
 
 def _check(job: SlurmJob) -> None:
-    """Raises ContainerError where no step can be started in a job."""
+    """Raise ContainerError if no step can be started in a job."""
     what = f"job {job.shown}"
     if job.uid != os.geteuid():
-        raise ContainerError(f"{what} is another user's, of uid {job.uid}", hint="squeue --me shows yours")
+        raise ContainerError(f"{what} belongs to another user (uid {job.uid})", hint="squeue --me shows yours")
     if job.state in ("PENDING", "CONFIGURING"):
-        raise ContainerError(f"{what} does not run yet: {job.reason}", hint=f"squeue --start --job {job.shown}")
+        raise ContainerError(f"{what} is not running yet: {job.reason}", hint=f"squeue --start --job {job.shown}")
     if job.state == "SUSPENDED":
-        raise ContainerError(f"{what} is suspended", hint=f"scontrol resume {job.shown} lets it go on")
+        raise ContainerError(f"{what} is suspended", hint=f"resume it: scontrol resume {job.shown}")
     if job.state != "RUNNING":
         raise ContainerError(f"{what} has ended: {job.state}", hint="squeue --me shows yours")
 
 
 def _node_of_step(job: SlurmJob, step: str) -> str:
-    """The first node of a step of that name, "" where there is none."""
+    """Return the first node of a step, or "" if there is no such step."""
     for line in _ask("squeue", "--noheader", "--steps", "--jobs", job.number, "--format", "%i|%N") if step else ():
         shown, _, nodelist = line.partition("|")
         if shown.partition(".")[2] == step:

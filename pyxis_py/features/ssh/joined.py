@@ -1,8 +1,9 @@
-"""What ssh runs in a container: shells, commands, the files of sftp, and sockets that lie in it.
+"""Run shells, commands, sftp and socket connections for ssh in a container.
 
-A process of its own does it, forked before any key was read: it stays outside of the container, and each of its
-children moves in and becomes a program. So what an image holds meets no key and no connection, and the server of
-ssh opens no path of an image. What the server asks is a message with descriptors; what it gets is how that ended.
+A separate process does it, which the ssh server forks before it reads any key. That process stays outside of the
+container. Each of its children enters the container and executes a program. So programs of the image never see a key or
+the connection, and the ssh server opens no path of the image. A request is a message with descriptors, and the reply is
+the exit status.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from enroot_py.runtime import execute, namespaces, processes
 from pyxis_py.features.ssh import sftp
 from pyxis_py.node.held import Lent
 
-_MESSAGE = 1 << 17  # bytes; a command line has no more: MAX_ARG_STRLEN of execve(2)
-_GRACE = 2.0  # seconds
+_MAX_MESSAGE_BYTES = 1 << 17  # the limit of a command line: MAX_ARG_STRLEN of execve(2)
+_GRACE_S = 2.0
 _SHELLS = ("/bin/bash", "/bin/sh")
 
 
 class Inside:
-    """The server's end: who asks for something to be run, and is told how it ended."""
+    """The server's end: sends requests to the nursery, and receives exit statuses."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -39,7 +40,7 @@ class Inside:
         asyncio.get_running_loop().add_reader(control.fileno(), self._hear)
 
     def start(self, fds: tuple[int, ...], **request: object) -> tuple[int, asyncio.Future[int]]:
-        """Have something run on these descriptors. Returns its number, and what will be its status.
+        """Start a child with these descriptors. Return its number and a future for its exit status.
 
         Raises OSError.
         """
@@ -53,7 +54,7 @@ class Inside:
             self._send({"number": number, "signal": name}, ())
 
     async def connect(self, addresses: list[str] | list[tuple[str, int]]) -> socket.socket:
-        """A socket of the container that is connected with one of these paths or ports there. Raises OSError."""
+        """Return a socket connected to one of these paths or ports in the container. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             _, ended = self.start((theirs.fileno(),), kind="connect", addresses=addresses)
@@ -64,13 +65,13 @@ class Inside:
 
     def _send(self, message: dict[str, object], fds: tuple[int, ...]) -> None:
         data = json.dumps(message).encode()
-        if len(data) > _MESSAGE:
+        if len(data) > _MAX_MESSAGE_BYTES:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         socket.send_fds(self.control, [data], fds)
 
     def _hear(self) -> None:
-        message = self.control.recv(_MESSAGE)
-        if not message:  # it was killed: nothing more can be run, and nothing that runs is known
+        message = self.control.recv(_MAX_MESSAGE_BYTES)
+        if not message:  # the nursery was killed: no child can be started or tracked any more
             os._exit(1)
         answer = json.loads(message)
         ended = self._ended.pop(answer["number"])
@@ -84,10 +85,10 @@ class Nursery:
     def __init__(self, control: socket.socket, lent: Lent) -> None:
         self.control = control
         self.lent = lent
-        self._children: dict[int, tuple[int, int]] = {}  # the descriptor of each: its process, and its number
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd: PID and number of a child
 
     def serve(self) -> NoReturn:
-        """Do what is asked until the server is gone; then nothing of it goes on."""
+        """Serve requests until the server exits, then end all children."""
         while True:
             poll = select.poll()
             for fd in (self.control.fileno(), *self._children):
@@ -99,7 +100,7 @@ class Nursery:
                     self._end()
 
     def _attend(self) -> bool:
-        message, fds, _, _ = socket.recv_fds(self.control, _MESSAGE, 3)
+        message, fds, _, _ = socket.recv_fds(self.control, _MAX_MESSAGE_BYTES, 3)
         if not message:
             return False
         request = json.loads(message)
@@ -112,9 +113,9 @@ class Nursery:
             os.set_inheritable(fd, False)
         try:
             pid = os.fork()
-        except OSError as e:  # the job has all the processes that it may: what runs already goes on
+        except OSError as e:  # the job is at its process limit: its children continue
             if request["kind"] == "run":
-                os.write(fds[-1], f"[ERROR] cannot run it: {e.strerror}\n".encode())
+                os.write(fds[-1], f"[ERROR] cannot start a process: {e.strerror}\n".encode())
             self._answer(request["number"], e.errno or 1)
         else:
             if pid == 0:
@@ -128,8 +129,8 @@ class Nursery:
         self.control.send(json.dumps({"number": number, "status": status}).encode())
 
     def _end(self) -> NoReturn:
-        """End what runs, as a terminal does that is gone; what does not listen is killed."""
-        deadline = time.monotonic() + _GRACE
+        """End all children by SIGHUP, as a closed terminal does, and kill the rest after a grace period."""
+        deadline = time.monotonic() + _GRACE_S
         for number in (signal.SIGHUP, signal.SIGCONT):
             for pid, _ in self._children.values():
                 _signal_group(pid, number)
@@ -147,7 +148,7 @@ class Nursery:
         self._answer(number, os.waitstatus_to_exitcode(status))
 
     def _become(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        """In a child: go in, and do it."""
+        """In a child: enter the container and serve the request."""
         status = 1
         try:
             self.control.close()
@@ -185,7 +186,7 @@ class Nursery:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """Send a signal to what a child leads, and to itself before it leads."""
+    """Send a signal to the process group of a child, or to the child before it has called setsid(2)."""
     for send in (os.killpg, os.kill):
         try:
             return send(pid, number)
@@ -194,7 +195,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _connect(addresses: list[Any], answer: int) -> int:
-    """Pass on a socket that is connected with one of these; the number of an error where none is."""
+    """Send back a socket connected to one of the addresses. Return 0, or the errno if none can be reached."""
     failure = 1
     for address in addresses:
         path = isinstance(address, str)

@@ -1,4 +1,4 @@
-"""The files of a container over sftp: asyncssh's server, in a process that has joined the container."""
+"""Serve the files of a container over sftp, with asyncssh's server in a process that has joined the container."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import asyncssh
 from asyncssh.logging import logger
 from asyncssh.sftp import run_sftp_server
 
-_VERSION = 3  # what OpenSSH speaks
+_VERSION = 3  # the version of OpenSSH
 
 
 class _Files(asyncssh.SFTPServer):
-    """All that the process may open. Owners are numbers: names are what libraries of the image would say."""
+    """All files that the process may open. Owners are numbers, as names would come from libraries of the image."""
 
     def format_user(self, uid: int | None) -> str:
         return str(uid)
@@ -25,7 +25,7 @@ class _Files(asyncssh.SFTPServer):
 
 
 class _Stream:
-    """A socket, as asyncssh's sftp server takes the two directions of a channel."""
+    """A socket as both directions of a channel, for asyncssh's sftp server."""
 
     logger = logger
 
@@ -42,8 +42,8 @@ class _Stream:
 
 
 def serve(fd: int, client: str) -> int:
-    """Answer until the other end of a socket is closed; returns the exit status."""
-    # What is not imported yet would be the image's.
+    """Serve until the peer closes the socket. Return the exit status."""
+    # Any further import would load files of the image.
     sys.path.clear()
     sys.meta_path.clear()
     asyncio.run(_serve(socket.socket(fileno=fd), client))

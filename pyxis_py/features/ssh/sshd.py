@@ -1,7 +1,7 @@
-"""A server of ssh for one connection, on stdin and stdout of a step: what penroot ssh-proxy starts on a node.
+"""An ssh server for one connection, on stdin and stdout of a step. penroot ssh-proxy starts it on a node.
 
-It runs on the node, outside of the container, and opens nothing that an image holds: whatever happens in the
-container is done by children of the nursery in `joined`. It listens nowhere, and ends with its connection.
+The server runs outside of the container and opens no file of the image: children of the nursery in `joined` do
+everything in the container. It does not listen on any port, and exits at the end of its connection.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from pyxis_py.node.held import Lent
 from pyxis_py.node.running import Notes, RunningContainers
 from pyxis_py.request import settings
 
-_NOT_HERE = re.compile("LANG|LANGUAGE|LC_.*|PWD|SHLVL|SLURM_JOB_NAME")  # of srun, and its locale
-_STEPS = {"4294967291": "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT and its like of slurm.h
+_DROPPED = re.compile("LANG|LANGUAGE|LC_.*|PWD|SHLVL|SLURM_JOB_NAME")  # they describe srun, not the container
+_STEPS = {"4294967291": "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP of slurm.h
 
 
 def serve(job: int, asked: str, keys: str) -> NoReturn:
-    """Be the server for one connection to a container of a job. Raises PenrootError."""
+    """Serve one connection to a container of a job. Raises PenrootError."""
     runtime_path = _runtime_path()
     lent = _find(job, asked, RunningContainers(runtime_path, os.geteuid()))
-    if lent.unsealed >= 0:  # it would last as long as the connection
+    if lent.unsealed >= 0:  # do not keep it open during the connection
         os.close(lent.unsealed)
     notes = Notes(runtime_path, os.geteuid())
     notes.add(notes.of_feature(job, NOTE), keys)
-    lent.environ = {**_own(), **lent.environ}
+    lent.environ = {**_step_environ(), **lent.environ}
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    namespaces.hide()  # from what runs in containers of the user
+    namespaces.hide()  # from processes in the user's containers
     nursery = os.fork()
     if nursery == 0:
         ours.close()
-        for number in (0, 1):  # the connection is none of its business
+        for number in (0, 1):  # keep the connection from the nursery
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         Nursery(theirs, lent).serve()
     theirs.close()
@@ -53,12 +53,12 @@ def serve(job: int, asked: str, keys: str) -> NoReturn:
         os.close(fd)
     asyncio.run(_connection(Keys(keys), lent, ours))
     ours.close()
-    os.waitpid(nursery, 0)  # with this process the step ends, and what it still runs is killed
+    os.waitpid(nursery, 0)  # the step ends with this process, and Slurm kills the rest
     os._exit(0)
 
 
 class Keys:
-    """The server's own key, and that of whom it lets in."""
+    """The host key, and the public key of the client."""
 
     def __init__(self, directory: str) -> None:
         """Raises PenrootError."""
@@ -68,9 +68,9 @@ class Keys:
             self.user = asyncssh.import_authorized_keys(_read(f"{directory}/user.pub"))
         except (OSError, ValueError) as e:
             why = e.strerror if isinstance(e, OSError) else str(e)
-            hint = "ENROOT_CONFIG_PATH must be a directory that login nodes and compute nodes see, and yours"
+            hint = "set ENROOT_CONFIG_PATH to a directory of yours that login nodes and compute nodes share"
             if os.path.isdir(directory):
-                hint = f"rm -r {directory}, and the next ssh makes them anew"
+                hint = f"remove them, and ssh creates new ones: rm -r {directory}"
             raise PenrootError(
                 f"{os.uname().nodename} does not have the keys of the job: {directory}: {why}", hint=hint
             ) from e
@@ -81,13 +81,13 @@ def _read(path: str) -> str:
         return os.read(fd, 1 << 16).decode()
 
 
-def _own() -> dict[str, str]:
-    """The variables of this step that a step in the container would have too."""
-    return {name: value for name, value in os.environ.items() if not _NOT_HERE.fullmatch(name)}
+def _step_environ() -> dict[str, str]:
+    """Return the variables of this step that a step in the container would also have."""
+    return {name: value for name, value in os.environ.items() if not _DROPPED.fullmatch(name)}
 
 
 def _find(job: int, asked: str, running: RunningContainers) -> Lent:
-    """The container of the job that is asked for by step or name, or the only one. Raises ContainerError."""
+    """Return the container of the job with this step or name, or the only one. Raises ContainerError."""
     node = os.uname().nodename
     try:
         names = sorted(os.listdir(running.path))
@@ -103,7 +103,7 @@ def _find(job: int, asked: str, running: RunningContainers) -> Lent:
     if not found:
         raise ContainerError(
             f"{node}: no container {asked}{' ' * bool(asked)}of job {job} runs there",
-            hint=f"squeue --steps --job {job} shows what runs where: ssh JOB.STEP.cluster, or JOB.NODE.cluster",
+            hint=f"select a step or node of squeue --steps --job {job}: ssh JOB.STEP.cluster, or JOB.NODE.cluster",
         )
     if len(found) > 1:
         labels = {name: f"{job}.{_label(job, steps[0])}" for name, steps in sorted(found.items(), key=_age)}
@@ -111,7 +111,7 @@ def _find(job: int, asked: str, running: RunningContainers) -> Lent:
         each = ", ".join(label + f" ({named[name]})" * (named[name] != label) for name, label in labels.items())
         raise ContainerError(
             f"{node}: several containers of job {job} run there: {each}",
-            hint=f"say which: ssh {next(iter(labels.values()))}.cluster",
+            hint=f"select one: ssh {next(iter(labels.values()))}.cluster",
         )
     ((name, steps),) = found.items()
     for _, peer in running.peers(name):
@@ -121,15 +121,15 @@ def _find(job: int, asked: str, running: RunningContainers) -> Lent:
             except (EOFError, ConnectionError, ProcessLookupError):
                 continue
             except OSError as e:
-                hint = f"ssh to another step of job {job}"
-                raise ContainerError(f"step {steps[0]} does not lend its container on {node}: {e}", hint=hint) from e
+                hint = f"use another step: squeue --steps --job {job}"
+                raise ContainerError(f"cannot join the container of step {steps[0]} on {node}: {e}", hint=hint) from e
     raise ContainerError(
         f"the container of step {steps[0]} has just ended on {node}", hint=f"squeue --steps --job {job} shows what runs"
     )
 
 
 def _runtime_path() -> str:
-    """Where helpers listen on this node, as plugstack.conf says. Raises ConfigError."""
+    """Return the runtime_path of plugstack.conf, where helpers listen on this node. Raises ConfigError."""
     for path in plugstack.files({}):
         for line in plugstack.stack(path):
             if os.path.basename(line.path) == settings.PLUGIN:
@@ -138,27 +138,27 @@ def _runtime_path() -> str:
 
 
 def _age(found: tuple[str, list[str]]) -> int:
-    """The number of the first step that runs a container; that of the batch script is the highest."""
+    """Return the lowest step number of a container. The batch script has the highest of all."""
     return min(int(step.partition(".")[2]) for step in found[1])
 
 
 def _label(job: int, step: str) -> str:
-    """What squeue calls a step of the job; "" for one of another job."""
+    """Return the name of a step in squeue, or "" for a step of another job."""
     of, _, number = step.partition(".")
     return _STEPS.get(number, number) if of == str(job) else ""
 
 
 def _names(job: int, container: str) -> tuple[str, ...]:
-    """What --container-name may have been for a container."""
+    """Return the values of --container-name that may have created a container."""
     name = container.removeprefix("pyxis_")
     return name, name.removeprefix(f"{job}_")
 
 
 async def _connection(keys: Keys, lent: Lent, control: socket.socket) -> None:
-    """Serve what comes on stdin, to its end."""
+    """Serve the connection on stdin until it ends."""
     ours, theirs = socket.socketpair()
     inside = Inside(control)
-    # asyncio closes a pipe twice whose reader goes just then; whatever else it says is not for a terminal either.
+    # asyncio closes a pipe twice if its reader exits at that moment. Log this and other errors only for debugging.
     asyncio.get_running_loop().set_exception_handler(lambda _, context: log.debug(f"ssh: {context}"))
     carried = asyncio.create_task(_carry(ours))
     try:
@@ -177,15 +177,15 @@ async def _connection(keys: Keys, lent: Lent, control: socket.socket) -> None:
         )
         await connection.wait_closed()
     except (asyncssh.Error, OSError) as e:
-        log.debug(f"ssh: {e}")  # the client says it
+        log.debug(f"ssh: {e}")  # the client prints it
     carried.cancel()
 
 
 async def _carry(wire: socket.socket) -> None:
-    """Between stdin, stdout and a socket: asyncssh takes one descriptor for both ways."""
+    """Copy between stdin, stdout and a socket, as asyncssh needs one descriptor for both directions."""
     loop = asyncio.get_running_loop()
     if os.isatty(1):
-        tty.setraw(1)  # srun --unbuffered gives one
+        tty.setraw(1)  # srun --unbuffered makes stdout a terminal
     from_wire, to_wire = await asyncio.open_connection(sock=wire)
     from_client = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(from_client), os.fdopen(0, "rb", 0))

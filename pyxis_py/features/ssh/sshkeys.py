@@ -1,4 +1,4 @@
-"""The keys by which ssh and a job know each other: made for the job, in the user's configuration, and gone with it."""
+"""ssh keys of a job, in the user's configuration directory. They are created for the job and removed with it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from enroot_py.base import build, trusted
 from enroot_py.base.errors import ConfigError
 from enroot_py.base.fds import Fd
 
-HOST = "penroot"  # what the server is called in known_hosts: HostKeyAlias of ssh_config(5)
+HOST = "penroot"  # name of the server in known_hosts: HostKeyAlias of ssh_config(5)
 _KIND = "ssh-ed25519"
 _NAMES = ("host", "user")
 
 
 class JobKeys:
-    """A directory of keys: ``host`` and ``user``, both with what is public of them in a file NAME.pub."""
+    """A directory with the private keys ``host`` and ``user``, and their public keys in NAME.pub."""
 
     def __init__(self, config_path: str, cluster: str, job: str) -> None:
         self.parent = f"{config_path}/ssh"
@@ -27,14 +27,14 @@ class JobKeys:
         self._cluster = cluster
 
     def make(self) -> None:
-        """Make the keys, unless they are there. Raises ConfigError."""
+        """Create the keys unless they exist. Raises ConfigError."""
         try:
             trusted.place(self.parent, make=True, closed_to=0o077)
             if not os.path.lexists(self.path):
                 self._generate()
             trusted.place(self.path, closed_to=0o077)
         except OSError as e:
-            hint = "ENROOT_CONFIG_PATH names another directory, which login nodes and compute nodes see, and yours"
+            hint = "set ENROOT_CONFIG_PATH to a directory of yours that login nodes and compute nodes share"
             if e.errno == errno.EPERM:  # of trusted.py
                 hint = f"make it private: chmod 700 {self.parent}"
             raise ConfigError(f"cannot keep keys in {e.filename or self.path}: {e.strerror}", hint=hint) from e
@@ -55,22 +55,22 @@ class JobKeys:
             try:
                 os.rename(made, self.path)
             except OSError:
-                if not os.path.isdir(self.path):  # else another process was quicker
+                if not os.path.isdir(self.path):  # else another process has created it
                     raise
 
     def for_client(self) -> bytes:
-        """What ssh needs, in one file: the user's key, and behind it the line of known_hosts. Raises ConfigError."""
+        """Return the user's private key followed by the known_hosts line, in one file for ssh. Raises ConfigError."""
         try:
             host = b" ".join(_read(f"{self.path}/host.pub").split()[:2])
             return _read(f"{self.path}/user") + HOST.encode() + b" " + host + b"\n"
         except OSError as e:
             raise ConfigError(
                 f"cannot read the keys of the job: {self.path}: {e.strerror}",
-                hint=f"rm -r {self.path}, and they are made",
+                hint=f"remove them, and ssh creates new ones: rm -r {self.path}",
             ) from e
 
     def forget_all_but(self, jobs: Container[str]) -> None:
-        """Remove the keys of all jobs of this cluster but ``jobs``, also those that a process has not finished."""
+        """Remove the keys of all jobs of this cluster except ``jobs``, also incomplete ones."""
         of_cluster = re.compile(rf"(\.new-)?{re.escape(self._cluster)}\.(\d+)(-.*)?")
         for name in os.listdir(self.parent):
             match = of_cluster.fullmatch(name)
@@ -79,11 +79,11 @@ class JobKeys:
 
 
 def remove(path: str, job: str) -> None:
-    """Remove the keys of a job, and nothing else: who writes to notes of the user's could name any other directory."""
+    """Remove only the keys of a job: anyone who can write the user's notes could name any other directory."""
     above, _, name = path.rpartition("/")
     if os.path.basename(above) != "ssh" or not re.fullmatch(rf"(\.new-)?[\w-]+\.{job}(-.*)?", name):
         return
-    with contextlib.suppress(OSError):  # another node has been quicker
+    with contextlib.suppress(OSError):  # another node may remove them at the same time
         with Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
             for file in os.listdir(directory):
                 if file.removesuffix(".pub") in _NAMES:

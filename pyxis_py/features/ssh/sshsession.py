@@ -1,4 +1,4 @@
-"""What a client of ssh may ask the server for: shells, commands and sftp, and connections that are forwarded."""
+"""Requests of an ssh client: shells, commands, sftp, and forwarded connections."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from enroot_py.base import log
 from pyxis_py.features.ssh.joined import Inside
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_TAKEN = re.compile("LANG|LC_[A-Z]+|COLORTERM")  # of what a client sends with SendEnv
+_ACCEPTED = re.compile("LANG|LC_[A-Z]+|COLORTERM")  # variables that a client may set with SendEnv
 _BLOCK = 1 << 18  # bytes
-_REST = 1.0  # seconds for what a terminal still shows, where something that was left behind holds it open
-# What the modes of a terminal are in RFC 4254, section 8, as termios(3) has them: characters, and flags by field.
+_DRAIN_S = 1.0  # wait for terminal output after exit: a background process may keep the terminal open
+# Terminal modes of RFC 4254, section 8, under their termios(3) names: characters, and flags by field.
 _CHARACTERS = dict(
     zip(
         (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 18),
@@ -40,7 +40,7 @@ _FLAGS = (
 
 
 async def copy(source: Any, target: Any) -> None:
-    """From one stream to another, to its end."""
+    """Copy a stream to another one until its end."""
     try:
         while data := await source.read(_BLOCK):
             target.write(data)
@@ -51,7 +51,7 @@ async def copy(source: Any, target: Any) -> None:
 
 
 class JobServer(asyncssh.SSHServer):
-    """What a client that has the key may ask for."""
+    """Answers the requests of an authenticated client."""
 
     def __init__(self, inside: Inside, *, own_network: bool) -> None:
         self._inside = inside
@@ -65,18 +65,18 @@ class JobServer(asyncssh.SSHServer):
         return JobSession(self._inside, str(self._connection.get_extra_info("client_version", "")))
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> Any:
-        """ssh -L and -D: from the node, unless the container has a network of its own."""
+        """ssh -L and -D: connect from the node, unless the container has a private network."""
         return self._open((dest_host, dest_port)) if self._own_network else True
 
     def unix_connection_requested(self, dest_path: str) -> Any:
         return self._open(dest_path)
 
     def server_requested(self, listen_host: str, listen_port: int) -> bool:
-        """ssh -R: nothing that other machines reach."""
+        """ssh -R: listen only on loopback addresses."""
         return listen_host in _LOCAL and not self._own_network
 
     def _open(self, address: str | tuple[str, int]) -> Callable[..., Any]:
-        """What carries a connection to a socket in the container; it ends at once where nobody listens there."""
+        """Return a handler that relays a connection to a socket in the container, and closes it if that is refused."""
 
         async def relay(reader: Any, writer: Any) -> None:
             try:
@@ -94,7 +94,7 @@ class JobServer(asyncssh.SSHServer):
 
 
 async def _numeric(address: str | tuple[str, int]) -> list[str] | list[tuple[str, int]]:
-    """The addresses without a name, which libraries of an image would resolve. Raises OSError."""
+    """Resolve an address here, so that no library of the image does it. Raises OSError."""
     if isinstance(address, str):
         return [address]
     known = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
@@ -102,7 +102,7 @@ async def _numeric(address: str | tuple[str, int]) -> list[str] | list[tuple[str
 
 
 class JobSession(asyncssh.SSHServerSession[bytes]):
-    """One shell, command or sftp, and what carries its bytes."""
+    """One shell, command or sftp server, and the pumps of its input and output."""
 
     def __init__(self, inside: Inside, client: str) -> None:
         self._inside = inside
@@ -111,7 +111,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
         self._terminal: tuple[int, int] | None = None  # both ends
         self._input: Pump | None = None
         self._outputs: list[Pump] = []
-        self._early: list[bytes] = []  # input that came before there was anything to read it
+        self._early: list[bytes] = []  # input before the program has started
         self._ends = False
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
@@ -143,24 +143,24 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
         try:
             ended = await self._start()
         except OSError as e:
-            self._chan.write(f"[ERROR] cannot run it: {e.strerror}\n".encode(), EXTENDED_DATA_STDERR)
+            self._chan.write(f"[ERROR] cannot start a process: {e.strerror}\n".encode(), EXTENDED_DATA_STDERR)
             return self._chan.exit(1)
         status = await ended
-        await asyncio.wait([pump.ended for pump in self._outputs], timeout=_REST if self._terminal else None)
+        await asyncio.wait([pump.ended for pump in self._outputs], timeout=_DRAIN_S if self._terminal else None)
         if status >= 0:
             self._chan.exit(status)
         else:
             self._chan.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
 
     async def _start(self) -> asyncio.Future[int]:
-        """Start what is asked for, and return what its status will be. Raises OSError."""
+        """Start the requested program. Return a future for its exit status. Raises OSError."""
         if self._chan.get_subsystem():
             ours, theirs = socket.socketpair()
             with theirs:
                 self._number, ended = self._inside.start((theirs.fileno(),), kind="sftp", client=self._client)
             await self._take_input(asyncio.get_running_loop().create_connection(self._output, sock=ours))
             return ended
-        given = {name: value for name, value in self._chan.get_environment().items() if _TAKEN.fullmatch(name)}
+        given = {name: value for name, value in self._chan.get_environment().items() if _ACCEPTED.fullmatch(name)}
         if kind := self._chan.get_terminal_type():
             given["TERM"] = kind
         ends: tuple[int, ...]
@@ -188,7 +188,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
         return self._outputs[-1]
 
     async def _take_input(self, connecting: Any) -> None:
-        """From here on input goes where it belongs, and first what has come before."""
+        """Connect the input of the program, and send it the early input first."""
         _, self._input = await connecting
         self._input.transport.write(b"".join(self._early))
         self._chan.resume_reading()
@@ -203,7 +203,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
             self._chan.pause_reading()
 
     def eof_received(self) -> bool:
-        """What reads the input sees its end; a terminal has none."""
+        """Close the input of the program. A terminal stays open."""
         self._ends = True
         if self._input and not self._terminal:
             self._input.transport.write_eof()
@@ -228,7 +228,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
 
 
 class Pump(asyncio.Protocol):
-    """One end of what a program reads or writes: at most as many bytes wait here as the slower side leaves."""
+    """One input or output of a program, with flow control in both directions."""
 
     def __init__(self, chan: asyncssh.SSHServerChannel[bytes], datatype: int | None = None) -> None:
         self._chan = chan
@@ -245,12 +245,12 @@ class Pump(asyncio.Protocol):
         self._chan.pause_reading()
 
     def resume_writing(self) -> None:
-        # Not at once: asyncio calls this while it writes, and what comes now with an end behind it would be lost.
+        # Not directly: asyncio calls this during a write, and data that arrives now with EOF would be lost.
         asyncio.get_running_loop().call_soon(self._chan.resume_reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set_result(None)
-        self._chan.resume_reading()  # what nobody reads any more holds up nobody
+        self._chan.resume_reading()  # do not block the channel: nobody reads this any more
 
 
 def _set_size(fd: int, size: tuple[int, int, int, int]) -> None:

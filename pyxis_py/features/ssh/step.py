@@ -1,4 +1,4 @@
-"""The keys of a job go with the job."""
+"""Remove the ssh keys of a job at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from pyxis_py.node.running import Notes
     from pyxis_py.request.job import Job
 
-NOTE = "ssh"  # under which a job notes the keys by which ssh comes to it
+NOTE = "ssh"  # name of the note that records the keys of a job
 
 
 def clean_up(job: Job, notes: Notes) -> None:

@@ -1,7 +1,7 @@
-"""``penroot ssh-config``, and what the lines that it prints run on a login node: ``ssh-key`` and ``ssh-proxy``.
+"""``penroot ssh-config``, and the commands that its output runs on a login node: ``ssh-key`` and ``ssh-proxy``.
 
-A laptop's ssh asks for the keys of a job, then has ssh-proxy become a step of the job whose stdin and stdout are the
-connection: srun carries it, and the server at its other end is sshd.py.
+A laptop's ssh first fetches the keys of a job. Then ssh-proxy starts a step of the job, and srun carries the connection
+on stdin and stdout of the step. The server at the other end is sshd.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pyxis_py.features.ssh.sshkeys import JobKeys
 
 _SUFFIX = "cluster"
-# Of the login's environment a step gets these: others would choose containers, and what tasks are like.
+# Variables of the login shell that the step gets. Others would select containers or change task options.
 _KEPT = re.compile("PATH|HOME|USER|LOGNAME|SHELL|TZ|SLURM_CONF|ENROOT_.*|XDG_.*")
-# What a shell reads as more than a name may come from others, as by a git submodule, and ssh before 9.6 hands
-# it on as it is (CVE-2023-51385). No pattern has a line break: behind exec, no shell gets to a second line.
+# Host names may come from others, for example from a git submodule, and ssh before 9.6 passes shell metacharacters on
+# (CVE-2023-51385). No pattern can match a line break, but after exec no shell reads a second line.
 _NOT_IN_NAMES = "$`;&|<>()' "
 _LINES = """\
 # ssh JOB.{suffix}: into the container of a running job, by way of {login}; from penroot ssh-config.
@@ -72,7 +72,10 @@ def ssh_config(suffix: str, login: str) -> None:
             raise UsageError(f"{word!r} is not a host name", hint="example: penroot ssh-config me@login.example.org")
     program = os.path.abspath(sys.argv[0])
     if not re.fullmatch(r"[\w/.+-]+", program):
-        raise UsageError(f"no ssh_config can have the path {program!r}", hint="install penroot elsewhere")
+        raise UsageError(
+            f"ssh_config(5) cannot quote the path {program!r}",
+            hint="install penroot in a path without special characters",
+        )
     option = "" if suffix == _SUFFIX else f" --suffix {suffix}"
     words = {verb: f"{program} ssh-{verb}{option}" for verb in ("key", "proxy")}
     refused = ",".join(f"!*{character}*" for character in _NOT_IN_NAMES)
@@ -120,8 +123,8 @@ def ssh_proxy(suffix: str, name: str) -> None:
     environ = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
     child = os.fork()
     if child == 0:
-        # ssh ends with SIGHUP for this process, and Ctrl-C goes to all of its terminal: srun would cancel the step, and
-        # say so. At the end of its stdin it ends, and says nothing.
+        # ssh sends SIGHUP to this process at its end, and Ctrl-C signals the whole terminal. Both make srun cancel
+        # the step with a message. At the end of its stdin, srun exits silently.
         os.setsid()
         os.execve(srun, [srun, *how, *step, *server, *what], environ)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -139,7 +142,7 @@ def _keys(job: str) -> JobKeys:
 
 
 def _without(name: str, suffix: str) -> str:
-    """What is before the suffix. Raises UsageError."""
+    """Return the name without the suffix. Raises UsageError."""
     stem = name.removesuffix(f".{suffix}")
     if not stem or not stem.isprintable():
         raise UsageError(f"{name!r} is not a job name", hint=f"for example: ssh 42.{suffix}")
