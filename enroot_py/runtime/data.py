@@ -1,4 +1,4 @@
-"""Data in squashfs files as mounts of a container: ``SOURCE TARGET sqsh`` of an fstab, ``SOURCE:TARGET:sqsh``.
+"""Mount data in squashfs files: ``SOURCE TARGET sqsh`` of an fstab, ``SOURCE:TARGET:sqsh``.
 
 Each file has a server of its own, which is started where that of an image is, and with the same protection. Mounts
 of the file are clones of one that lies where the container does not see it. On the start path of who asks for it alone.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def serve(fstab: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
-    """Start a server for each file that is to be mounted. What fails is reported by who mounts it."""
+    """Start a server for each file. Errors are reported when the file is mounted."""
     for mount in fstab:
         if mount.source not in mounting.served:
             place = f"{scratch}/data{len(mounting.served)}"
@@ -31,7 +31,7 @@ def serve(fstab: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
 
 
 class _File:
-    """A squashfs file, its server, and the ``place`` where it is mounted from the first use on."""
+    """A squashfs file, its server, and the directory on which it is mounted at the first use."""
 
     def __init__(self, path: str, place: str, *, superuser: bool) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class _File:
             self._error = e
 
     def mounted(self) -> str:
-        """The directory where it is mounted, from now on. Raises PenrootError, OSError."""
+        """Mount the file and return the directory. Raises PenrootError, OSError."""
         if self._error is not None:
             raise self._error
         server, self._server = self._server, None
@@ -73,7 +73,7 @@ class _File:
 
 
 def open_file(path: str) -> Fd:
-    """Open a squashfs file for reading; nothing else is opened, and nothing waited for. Raises MountError."""
+    """Open a squashfs file for reading, without blocking on other kinds of file. Raises MountError."""
     try:
         with Fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as there:
             kind = os.fstat(there).st_mode

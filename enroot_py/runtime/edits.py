@@ -1,4 +1,4 @@
-"""Devices of the host inside a container: decided first, described, then done.
+"""Changes for devices of the host in a container: decided first, then described, then executed.
 
 What a device needs is nodes of /dev, files of its driver, links, variables and
 entries in the loader's cache. The hooks decide; nothing here knows a vendor.
@@ -33,7 +33,7 @@ _FLAGS = os.O_PATH | os.O_CLOEXEC
 
 
 class Host:
-    """A tree with the paths of a host: the host itself, a driver's own tree, or one made for a test.
+    """A tree with the paths of a host: the host itself, a driver's tree, or a test's.
 
     Raises HookError where the tree does not exist.
     """
@@ -55,7 +55,7 @@ class Host:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Host:
-        """The host's own tree, or PENROOT_HOST_ROOT. The variable is the caller's, who gains nothing by it."""
+        """Return the host's tree, or PENROOT_HOST_ROOT: the caller gains nothing by that variable."""
         return cls(environ.get("PENROOT_HOST_ROOT", ""))
 
     def beneath(self, path: str) -> Host:
@@ -65,7 +65,7 @@ class Host:
         return self.prefix + path
 
     def real(self, path: str) -> str:
-        """Where a path of the tree leads, symlinks resolved; empty where there is nothing."""
+        """Return a path of the tree with symlinks resolved, or "" if it does not exist."""
         try:
             with Fd(os.open(path, _FLAGS)) if self._root < 0 else paths.open_in(self._root, path) as fd:
                 return os.readlink(f"/proc/self/fd/{fd}").removeprefix(self.prefix)
@@ -79,7 +79,7 @@ class Host:
         return bool(self.real(path))
 
     def read(self, path: str) -> bytes:
-        """Content of a file, empty if there is none or it is not for us."""
+        """Return the content of a file, or nothing if it is missing or unreadable."""
         try:
             if self._root >= 0:
                 return paths.read(self._root, path)
@@ -89,7 +89,7 @@ class Host:
             return b""
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory in their order, none if there is none."""
+        """Return the sorted names in a directory, or none if it does not exist."""
         try:
             if self._root < 0:
                 return sorted(os.listdir(path))
@@ -100,7 +100,7 @@ class Host:
 
 
 class Edits:
-    """What is to change in a container. Adding the same twice is adding it once."""
+    """The changes to a container. Duplicates are dropped."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -116,21 +116,21 @@ class Edits:
         self.libraries: list[ldcache.Library] = []  # for the loader's cache, with paths of the container
 
     def node(self, host: Host, path: str, target: str = "") -> bool:
-        """A device node of the host; False where it has none."""
+        """Add a device node of the host; return False if it does not exist."""
         if not host.exists(path):
             return False
         self.nodes[target or path] = host.path(path)
         return True
 
     def file(self, host: Host, path: str, target: str = "", *, writable: bool = False) -> bool:
-        """A file, directory or socket of the host; False where it has none."""
+        """Add a file, directory or socket of the host; return False if it does not exist."""
         real = host.real(path)
         if real:
             self.files[target or path] = (host.path(real), _FILE if writable else _FILE | _RDONLY)
         return bool(real)
 
     def describe(self) -> list[str]:
-        """One line for each, in the order in which they are done."""
+        """Yield one line for each change, in order of execution."""
         lines = [f"program  {' '.join(command)}" for command in self.programs]
         lines += [f"hide     {path}" for path in self.hidden]
         lines += [f"empty    {path}" for path in self.emptied]
@@ -142,7 +142,7 @@ class Edits:
         return lines + [f"variable {name}={value}" for name, value in sorted(self.environ.items())]
 
     def execute(self, context: Context) -> None:
-        """Do it. Raises HookError for a device that cannot be had; a file that cannot is a warning."""
+        """Execute the changes. Raises HookError for a device that cannot be added; for a file, print a warning."""
         whole = shared_dev(context)
         if not whole:
             self.hidden = self.emptied = []  # nothing is there that was not put there
@@ -201,7 +201,7 @@ class Edits:
 
 
 def _run(command: list[str], context: Context) -> None:
-    """Run a program of a vendor with our capabilities, as root would run it. Raises HookError."""
+    """Run a vendor's program with our capabilities. Raises HookError."""
     from enroot_py.base import run
     from enroot_py.runtime import supervise
 
@@ -213,7 +213,7 @@ def _run(command: list[str], context: Context) -> None:
 
 
 def shared_dev(context: Context) -> bool:
-    """Whether /dev of the container is the host's."""
+    """Whether the container has the host's /dev."""
     host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/") + "/dev"
     try:
         theirs = os.stat(host)
@@ -225,7 +225,7 @@ def shared_dev(context: Context) -> bool:
 
 
 class _Places:
-    """Places in a container where something is put; directories are looked up once."""
+    """Targets in a container; directories are looked up once."""
 
     def __init__(self, root: int) -> None:
         self.root = root
@@ -244,7 +244,7 @@ class _Places:
         return self.directories[path]
 
     def own_directory(self, path: str) -> int:
-        """Where something is made: not in a tree of the host. Raises OSError."""
+        """Return a directory in which to create something, never one of the host. Raises OSError."""
         directory = self.directory(path)
         paths.check_own(self.root, path)
         return directory
@@ -265,7 +265,7 @@ class _Places:
             linux.move_mount(tree, "", parent, name, linux.MOVE_MOUNT_F_EMPTY_PATH)
 
     def _make(self, above: str, name: str, directory: bool) -> None:
-        """A place to mount on. A symlink gives way: a mount through it would cover what it leads to."""
+        """Create a mount point. A symlink is replaced: a mount through it would cover its target."""
         parent = self.directory(above)
         try:
             if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -280,7 +280,7 @@ class _Places:
             os.mknod(name, 0o644, dir_fd=parent)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link, in the place of what is there unless that is a directory. Raises OSError."""
+        """Create a symbolic link; it replaces anything but a directory. Raises OSError."""
         above, _, name = path.rpartition("/")
         parent = self.own_directory(above or "/")
         try:
@@ -295,7 +295,7 @@ class _Places:
             os.symlink(target, name, dir_fd=parent)
 
     def hide(self, path: str) -> None:
-        """Make a device of the shared /dev one that cannot be opened. Raises OSError."""
+        """Block a device of the shared /dev. Raises OSError."""
         try:
             hidden = paths.open_in(self.root, path)
         except OSError:
@@ -336,18 +336,18 @@ def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Lib
 
 
 def shown(value: str) -> str:
-    """A value in a message: an image may say anything, at any length."""
+    """Shorten a value for a message: an image may contain anything, at any length."""
     short = value if len(value) <= 200 else value[:200] + "..."
     return short if short.isprintable() else ascii(short)[1:-1]
 
 
 def bits(flags: int) -> int:
-    """Width of a library by its flags in the loader's cache: without an architecture it is i386."""
+    """Return the width of a library by its flags in the loader's cache; without an architecture it is i386."""
     return 64 if flags & 0xFF00 else 32
 
 
 def library_directory(context: Context, width: int) -> str:
-    """Where the loader of the container looks without a cache: Debian's directory, or the one of all others."""
+    """Return the directory that the container's loader searches without a cache: Debian's, or the usual one."""
     if width == 32:
         return "/usr/lib/i386-linux-gnu" if context.exists("/usr/lib/i386-linux-gnu") else "/usr/lib"
     machine = os.uname().machine

@@ -1,4 +1,4 @@
-"""From a root file system to a process inside of it: enter() is the table of contents.
+"""Turn this process into a process of a container: enter() is the table of contents.
 
 All of it is in one process, without a shell and without a store. On the start path.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Start(Frozen):
-    """What is to be started, by whom and how.
+    """Everything that enter() needs for one start.
 
     ``host`` is the environment of the caller; his ``mounts`` and ``env`` come last, and before these what his
     environment ``file`` says of variables, given those of the image. A ``superuser`` stays in the
@@ -53,18 +53,18 @@ class Start(Frozen):
 
     @property
     def is_overlaid(self) -> bool:
-        """Whether fuse-overlayfs makes the overlay, if there is one."""
+        """Whether fuse-overlayfs makes the overlay."""
         settings = self.settings
         return not settings.native_overlayfs and not (self.source.directory and settings.rootfs_writable)
 
     @property
     def is_served(self) -> bool:
-        """Whether a process is to serve the root file system, which no other container shares with us."""
+        """Whether a process must serve the root file system, because no other container shares it with us."""
         return self.source.shared < 0 and (bool(self.source.image) or self.is_overlaid)
 
 
 class Site:
-    """What the node, its administrator and the user say of all containers, read outside of this one.
+    """Configuration of the node, the site and the user for all containers, read outside of the container.
 
     ``variables`` has what ``${VAR}`` means in an fstab.
     """
@@ -85,7 +85,7 @@ class Site:
 
 
 def enter(start: Start) -> Container:
-    """Move this process into a new container and return what it found there.
+    """Move this process into a new container and return the container.
 
     The process keeps its capabilities in the container's user namespace; the caller drops them. Raises
     PenrootError, after which the process is fit only to exit: nothing that it mounted outlives it.
@@ -146,7 +146,7 @@ def enter(start: Start) -> Container:
 
 
 def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
-    """Let a process show the container later changes of host files, and report FUSE servers that are killed.
+    """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
 
     Returns the process to reap, or 0. A step has its helper. A writable container has copies of the host files. With
     a PID namespace, the process that waits for the container reports its servers.
@@ -178,7 +178,7 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
-    """Start what serves the root file system: the server of an image, or that and the detached mount of an overlay."""
+    """Start the server of an image, or of an overlay and its image."""
     source, settings = start.source, start.settings
     if not start.is_served:
         return None, source.shared
@@ -199,7 +199,7 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
 
 
 def enter_servers(start: Start) -> None:
-    """Enter the namespaces of servers, where the caller is root.
+    """Enter the namespaces of the servers, in which the caller is root.
 
     Files of an image belong to root, so they are his, and stay his in the user namespace inside it where he is
     himself. And what runs as root in that one cannot look at a server, whose root directory is the node's.
@@ -210,7 +210,7 @@ def enter_servers(start: Start) -> None:
 
 
 def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
-    """Start what serves the squashfs files that are to be mounted, if there are any."""
+    """Start servers for squashfs files among the mounts."""
     files = [mount for mount in fstab if mount.fstype == mounting.SQUASHFS]
     if not files:
         return
@@ -222,7 +222,7 @@ def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
 
 
 def await_servers(own: int) -> None:
-    """Wait for the servers before a new PID namespace, in which they are no children of this process."""
+    """Wait for the servers before entering a PID namespace, where they are no longer children of this process."""
     servers = namespaces.servers()
     if own & linux.CLONE_NEWPID and servers:
         for server in servers.starting:
@@ -240,7 +240,7 @@ def enter_namespaces(inside: tuple[int, int], own: int, *, superuser: bool, nest
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:
-    """Source the configuration script; what it exports counts from here on. Returns None where no bash runs."""
+    """Source the configuration script and apply its exports. Returns None if no bash is needed."""
     if not (start.conf or any(hook.is_script for hook in site.hooks)):
         return None
     from enroot_py.runtime.shellhooks import Scripts
@@ -253,7 +253,7 @@ def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> 
 
 
 def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) -> Iterable[Mount]:
-    """Mounts that the image's /etc/fstab asks for: its volumes."""
+    """Return the mounts of the image's /etc/fstab: its volumes."""
     text, origin = paths.text(root, "/etc/fstab"), "/etc/fstab of the image"
     if settings.image_fstab == "host":
         return mounts.parse_file(text, variables, origin)
@@ -281,14 +281,14 @@ def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount
 
 
 def mount_all(fstab: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
-    """Do those mounts that come before the hooks, or the others. Raises MountError."""
+    """Execute the mounts before the hooks, or those after. Raises MountError."""
     for mount in fstab:
         if (mount.passno < 0) == before_hooks:
             mounts.execute(mount, root)
 
 
 def furnish(root: int, own: int, *, from_root: bool) -> None:
-    """What follows the mounts of the system: what ``own`` namespaces need, and what root must not reach."""
+    """Add what ``own`` namespaces need, and hide what root must not reach, after the system mounts."""
     if own:
         from enroot_py.runtime import isolated
 
@@ -302,7 +302,7 @@ def furnish(root: int, own: int, *, from_root: bool) -> None:
 def collect_environ(
     variables: Variables, start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
 ) -> Wanted:
-    """The environment as hooks see it: the image's, the site's, that of the configuration script, the caller's.
+    """Return the environment for hooks: the image's, the site's, the configuration script's, the caller's.
 
     Returns the caller's, which hooks see, but cannot override.
     """
@@ -321,7 +321,7 @@ def collect_environ(
 
 
 def read_ahead(start: Start, context: hooks.Context, image_scripts: etc.ImageScripts, server: Server | None) -> None:
-    """Let the server of an image decompress the program that will run, while the hooks do."""
+    """Make the server of an image decompress the program while the hooks run."""
     if server is None or not (start.program or start.command):
         return
     name = start.program
@@ -335,7 +335,7 @@ def read_ahead(start: Start, context: hooks.Context, image_scripts: etc.ImageScr
 def run_hooks(
     start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
 ) -> tuple[list[Mount], str | None]:
-    """Run the hooks; the mounts and the command script that a configuration script then asks for."""
+    """Run the hooks, then mounts and rc() of a configuration script."""
     context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in start.mounts)
     hooks.run(site.hooks, context, scripts.hook if scripts is not None else None)
     later, script = scripts.finish() if scripts is not None else ([], None)
@@ -343,7 +343,7 @@ def run_hooks(
 
 
 def replace_script(root: int, scratch: str, script: str | None) -> None:
-    """Let /etc/rc be ``script``, for this start only: a writable container keeps its own."""
+    """Cover /etc/rc with ``script`` for this start."""
     if script is None:
         return
     path = scratch + "/rc"
@@ -354,7 +354,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:
-    """Make the image's working directory; in a tree of the host only where the caller has mounted that above it."""
+    """Create the image's working directory; in a host directory only if the caller has mounted it."""
     if image is None or paths.exists(root, image.workdir):
         return
     named = any(image.workdir.startswith(mount.target.rstrip("/") + "/") for mount in caller_mounts)
@@ -366,7 +366,7 @@ def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Moun
 
 
 def log_in(start: Start, context: hooks.Context, umask: int) -> int:
-    """Add to the environment what a login sets; the umask of the program."""
+    """Add the variables of a login to the environment, and return the umask."""
     settings, user = start.settings, context.user
     shell = user.pw_shell if context.exists(user.pw_shell) else "/bin/sh"
     if settings.login_shell:
@@ -381,7 +381,7 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
 
 
 def finish_features(context: hooks.Context, variables: Variables) -> None:
-    """Let features bring what no mount of the caller may cover."""
+    """Let features add mounts that no mount of the caller may cover."""
     if not context.settings.is_extended:
         return
     from enroot_py.base.features import plugged
@@ -392,7 +392,7 @@ def finish_features(context: hooks.Context, variables: Variables) -> None:
 
 
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:
-    """Leave the host behind. A program that is root gets ``nested`` namespaces: namespaces.nest().
+    """Leave the host's file systems. A root program gets ``nested`` namespaces: namespaces.nest().
 
     Processes that join the container later enter the same ones.
     """

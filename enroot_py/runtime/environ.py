@@ -52,7 +52,7 @@ class Variables:
         self.origins.update(dict.fromkeys(new, origin))
 
     def cover(self, wanted: Wanted) -> None:
-        """Set what the caller wants, and remember the values that were there before."""
+        """Set the caller's variables, and remember the previous values."""
         self.below = {name: self.values[name] for name in wanted if name in self.values}
         self.assign(wanted)
 
@@ -64,7 +64,7 @@ class Variables:
                 self.set({name: value}, origin)
 
     def note(self, origin: str) -> None:
-        """Note where the changes are from that others have made to ``values``."""
+        """Record the origin of changes that others have made to ``values``."""
         changed = {name: value for name, value in self.values.items() if self._known.get(name) != value}
         self.set(changed, origin)
 
@@ -116,7 +116,7 @@ def substitute(text: str, variables: Mapping[str, str], *, defaults: bool = Fals
 
 
 def unquoted(value: str) -> str:
-    """A value without the quotes around it, which a person or a script wrote as for a shell."""
+    """Return a value without surrounding shell quotes."""
     inner = value.rstrip()
     return inner[1:-1] if len(inner) > 1 and inner[0] in "\"'" and inner[-1] in "\"'" else value
 
@@ -140,14 +140,14 @@ def of_options(options: tuple[str, ...], host: Mapping[str, str]) -> dict[str, s
 
 
 def warn_of_missing_paths(environ: Mapping[str, str]) -> None:
-    """In the container: name the variables of ``environ`` whose files or directories the container lacks."""
+    """Warn about variables of ``environ`` whose files or directories the container lacks. Call it in the container."""
     missing = [f"{name}={environ[name]}" for name in _PATHS if name in environ and not _has_one(environ[name])]
     if missing:
         log.warn(f"no such file or directory in the container: {', '.join(missing)}; mount it, or unset the variable")
 
 
 def _has_one(paths: str) -> bool:
-    """Whether one of the ``paths`` exists, or cannot be told."""
+    """Whether one of the ``paths`` exists or cannot be checked."""
     for path in paths.split(":"):
         try:
             if path.startswith("/"):
@@ -161,12 +161,12 @@ def _has_one(paths: str) -> bool:
 
 
 def is_rank(host: Mapping[str, str]) -> bool:
-    """Whether a launcher of MPI has started the caller."""
+    """Whether an MPI launcher has started the caller."""
     return any(name in host for name in _RANK[:3])
 
 
 def rank(host: Mapping[str, str]) -> list[str]:
-    """What tells a rank from the other ranks and from its launcher; empty words in other processes."""
+    """Return words that identify a rank and its launcher; empty in other processes."""
     return [host.get(name, "") for name in _RANK]
 
 

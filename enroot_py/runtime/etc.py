@@ -1,4 +1,4 @@
-"""What makes a root filesystem an enroot image: /etc/rc and /etc/environment in it, as they are written and read.
+"""Write and read /etc/rc and /etc/environment, which make a root filesystem an enroot image.
 
 /etc/rc is a shell script that says what the image runs. It is nearly always the one that an import
 wrote; then its meaning is read from it and no shell is started. Anything else runs in the image's /bin/sh.
@@ -60,7 +60,7 @@ class Exec:
         self.command = command
 
     def argv(self, arguments: tuple[str, ...], entrypoint: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """What runs: the entrypoint, or another one, then ``arguments`` or else the image's command."""
+        """Return the words to execute: the entrypoint, then ``arguments`` or the image's command."""
         entrypoint = self.entrypoint if entrypoint is None else entrypoint
         if not entrypoint and arguments[:1] == ("--",):
             arguments = arguments[1:]  # of exec in the script, to which that is the end of its options
@@ -91,25 +91,25 @@ def _one_line(text: str) -> str:
 
 
 def provenance(rc: str) -> str:
-    """The reference that write_rc() was given; "" where another script says none."""
+    """Return the reference that write_rc() has recorded, or ""."""
     mark = "# " + _PROVENANCE
     return next((line.removeprefix(mark) for line in rc.splitlines() if line.startswith(mark)), "")
 
 
 def write_digest(digest: str) -> str:
-    """A line of /etc/rc.local that says which image a root filesystem was made of."""
+    """Return the line of /etc/rc.local that records the image of a root filesystem."""
     return f"{_DIGEST}{digest}\n"
 
 
 def image_digest(rc_local: str) -> str:
-    """Return the digest of the last line that write_digest() has made, or ""."""
+    """Return the digest of the last line of write_digest(), or ""."""
     lines = [line for line in rc_local.split("\n") if line.startswith(_DIGEST)]
     digest = lines[-1].removeprefix(_DIGEST) if lines else ""
     return digest if digests.is_digest(digest) else ""
 
 
 class ImageScripts:
-    """What the image beneath ``root``, a directory, runs. Its scripts are read again only where they have changed."""
+    """The scripts of the image beneath the directory ``root``, read again only after a change."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -117,7 +117,7 @@ class ImageScripts:
         self._exec: Exec | None = None
 
     def exec(self) -> Exec | None:
-        """None where only a shell can tell. Raises ContainerError."""
+        """Return the program, or None if only a shell can run the script. Raises ContainerError."""
         states = [paths.state(self._root, path) for path in ("/etc/rc", "/etc/rc.local")]
         if states != self._states:
             self._exec, self._states = of_image(self._root), states
@@ -125,7 +125,7 @@ class ImageScripts:
 
 
 def of_image(root: int) -> Exec | None:
-    """What ImageScripts.exec() gives, for one look."""
+    """Return ImageScripts.exec() of a directory."""
     return read_rc(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
 
 
@@ -157,7 +157,7 @@ def read_rc(rc: str, rc_local: str) -> Exec | None:
 
 
 def _statements(script: str) -> list[str]:
-    """Lines that are neither blank nor comments; a quoted newline keeps a line going."""
+    """Yield lines that are neither blank nor comments; a quoted newline continues a line."""
     out: list[str] = []
     going: list[str] = []  # lines of one statement
     quote = ""
@@ -175,7 +175,7 @@ def _statements(script: str) -> list[str]:
 
 
 def _open_quote(line: str, quote: str) -> str:
-    """The quote that is open at the end of a line, where ``quote`` is at its beginning; "" for none."""
+    """Return the quote that is open at the end of a line, or ""; ``quote`` is open at its beginning."""
     at = 0
     while at < len(line):
         c = line[at]
@@ -195,7 +195,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def _words(text: str) -> tuple[str, ...] | None:
-    """Shell words, or None where more than quotes would be needed to know them."""
+    """Return shell words, or None if the text needs more than quote removal."""
     words: list[str] = []
     word: str | None = None
     at = 0

@@ -38,7 +38,7 @@ class Container:
         self._login_shell = login_shell
 
     def argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """What runs for ``command``, or for none."""
+        """Return the words to execute for ``command``, or for none."""
         if self.image is not None and not self._login_shell:
             return self.image.argv(command, self.image.entrypoint if self.runs_entrypoint else ()) or ("/bin/sh",)
         # A script that only a shell understands, or no script at all.
@@ -57,7 +57,7 @@ class Container:
         return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
 
     def execute(self, command: tuple[str, ...]) -> NoReturn:
-        """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
+        """Execute ``command``, or the image's. Raises CommandError, ContainerError."""
         argv = self.argv(command)
         if not self.workdir and (self.image is None or self._login_shell):
             directory = self.environ["HOME"]
@@ -83,7 +83,7 @@ class Container:
 
 
 def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:
-    """Become ``argv`` as a shell would find it in the container's PATH. Raises CommandError, 126 or 127."""
+    """Execute ``argv``, found in the container's PATH as by a shell. Raises CommandError, 126 or 127."""
     signals.restore()
     name, refused = argv[0], ""
     failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -140,7 +140,7 @@ def _drop_long_variables(env: dict[str, str]) -> bool:
 
 
 def withhold(*, new_keyring: bool) -> None:
-    """Keep the caller's directories from the program, and with ``new_keyring`` the caller's keys.
+    """Close the caller's directories, and with ``new_keyring`` replace the caller's keyring.
 
     Call it while /proc is the node's. Raises ContainerError.
     """
@@ -158,14 +158,14 @@ def withhold(*, new_keyring: bool) -> None:
 
 
 def close_descriptors(environ: dict[str, str]) -> None:
-    """Give the program stdin, stdout and stderr alone, and no variable in ``environ`` that names another descriptor."""
+    """Close all descriptors but stdin, stdout and stderr, and remove variables in ``environ`` that name others."""
     linux.close_range(3, 0xFFFFFFFF, linux.CLOSE_RANGE_CLOEXEC)
     for name in _NAME_DESCRIPTORS:
         environ.pop(name, None)
 
 
 def candidates(name: str, search: str) -> list[str]:
-    """Where ``name`` may be by the colon-separated ``search``, in which nothing stands for the working directory."""
+    """Yield paths of ``name`` in the colon-separated ``search``; an empty element is the working directory."""
     return [f"{directory or '.'}/{name}" for directory in search.split(":")]
 
 

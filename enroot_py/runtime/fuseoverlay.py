@@ -1,4 +1,4 @@
-"""Overlays by fuse-overlayfs, for kernels that make none for users: ENROOT_NATIVE_OVERLAYFS=n.
+"""Make overlays with fuse-overlayfs, for kernels without overlays for users: ENROOT_NATIVE_OVERLAYFS=n.
 
 Like that of a squashfs image the server stays in the namespaces which the container leaves for
 its own: nothing in the container can look at it, and it does not keep the container's mounts
@@ -85,7 +85,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
 
 
 def _await_server(fuse: int, mount: int) -> NoReturn:
-    """Exit with 0 when the server answers, with 1 when it has ended: then nobody has /dev/fuse open."""
+    """Exit with 0 when the server answers, or with 1 when the server has ended and /dev/fuse is closed."""
     try:
         os.close(fuse)
         os.stat(f"/proc/self/fd/{mount}")
@@ -123,7 +123,7 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
 
 
 def _note(upper: str) -> None:
-    """Remember that fuse-overlayfs writes to a container: it marks what is gone in ways of its own."""
+    """Record that fuse-overlayfs writes to a container: its marks for deleted files differ."""
     open(os.path.dirname(upper) + "/" + NOTE, "w").close()
 
 

@@ -84,7 +84,7 @@ def _error(path: str) -> int:
 
 
 def _broken(script: str, name: str) -> str:
-    """What is wrong with the interpreter of a script or program; "" if it can run."""
+    """Return what is wrong with the interpreter of a script or program, or ""."""
     if name.endswith("\r") and _error(name) in _MISSING:
         return (
             f"the first line ends in CR LF, so its interpreter is '{name[:-1]}\\r': convert it: "
@@ -95,7 +95,7 @@ def _broken(script: str, name: str) -> str:
 
 
 def _closed(what: str, name: str) -> str:
-    """What keeps a file that exists from being executed."""
+    """Return why an existing file cannot be executed."""
     try:
         mode = os.stat(name).st_mode
     except OSError:
@@ -112,7 +112,7 @@ def _closed(what: str, name: str) -> str:
 
 
 def _missing(what: str, name: str, *, named: bool = False) -> str:
-    """Why a path leads to no file; "" if nobody knows.
+    """Return why a path leads to no file, or "" if unknown.
 
     If the user has ``named`` the path, it is no news that it does not exist, but where a link leads and what a mount
     covers is.
@@ -201,7 +201,7 @@ def _of_script(line: bytes) -> bytes:
 
 
 def _of_elf(fd: int, head: bytes) -> bytes:
-    """The loader that the first PT_INTERP header names."""
+    """Return the loader in the first PT_INTERP header."""
     if len(head) < 64 or head[4] not in _LAYOUTS:
         return b""
     machine, phoff, phnum, size, offset, filesz = _LAYOUTS[head[4]]

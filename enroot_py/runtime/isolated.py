@@ -53,7 +53,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
 
 
 def enter(uid: int, gid: int, own: int, *, superuser: bool, nested: bool = False) -> int:
-    """Do as namespaces.enter() does, and enter the container's ``own`` namespaces.
+    """Enter as namespaces.enter() does, and the container's ``own`` namespaces too.
 
     With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
     namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
@@ -120,7 +120,7 @@ def _create_owned(flags: int, created: int, done: int) -> NoReturn:
 
 
 def _become_first() -> None:
-    """Go on as process 1 of a new PID namespace; the process that waits for it stays outside, and never returns."""
+    """Continue as process 1 of a new PID namespace. The parent stays outside, waits, and never returns."""
     namespaces.unshare(linux.CLONE_NEWPID)
     child = supervise.fork()
     if child:
@@ -132,7 +132,7 @@ def _become_first() -> None:
 
 
 def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
-    """The mounts of the system, with the file systems that show the ``own`` namespaces in place of the host's."""
+    """Return the system mounts, with file systems of the ``own`` namespaces in place of the host's."""
     for flag, fstype, target, mode, option in (
         (linux.CLONE_NEWPID, "proc", "/proc", "rw", "--pid"),
         (linux.CLONE_NEWNET, "sysfs", "/sys", "ro", "--net"),
@@ -158,7 +158,7 @@ def _is_revealing(option: str) -> bool:
 
 
 def complete(root: int, own: int) -> None:
-    """Furnish the ``own`` namespaces, flags of unshare(2), of a container whose system mounts are done.
+    """Set up the ``own`` namespaces, flags of unshare(2), after the system mounts.
 
     Raises MountError, OSError.
     """
@@ -169,7 +169,7 @@ def complete(root: int, own: int) -> None:
 
 
 def make_dev(root: int, *, own_ipc: bool) -> None:
-    """Replace /dev of the host by one with the devices that every program expects. Raises MountError, OSError."""
+    """Replace the host's /dev by one with standard devices. Raises MountError, OSError."""
     for mount in mounts.parse_file(_DEV + (_OWN_IPC if own_ipc else _HOST_IPC), {}, "/dev of its own"):
         mounts.execute(mount, root)
     if os.isatty(0):

@@ -1,4 +1,4 @@
-"""What a login does before its shell, for ENROOT_LOGIN_SHELL, by what the image's /etc/login.defs says.
+"""Do what a login does before its shell, for ENROOT_LOGIN_SHELL, as the image's /etc/login.defs says.
 
 Done before the root is switched: nothing here is imported afterwards. Sources: login(1),
 login.defs(5), locale.conf(5), lastlog(8), utmp(5).
@@ -29,7 +29,7 @@ _USER_PROCESS = 7
 
 
 def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root: bool, given: bool) -> int | None:
-    """Complete ``environ``, set limits, say what is said at a login. Returns the umask, or None for the caller's.
+    """Complete ``environ``, set limits, print the messages of a login. Return the umask, or None for the caller's.
 
     ``user`` is the caller, ``as_root`` whether he is root inside, ``given`` whether there is a
     command. Raises ContainerError where logins are closed.
@@ -81,7 +81,7 @@ def _read(root: int, path: str) -> str | None:
 
 
 def _limit(blocks: str) -> None:
-    """The largest file, in blocks of 512 bytes; a higher limit than the caller's is his."""
+    """Limit the file size, in blocks of 512 bytes, to at most the caller's limit."""
     if not blocks.isdecimal():
         return
     import resource
@@ -93,7 +93,7 @@ def _limit(blocks: str) -> None:
 
 
 def _record(root: int, uid: int, name: str) -> None:
-    """A line for last(1) and lastlog(8), where the root filesystem takes it."""
+    """Write entries for last(1) and lastlog(8), if the root filesystem is writable."""
     line = os.ttyname(0).removeprefix("/dev/").encode() if os.isatty(0) else b""
     now = int(time.time())
     try:
@@ -108,7 +108,7 @@ def _record(root: int, uid: int, name: str) -> None:
 
 
 def _message(root: int, defs: Mapping[str, str]) -> None:
-    """The message of the day."""
+    """Print the message of the day."""
     hush = defs.get("HUSHLOGIN_FILE", "")
     if hush.startswith("/") and paths.exists(root, hush):
         return

@@ -1,4 +1,4 @@
-"""What the kernel lets root change or read through /proc, kept from a container that root starts.
+"""Hide files in /proc by which root could change or read the kernel, in containers that root starts.
 
 The files belong to root of the host, and their owner may write to them without any capability: a
 container of root's in a user namespace could set sysctls, or restart the node. Sources: the OCI runtime
@@ -27,7 +27,7 @@ _ATTRIBUTES = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_AT
 
 
 def cover(root: int) -> None:
-    """Hide these files, or make them read-only, where the kernel has them. Later mounts cover this. Raises OSError."""
+    """Hide these files, or make them read-only, if they exist. Later mounts can cover this. Raises OSError."""
     for path in (*_READ_ONLY, *_HIDDEN):
         try:
             descriptor = paths.open_in(root, path)

@@ -21,7 +21,7 @@ SQUASHFS = "sqsh"  # a flag here, a type in fstab(5): the source is a squashfs f
 
 
 class MountEntry:
-    """One mount as asked for: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options.
+    """One requested mount: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options.
 
     ``origin`` is the line of a file that says it, else "".
     """
@@ -47,7 +47,7 @@ class MountEntry:
         return self.source, self.target, self.flags
 
     def fstab(self, origin: str) -> Mount:
-        """The mount as a line of fstab(5). Raises ConfigError for a flag that none has."""
+        """Return the mount as a line of fstab(5). Raises ConfigError for an unknown flag."""
         from enroot_py.runtime.mounting import Mount
 
         kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"
@@ -56,11 +56,11 @@ class MountEntry:
 
     @property
     def is_squashfs(self) -> bool:
-        """Whether what the source holds is mounted, which is a squashfs file."""
+        """Whether the source is a squashfs file whose content is mounted."""
         return SQUASHFS in self.flags
 
     def resolved(self, cwd: str, environ: Mapping[str, str]) -> MountEntry:
-        """The mount in a job that runs in ``cwd``, with the values of its variables. Raises ValueError."""
+        """Return the mount for a job in ``cwd``, with variables expanded. Raises ValueError."""
         source, target = self.source, self.target
         if "$" in source or "$" in target:
             source, target = _expand(source, environ), _expand(target, environ)
@@ -70,7 +70,7 @@ class MountEntry:
         return MountEntry(source, target, self.flags, self.origin)
 
     def check(self, variable: str = "$") -> None:
-        """Raise ValueError for what cannot be. A path that begins with ``variable`` is checked again in the job."""
+        """Raise ValueError for an impossible mount. A path that begins with ``variable`` is checked in the job."""
         source, target = self.source, self.target
         if self.is_squashfs and source in _SPECIAL_FLAGS:
             raise ValueError(f"{source!r} is no squashfs file", f"a file of that name is ./{source}")
@@ -93,12 +93,12 @@ class MountEntry:
 
 
 def parse(text: str) -> tuple[MountEntry, ...]:
-    """The value of the option. Raises ValueError with what is wrong, and perhaps a hint."""
+    """Parse the option. Raises ValueError with the reason, and optionally a hint."""
     return tuple(dict.fromkeys(parse_one(entry) for entry in split(text, ",")))
 
 
 def parse_one(entry: str, origin: str = "") -> MountEntry:
-    """One mount, of the line ``origin`` of a file. Raises ValueError as parse() does."""
+    """Parse one mount, of the line ``origin`` of a file. Raises ValueError as parse() does."""
     fields = split(entry, ":", 2)
     source = _unescape(fields[0])
     target = _unescape(fields[1]) if len(fields) > 1 else source
@@ -117,7 +117,7 @@ def parse_one(entry: str, origin: str = "") -> MountEntry:
 
 
 def _beneath_root(target: str) -> str:
-    """A target that begins with a dot is taken from the root of the container, as ./data alone has the target /data."""
+    """Return the target; a leading dot stands for the container's root, as ./data alone has the target /data."""
     plain = target.startswith(".") and not target.startswith("..") and target.strip("./")
     return "/" + target.removeprefix("./") if plain else target
 
@@ -146,7 +146,7 @@ _QUOTED = ",: "
 
 
 def split(text: str, separator: str, limit: int = -1) -> list[str]:
-    """``text`` cut at ``separator``, at most ``limit`` times, where no backslash quotes it."""
+    """Split ``text`` at unquoted ``separator``, at most ``limit`` times."""
     parts = [""]
     at = 0
     while at < len(text):

@@ -1,4 +1,4 @@
-"""Hints for mounts that fail. Each works when it is followed."""
+"""Hints for failed mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mount: described first and executed later, beneath the root of a container. mounts.py reads it from fstab(5).
+"""A mount as data, executed later beneath a container's root. mounts.py reads it from fstab(5).
 
 Beyond the options of mount(8): x-create=dir|file|auto makes the target, x-move and x-detach move and detach.
 """
@@ -60,7 +60,7 @@ _attached: dict[str, tuple[int, int]] = {}
 
 
 class LeftOut(OSError):
-    """A mount that an image asks for and does not get; it starts all the same."""
+    """A mount of an image that is refused; the image starts without it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EXDEV, why)
@@ -134,7 +134,7 @@ class Mount:
             self._check_squashfs()
 
     def _check_squashfs(self) -> None:
-        """Raise ConfigError for an option that cannot be with the type sqsh."""
+        """Raise ConfigError for an option that does not work with the type sqsh."""
         self.words.add("x-create=dir")
         for word in self.options:
             if word not in _OF_SQUASHFS and word not in IGNORED:
@@ -143,7 +143,7 @@ class Mount:
                 raise ConfigError(f"{self.origin or self.describe()}: a squashfs file {why}", hint=hint)
 
     def confine(self) -> None:
-        """Keep it, which an image asks for, to the container's own: a tmpfs, or a volume. Raises ConfigError."""
+        """Restrict an image's mount to a tmpfs or a volume of the image. Raises ConfigError."""
         is_volume = self.binds and self.fstype == "none" and self.inside
         if not (is_volume or self.fstype == "tmpfs" and not self.binds) or self.words & _CHANGING:
             message = f"{self.origin}: an image may mount a tmpfs and its own directories, not {self.source!r}"
@@ -152,7 +152,7 @@ class Mount:
         self.attributes |= linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
     def describe(self) -> str:
-        """The mount as one line of fstab."""
+        """Return the mount as one line of fstab."""
         fields = (self.source, self.target, self.fstype, ",".join(self.options) or "defaults", "0", str(self.passno))
         return " ".join(map(escape, fields))
 
@@ -167,7 +167,7 @@ class Mount:
         return "bind" in self.words or "rbind" in self.words
 
     def execute(self, root: int) -> None:
-        """Do it beneath the directory ``root``; mounts.execute() says what fails. Raises OSError, PenrootError."""
+        """Mount beneath the directory ``root``; mounts.execute() reports errors. Raises OSError, PenrootError."""
         if "x-detach" in self.words:
             with paths.open_mounted(root, self.target, _attached.get(self.target)) as mounted:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
@@ -188,7 +188,7 @@ class Mount:
             _attached[self.target] = paths.inode(mount)
 
     def _check_confined(self, root: int, target: int) -> None:
-        """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
+        """Refuse to let an image cover a host mount such as /proc, or the root."""
         if os.path.sameopenfile(root, target):
             raise LeftOut("it is the root directory")
         if not paths.is_own(root, target):
@@ -211,7 +211,7 @@ class Mount:
             linux.mount_setattr(target, "", flags, self._changeable, 0, self.propagation)
 
     def _create(self, root: int) -> Fd:
-        """A detached mount, as a file descriptor."""
+        """Create the mount, detached, and return its file descriptor."""
         if self.detached >= 0:
             return Fd(self.detached)
         if self.fstype == SQUASHFS:
@@ -226,7 +226,7 @@ class Mount:
             return self._open_tree(source, "", linux.AT_EMPTY_PATH)
 
     def _place_of_file(self) -> str:
-        """Raises MountError, and what who serves the file raises."""
+        """Return the directory of a served file. Raises MountError, and errors of its server."""
         if self.source not in served:  # a container has left the namespaces in which a server can be started
             hint = "declare it with --mount, --container-mounts or in mounts.d; it cannot be added later"
             raise MountError(f"cannot mount {self.source} on {self.target}: the container exists already", hint=hint)
@@ -253,7 +253,7 @@ class Mount:
             return tree.keep()
 
     def _open_target(self, root: int, mount: int) -> Fd:
-        """Open what ``mount`` will cover. A file covers a link of the image itself, not the file that it points to."""
+        """Open the target of ``mount``. A file covers a symlink of the image itself, not its destination."""
         if not stat.S_ISDIR(os.fstat(mount).st_mode):
             try:
                 return paths.open_in(root, self.target, os.O_PATH | os.O_NOFOLLOW)
@@ -262,7 +262,7 @@ class Mount:
         return self._target(root)
 
     def _target(self, root: int, mode: int = 0) -> Fd:
-        """Open the target, and make it if the options say so.
+        """Open the target; create it if an option says so.
 
         A target that is made has no permissions: an export then knows that it is no part of the image, as enroot's
         does. In a tree of the host, a target is made only if it was asked for under this name.

@@ -1,4 +1,4 @@
-"""The fstab(5) grammar of enroot: mounts as files and options write them.
+"""Parse enroot's fstab(5) grammar, in files and options.
 
 A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``; trailing fields may be
 missing, and so may the target (same as the source) and the type (``none``).
@@ -39,7 +39,7 @@ tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave     
 
 
 def execute(mount: Mount, root: int) -> None:
-    """Make a mount beneath the directory ``root``. Raises MountError, unless the mount says nofail."""
+    """Execute a mount beneath the directory ``root``. Raises MountError, unless the mount has nofail."""
     if log.explain:
         log.explain(f"mount    {mount.describe()}  ({mount.origin})")
     try:
@@ -124,7 +124,7 @@ def _is_options(field: str) -> bool:
 
 
 def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator[Mount]:
-    """The lines of an fstab; blank lines and comments are skipped."""
+    """Yield the mounts of an fstab; blank lines and comments are skipped."""
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip(" \t\r")
         if line and not line.startswith("#"):
@@ -132,7 +132,7 @@ def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator
 
 
 def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
-    """The lines of an image's fstab, which reach nothing of the host: see Mount.confine(). Raises ConfigError.
+    """Yield the mounts of an image's fstab, which cannot reach the host: see Mount.confine(). Raises ConfigError.
 
     No variable is replaced but ``${ENROOT_ROOTFS}``.
     """

@@ -1,4 +1,4 @@
-"""Namespaces of a container. Its user namespace maps one user, to the same number or to root: user_namespaces(7).
+"""Namespaces of a container. The user namespace maps one user, to the same ID or to root: user_namespaces(7).
 
 A program that is root in the container runs in a second user namespace within the first. There it cannot undo the
 container's mounts: nest().
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def privileged(settings: Settings) -> bool:
-    """Whether root keeps his privileges, and so needs no user namespace."""
+    """Whether root keeps all privileges, and so needs no user namespace."""
     return settings.allow_superuser and os.geteuid() == 0
 
 
@@ -45,7 +45,7 @@ def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
 
 
 def own(settings: Settings) -> int:
-    """The namespaces that a container has of its own by setting, as flags of unshare(2)."""
+    """Return the private namespaces of the settings, as flags of unshare(2)."""
     flags = linux.CLONE_NEWNET if settings.unshare_net else 0
     flags |= linux.CLONE_NEWIPC if settings.unshare_ipc else 0
     flags |= linux.CLONE_NEWPID if settings.unshare_pid else 0
@@ -94,7 +94,7 @@ def servers() -> ModuleType | None:
 
 
 def hide() -> None:
-    """Let no other process look at this one, not even root of its user namespace, until it executes a program.
+    """Hide this process from all others, even from root of its user namespace, until it executes a program.
 
     What it still has of the host, its descriptors and its memory, is thus out of reach for what runs
     in a container: ptrace(2), "Ptrace access mode checking".
@@ -124,7 +124,7 @@ def advice(error: OSError) -> str:
 
 
 def confine(*, remap_root: bool) -> None:
-    """Last step before exec: no new privileges, no capabilities unless root inside, the system call filter."""
+    """Drop privileges before exec: no_new_privs, no capabilities unless root inside, the system call filter."""
     try:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if not remap_root:

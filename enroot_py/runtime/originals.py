@@ -1,4 +1,4 @@
-"""Bash hooks of a site that lie beside ours: whether they run, and whether enroot shipped them as they are.
+"""Decide whether a site's bash hook with the name of ours runs, and whether it is enroot's original.
 
 A node that had enroot has the files of its hooks, most of them as they were shipped: those
 are known by their digests in originals.b2sum, over all versions that enroot has had.
@@ -18,7 +18,7 @@ RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # in old versio
 
 
 def idle(path: str) -> str:
-    """Why a script does not run, which is no mistake: that is how one switches it off."""
+    """Return why a script is switched off, or ""."""
     try:
         if not os.path.getsize(path):  # that of /dev/null is 0
             return "is empty"
@@ -28,14 +28,14 @@ def idle(path: str) -> str:
 
 
 def is_original(path: str, name: str, digests: str) -> bool:
-    """Whether the script ``path`` is the hook ``name`` as enroot shipped it: see ``digests``. Raises ConfigError."""
+    """Whether the script ``path`` is enroot's original of the hook ``name``: see ``digests``. Raises ConfigError."""
     line = f"{blake2b(files.content(path) or b'', digest_size=16).hexdigest()}  {name}.sh\n"
     with open(digests) as known:
         return line in known.read()
 
 
 def substitute(name: str, places: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
-    """The hook in one of our directories that does the work of one of enroot's optional hooks.
+    """Return our hook that replaces one of enroot's optional hooks.
 
     "" where no hook has to, as the plugin or 20-mpi does; None where nothing of ours does.
     """

@@ -1,4 +1,4 @@
-"""PMIx reaches into the container: the server's rendezvous files, and a credential that both sides know.
+"""Make PMIx work in a container: the server's rendezvous files, and a credential that both sides support.
 
 Slurm's mpi/pmix and mpirun listen on a socket and keep files under PMIX_SERVER_TMPDIR;
 a client needs both. PMI2's open file descriptor passes as it is. Source: slurm.conf(5)
@@ -35,7 +35,7 @@ _CRAY = "cray_shasta"
 
 
 def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[str, str, str]]:
-    """What a client needs of the node at the same paths: path, "rw" or "ro", and what for.
+    """Yield the node paths that a client needs: path, "rw" or "ro", and purpose.
 
     PMIx's "native" credential is what the client sends as its own user id (psec_native.c; the server
     asks the kernel only on the socket of PMIx 2). That is 0 for root of a user namespace, and the
@@ -57,7 +57,7 @@ def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[s
 
 
 def _without_munge(environ: Mapping[str, str]) -> str:
-    """Why MUNGE cannot vouch for a client, and how the site makes it; else empty."""
+    """Return why MUNGE cannot authenticate a client, with the fix, or ""."""
     offered = environ.get("PMIX_SECURITY_MODE", "")
     if "munge" not in offered.split(","):
         return f"it offers no MUNGE here (PMIX_SECURITY_MODE={offered}): the nodes need a PMIx built with MUNGE"
@@ -65,14 +65,14 @@ def _without_munge(environ: Mapping[str, str]) -> str:
 
 
 def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:
-    """Variables that lead a client to a server that refuses it: the slurmstepd of that one would never end."""
+    """Return variables that lead a client to a server that refuses it, whose slurmstepd would never end."""
     if not (remap_root and used(environ) and _without_munge(environ)):
         return ()
     return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
 
 
 def check_root(environ: Mapping[str, str], tasks: int, option: str = "--container-remap-root") -> str:
-    """Why no PMIx client can connect as root of a user namespace, else empty: it would hang, not fail.
+    """Return why a PMIx client cannot connect as root of a user namespace, or "": it would hang, not fail.
 
     Raises ConfigError where several tasks, ``tasks`` in the step, would wait for each other. One task may
     well be a shell on a cluster whose MpiDefault is pmix, and is told only.
@@ -93,7 +93,7 @@ def check_root(environ: Mapping[str, str], tasks: int, option: str = "--containe
 
 
 class Libraries:
-    """What a program of the container finds: ``exists`` tells of a path in it, ``search`` is its LD_LIBRARY_PATH."""
+    """Libraries that a program of the container finds; ``exists`` checks a path, ``search`` is LD_LIBRARY_PATH."""
 
     def __init__(self, exists: Callable[[str], bool], search: str) -> None:
         self._exists = exists
@@ -110,12 +110,12 @@ _COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODU
 
 
 def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
-    """Whether a hook of the site has copied an offer of the server's as it is, whatever the image can take."""
+    """Whether a site's hook has copied an offer of the server unchanged."""
     return name in _COPIES and environ.get(_COPIES[name]) == value
 
 
 def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError for none."""
+    """Return the server's offers that a client in the container supports, by FITTED. Raises ConfigError for none."""
     return {**security(environ, libraries, remap_root=remap_root), **stores(environ)}
 
 
@@ -175,7 +175,7 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
 
 
 def mismatch(kind: str, libraries: Libraries) -> str:
-    """Why the image's MPI would not see what ``srun --mpi=kind`` offers: each task a world of its own; else empty."""
+    """Return why the image's MPI does not support ``srun --mpi=kind``, so that each task would be alone, or ""."""
     if kind.startswith("pmix") and libraries.have(*_MPICH) and not libraries.have(*_OPEN_MPI):
         return "the image's MPI is MPICH or related, without PMIx, so each task would be rank 0 of 1: use --mpi=pmi2"
     if kind == "pmi2" and libraries.have(*_OPEN_MPI) and not libraries.have(*_MPICH):

@@ -1,4 +1,4 @@
-"""What keeps an ordinary user from starting containers: the machine's settings, or those of the pod that this is.
+"""Find settings of the machine or the pod that keep users from starting containers.
 
 Imported only where a start has failed, and by ``penroot doctor``: both then say the same.
 """
@@ -19,7 +19,7 @@ _FILTERED = "2"  # Seccomp in proc_pid_status(5)
 
 
 def advice(error: OSError, proc: str = "/proc") -> str:
-    """Who has to change what, where namespaces or mounts were refused with ``error``, by what ``proc`` says."""
+    """Return a hint for refused namespaces or mounts, from ``error`` and ``proc``."""
     node = os.uname().nodename
     # Where a runtime has made /proc/sys read-only, root of the pod cannot help.
     here = f"{MACHINE} ({node})" if is_read_only(f"{proc}/sys") else f"on {node}"
@@ -67,19 +67,19 @@ def too_revealing() -> str:
 
 
 def is_made() -> bool:
-    """Whether a runtime has made /dev, not the kernel."""
+    """Whether a container runtime has made /dev."""
     return filesystems.kind("/dev") != "devtmpfs"
 
 
 def without_fuse(instead: str) -> str:
-    """What to do where /dev/fuse cannot be opened; ``instead`` is what needs none."""
+    """Return a hint for a /dev/fuse that cannot be opened; ``instead`` works without it."""
     if not is_made():
         return f"on {os.uname().nodename} as root: modprobe fuse; chmod 666 /dev/fuse; or: {instead}"
     return f"this pod needs the device /dev/fuse, of a device plugin or with privileged: true; or, without: {instead}"
 
 
 def volume(setting: str) -> str:
-    """What to do instead of storing on an overlay, which a pod's root is, and that of a live image."""
+    """Return a hint for a store on an overlay, as in a pod or a live image."""
     if not is_made():
         return f"another file system, as of a disk or a tmpfs, for {setting}"
     return f"a volume of the pod, as an emptyDir, for {setting}"
@@ -90,7 +90,7 @@ def is_on_overlay(path: str) -> bool:
 
 
 def cgroups_are_read_only(path: str = "/proc/self/mountinfo") -> bool:
-    """Whether this process can make no control group in any hierarchy that is mounted by the file ``path``."""
+    """Whether this process cannot create a control group in any hierarchy of the file ``path``."""
     mounts = [mount for mount in mountinfo.read(path) if mount.fstype in ("cgroup", "cgroup2")]
     return bool(mounts) and all("ro" in mount.options for mount in mounts)
 
@@ -103,7 +103,7 @@ def is_read_only(path: str) -> bool:
 
 
 def _text(path: str) -> str:
-    """What a file of /proc says; "" where it cannot be read."""
+    """Return the content of a file of /proc, or "" if unreadable."""
     try:
         with open(path, errors="replace") as f:
             return f.read().strip("\0\n ")
@@ -117,7 +117,7 @@ def _status(proc: str, key: str) -> str:
 
 
 def _profile(proc: str) -> str:
-    """The profile of AppArmor that confines this process: apparmor(7)."""
+    """Return the AppArmor profile of this process: apparmor(7)."""
     text = _text(f"{proc}/self/attr/apparmor/current") or _text(f"{proc}/self/attr/current")
     return text.removesuffix(" (enforce)") if text.endswith(" (enforce)") else ""
 

@@ -1,4 +1,4 @@
-"""Running containers: found in /proc, listed, joined.
+"""Find running containers in /proc, list and join them.
 
 A container has no daemon and no record of its own while it runs; its root
 mount says which one it is. Sources: proc(5), namespaces(7).
@@ -32,7 +32,7 @@ class Process:
     __slots__ = ("name", "pid", "comm", "state", "started", "cpu", "mntns", "userns", "command")
 
     def __init__(self, name: str, pid: int, mntns: int) -> None:
-        """Read /proc/PID. Raises OSError where it is gone or not ours."""
+        """Read /proc/PID. Raises OSError if the process has ended or is not ours."""
         stat = proc.Stat(pid)
         self.name = name
         self.pid = pid
@@ -47,7 +47,7 @@ class Process:
 
 
 def running(settings: Settings) -> list[Process]:
-    """The user's running containers, by name and age."""
+    """Return the user's running containers, by name and age."""
     ours = inode(os.getpid(), "mnt")
     oldest: dict[int, Process] = {}
     for entry in os.listdir("/proc"):
@@ -68,7 +68,7 @@ def running(settings: Settings) -> list[Process]:
 
 
 def inode(pid: int, namespace: str) -> int:
-    """What tells a namespace of a process from others. Raises OSError."""
+    """Return the identity of a process's namespace. Raises OSError."""
     return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
 
 
@@ -78,7 +78,7 @@ def _boot_time() -> int:
 
 
 def _container(pid: int, settings: Settings) -> str | None:
-    """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
+    """Return the container that has the root mount of ``pid``: its name, UNKNOWN, or None for another mount."""
     root = _root_mount(pid)
     if root is None:
         return None
@@ -104,7 +104,7 @@ def _root_mount(pid: int) -> Mounted | None:
 
 
 def changing(upper: str) -> Process | None:
-    """The process with the lowest number in a container whose changes go to the directory ``upper``, or None."""
+    """Return the lowest PID in a container with the upper directory ``upper``, or None."""
     seen = {inode(os.getpid(), "mnt")}
     for entry in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
         try:
@@ -150,7 +150,7 @@ def _is_root(pid: int, directory: str) -> bool:
 
 
 def find(target: str, settings: Settings) -> int:
-    """The process to join for a PID, a container's name, or a Slurm JOBID[.STEPID]. Raises ContainerError."""
+    """Return the PID to join for a PID, a container's name, or a Slurm JOBID[.STEPID]. Raises ContainerError."""
     pid = int(target) if target.isdecimal() and os.path.exists(f"/proc/{target}") else 0
     if pid:
         try:
@@ -185,7 +185,7 @@ def _of_job(pid: int, target: str) -> bool:
 
 
 def of_process(pid: int) -> dict[str, str]:
-    """The environment with which ``pid`` was executed. Raises OSError."""
+    """Return the environment with which ``pid`` was executed. Raises OSError."""
     with open(f"/proc/{pid}/environ", "rb") as f:
         pairs = (entry.partition(b"=") for entry in f.read().split(b"\0") if entry)
         return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""Ranks of MPI: what a launcher tells them, and one container for those of a node.
+"""MPI ranks: variables of their launcher, and one container for the ranks of a node.
 
 UCX and cross-memory attach work within one user namespace only, so ranks that a
 launcher starts one by one join the container of the first. Nothing holds that
@@ -35,7 +35,7 @@ _SELECTORS = ("NVIDIA_", "MELLANOX_")
 
 
 def variables(host: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """What the caller, a rank, has from its launcher. Raises ConfigError where MPI would hang."""
+    """Return the variables that a rank has from its launcher. Raises ConfigError if MPI would hang."""
     if not (settings.mpi and environ.is_rank(host)):
         return {}
     given = {key: value for key, value in host.items() if key.startswith(_LAUNCHERS) and not key.endswith(_HOSTS)}
@@ -52,7 +52,7 @@ class Record:
     def __init__(
         self, container: Iterable[str], settings: Settings, host: Mapping[str, str], runtime_path: str
     ) -> None:
-        """For the ``container`` that this start asks for, in words; kept in ``runtime_path``. Raises ContainerError."""
+        """``container`` describes the requested container; the record is in ``runtime_path``. Raises ContainerError."""
         self._rank = environ.rank(host)
         launcher = _launcher(self._rank)
         words = [f"{name}={text}" for name, text, _ in settings.everything()]
@@ -75,7 +75,7 @@ class Record:
             raise ContainerError(f"cannot join the other ranks: {why}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
-        """Enter the container of the others, if one of them runs; its variables, and those that its image set."""
+        """Enter the container of the other ranks, if one runs; return its variables and the image's."""
         try:
             self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))
         except (EOFError, ValueError, TypeError):
@@ -100,7 +100,7 @@ class Record:
         return None
 
     def keep(self, variables: Mapping[str, str], origins: Mapping[str, str], own: Iterable[str]) -> None:
-        """As the first of them: let the others in, but for the variables that are this rank's ``own``."""
+        """As the first rank, admit the others; variables in ``own`` are only for this rank."""
         if self._fd < 0:
             return
         umask = os.umask(0o022)
@@ -109,7 +109,7 @@ class Record:
         self._write(processes.inode(os.getpid(), "mnt"), umask, kept, [key for key in origins if key in kept])
 
     def sweep(self) -> None:
-        """Remove the records of launchers that have ended: of Hydra's, which have no directory to leave them in."""
+        """Remove records of ended launchers without a session directory, as Hydra's."""
         for name in os.listdir(self._directory):
             words = name.split("-")
             if words[0] == "ranks" and len(words) == 4 and _has_ended(int(words[1]), int(words[2])):
@@ -133,7 +133,7 @@ def _await_rank(fd: int) -> str:
 
 
 def _directory(host: Mapping[str, str]) -> str:
-    """The launcher's session directory, which it removes, if that is the user's alone; else ""."""
+    """Return the launcher's session directory, if it is private to the user, or ""."""
     session = host.get("PMIX_SERVER_TMPDIR", "")
     try:
         trusted_there = session and trusted.place(session, strict=True).st_uid == os.geteuid()
@@ -143,7 +143,7 @@ def _directory(host: Mapping[str, str]) -> str:
 
 
 def _started(pid: int) -> int:
-    """When a process began, in ticks after the boot; 0 where it is gone or hidden."""
+    """Return the start time of a process in ticks after boot, or 0 if it has ended or is hidden."""
     stat = proc.look(pid)
     return stat.started if stat else 0
 
@@ -159,7 +159,7 @@ def _has_ended(pid: int, began: int) -> bool:
 
 
 def _launcher(rank: list[str]) -> int:
-    """The process that has started this rank: the next above it that is not this rank itself, as a script is."""
+    """Return the process that started this rank: its nearest ancestor that is not part of the rank."""
     pid = os.getppid()
     while any(rank) and pid > 1:
         try:

@@ -31,7 +31,7 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
 class Source:
-    """What a root file system is made of: directories from top to bottom, or one squashfs image.
+    """The source of a root file system: directories from top to bottom, or one squashfs image.
 
     The image begins at ``offset`` of its file, as in a bundle.
     ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
@@ -64,7 +64,7 @@ class Source:
 
     @property
     def upper(self) -> str:
-        """Where an overlay keeps changes; "" where nothing keeps them."""
+        """The upper directory, or "" if changes are lost."""
         return self.changes and self.changes + "/upper"
 
     @property
@@ -74,13 +74,13 @@ class Source:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a record says of it."""
+        """Return the fields of an event record."""
         if self.directory or self.upper:
             return {"container": self.name}
         return {"image": self.image} if self.image else {}
 
     def mount_point(self, scratch: str) -> str:
-        """Where it is mounted, beneath ``scratch``/root; hooks take a container's name from the end of this path."""
+        """Return the mount point beneath ``scratch``/root; hooks take a container's name from its end."""
         return f"{scratch}/root/{self.name if self.directory or self.upper else 'overlay'}"
 
     def describe(self) -> str:
@@ -92,7 +92,7 @@ class Source:
 
 
 def make_scratch(settings: Settings) -> str:
-    """The directory under which a start mounts, in its own namespace. Raises ContainerError.
+    """Return the directory under which a start mounts, in its own namespace. Raises ContainerError.
 
     It is the caller's own, and nobody can swap it: where the one of the settings is not, a private one.
     """
@@ -190,7 +190,7 @@ def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
 
 
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
-    """An overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
+    """Create an overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
 
     Without ``upper`` it is read-only. The source of the mount is the ``label``. Where proc_pid_mountinfo(5) shows
     descriptors instead of long paths, it has the ends of the first of these paths too. Source: the kernel's
@@ -213,7 +213,7 @@ def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str
 
 
 class _ShortNames:
-    """Names of directories that are short enough, while the ``with`` lasts."""
+    """Short names for directories, valid within the ``with``."""
 
     def __init__(self) -> None:
         self._ends: list[str] = []
@@ -244,7 +244,7 @@ class _ShortNames:
 
 
 def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
-    """What overlay() does, by mount(2). Raises OSError."""
+    """Do the same as overlay() with mount(2). Raises OSError."""
     with _ShortNames() as names:
         limit = _PAGE // (len(lowerdirs) + 3) - 1  # all options together may fill a page
         joined = ":".join(escape(names.short(path, limit)) for path in lowerdirs)
@@ -265,12 +265,12 @@ def _overlay_by_mount(source: str, data: str, over: str) -> int:
 
 
 def escape(path: str) -> str:
-    """A path in the option string of an overlay, where ``:`` and ``,`` separate."""
+    """Escape a path for the option string of an overlay, in which ``:`` and ``,`` separate."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
 
 
 def bind(directory: str) -> int:
-    """The directory and all that is mounted beneath it, as a detached mount."""
+    """Clone a directory with the mounts beneath it as a detached mount."""
     flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE
     with linux.open_tree(linux.AT_FDCWD, directory, flags) as tree:
         linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, _ATTRIBUTES, 0, 0)
@@ -321,7 +321,7 @@ def import_no_files() -> None:
 
 
 def _refused(what: str, error: OSError) -> NamespaceError:
-    """What a seccomp filter or a security module forbids, though the kernel allows it in a user namespace."""
+    """Return an error for a call that a seccomp filter or a security module forbids."""
     from enroot_py.runtime import pods
 
     return NamespaceError(f"cannot {what} in a user namespace: {error.strerror}", hint=pods.advice(error))

@@ -28,7 +28,7 @@ _BASH = "/bin/bash"
 
 
 def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The lines ``#ENROOT_NAME=VALUE`` of a configuration script, which are settings, and where they stand.
+    """Return the settings in ``#ENROOT_NAME=VALUE`` lines of a configuration script, with their lines.
 
     Raises ConfigError.
     """
@@ -54,7 +54,7 @@ def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]
 
 
 class Scripts:
-    """The bash of one start: its hooks, and the configuration script if there is one.
+    """The bash processes of one start: hooks and the configuration script.
 
     What one of them writes to ENROOT_ENVIRON and ENROOT_MOUNTS is there for the next one, and
     what hooks in Python do to the environment between them too.
@@ -102,7 +102,7 @@ class Scripts:
         self._read_environ()
 
     def finish(self) -> tuple[list[Mount], str | None]:
-        """After the hooks: hooks() of the configuration script, what they all want mounted, then mounts() and rc().
+        """After the hooks, run hooks() of the configuration script, then mounts() and rc().
 
         Returns the mounts that come after those of the system, and the command script. Raises PenrootError.
         """
@@ -165,7 +165,7 @@ class Scripts:
         self._exported = context.host = exported
 
     def _write_environ(self) -> None:
-        """Bring ENROOT_ENVIRON up to date; what scripts have written there stays as they wrote it."""
+        """Update the file ENROOT_ENVIRON, and keep lines that scripts have written."""
         path = self._out + "/environ"
         now = _writable(self._context.environ)
         gone = self._lines.keys() - now.keys()
@@ -180,7 +180,7 @@ class Scripts:
         self._variables = now
 
     def _read_environ(self) -> None:
-        """Take over what a script has changed in ENROOT_ENVIRON: of several lines the last one counts."""
+        """Apply a script's changes in ENROOT_ENVIRON: of several lines the last one counts."""
         lines: dict[str, str] = {}
         for line in _read(self._out + "/environ").split("\n"):
             key, equals, value = etc.assignment(line)
@@ -194,7 +194,7 @@ class Scripts:
 
 
 def _writable(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that fit into a line of a file."""
+    """Return the variables that fit into one line of a file."""
     return {
         key: value
         for key, value in variables.items()
@@ -203,7 +203,7 @@ def _writable(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _environ(context: hooks.Context, out: str) -> dict[str, str]:
-    """The environment of a hook: the caller's, the settings, and where to look and to write."""
+    """Return the environment of a hook: the caller's, the settings, and paths."""
     exported = dict(context.host)
     for variable, setting in all_settings().items():
         text = context.settings.text(setting)

@@ -1,4 +1,4 @@
-"""Squashfs images by FUSE: we mount, and hand the descriptor to squashfuse. Source: fuse(4), squashfuse(1)."""
+"""Serve squashfs images by FUSE: mount, and pass the descriptor to squashfuse. Source: fuse(4), squashfuse(1)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _served = ""  # the image that this process has mounted
 
 
 class Server:
-    """The process that serves a squashfs image to /dev/fuse, and what it serves as a detached mount.
+    """The FUSE server of a squashfs image, and its detached mount.
 
     To be made in a mount namespace that the container then leaves for one of its
     own: the server stays there, so that it pins nothing, and ends when the kernel
@@ -77,7 +77,7 @@ class Server:
         starting.append(self)
 
     def attach(self, target: str) -> None:
-        """Mount what is served, now that the server runs. Raises ImageError where it does not."""
+        """Return the mount when the server runs. Raises ImageError if it does not."""
         self.wait()
         mounting.attach_at(self._mount, target)
 
@@ -112,7 +112,7 @@ class Server:
             hostfiles.note_start(self._lifeline)
 
     def read_ahead(self, root: int, program: str, search: str) -> None:
-        """Have it decompress a program that will run, while this process goes on.
+        """Make the server decompress a program while this process continues.
 
         Otherwise that comes page by page when it is executed. Of a dynamic program also
         its loader, and the C library beside that. ``search`` is the PATH.
@@ -131,7 +131,7 @@ class Server:
 
 
 def why(error: BaseException) -> ImageError | None:
-    """What is wrong with the image that this process has mounted, if that is why it failed with ``error``."""
+    """Return the error of the mounted image, if it explains ``error``, or None."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, OSError):
         seen = seen.__cause__ or seen.__context__
@@ -294,7 +294,7 @@ def _takes_owner(program: str) -> bool:
 
 
 def installed(*names: str) -> str:
-    """The first of these FUSE servers that there is, not by the PATH of a user; "" for none."""
+    """Return the first installed FUSE server, ignoring the user's PATH, or ""."""
     for name in names:
         if command := carried.command(name):
             return command[-1]
@@ -305,7 +305,7 @@ def installed(*names: str) -> str:
 
 
 def open_device(instead: str) -> Fd:
-    """/dev/fuse, in the user namespace of the mount, fuse(4); ``instead`` needs none. Raises NamespaceError."""
+    """Open /dev/fuse in the user namespace of the mount, fuse(4); ``instead`` works without. Raises NamespaceError."""
     try:
         return Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except OSError as e:
@@ -315,13 +315,13 @@ def open_device(instead: str) -> Fd:
 
 
 def mount_options(fuse: int, *, checks_modes: bool = True) -> list[str]:
-    """How the file system of an open /dev/fuse is mounted for all of a container."""
+    """Return the mount options for a FUSE file system that the whole container can read."""
     ids = f"user_id={os.geteuid()}", f"group_id={os.getegid()}"
     return [f"fd={fuse}", "rootmode=40000", *ids, "allow_other", *["default_permissions"] * checks_modes]
 
 
 def _read_ahead(root: int, path: str) -> tuple[bytes, str]:
-    """Ask for a file; its first page, and where it really is beneath the root. Raises OSError."""
+    """Return the first page of a file, and its real path beneath the root. Raises OSError."""
     with paths.open_in(root, path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         # The kernel takes no more than one window of a call.
         for offset in range(0, min(os.fstat(fd).st_size, _AHEAD), _WINDOW):

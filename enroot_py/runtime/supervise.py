@@ -67,7 +67,7 @@ def wait(child: int) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """End as a child that wait() has seen end, by the same signal if it was one."""
+    """End as the child has ended, by the same signal if there was one."""
     if status > 128:
         number = status - 128
         if number in signals.CATCHABLE:

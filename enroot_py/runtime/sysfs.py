@@ -1,4 +1,4 @@
-"""/sys of the caller's network, where the mounted /sys shows the devices of another network namespace.
+"""Mount a /sys for the caller's network, if the mounted one shows another network namespace.
 
 The caller has entered a user and a network namespace, as `unshare -Urn` or rootless networking does, and /sys still is
 the node's. Only root of that user namespace may mount /sys for its network, and only before the container's own user
@@ -37,6 +37,6 @@ def of_caller() -> Mount | None:
 
 
 def _devices() -> set[str]:
-    """Return the network devices of this process, and the one file of /sys/class/net that is none."""
+    """Return the network devices of this process, and the control file in /sys/class/net."""
     with open("/proc/self/net/dev") as f:
         return {line.partition(":")[0].strip() for line in f if ":" in line} | {"bonding_masters"}

@@ -60,7 +60,7 @@ class Bundle:
         squashfs.check(self.image)
         containers.admit_file(self.image, self.settings)
         if self.output == mksquashfs.STDOUT:
-            raise ImageError("cannot write a bundle to stdout", hint="name a file: --output FILE")
+            raise ImageError("cannot write a bundle to stdout", hint="use --output FILE")
         mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
         if not squashfuse.installed("squashfuse_ll", "squashfuse"):
