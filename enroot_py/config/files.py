@@ -85,7 +85,7 @@ def _is_everybodys(directory: str) -> bool:
     try:
         return bool(os.stat(directory).st_mode & stat.S_IWOTH)
     except OSError:
-        return False  # who reads the file says why it cannot be
+        return False  # reading the file reports the error
 
 
 def limited(file: BinaryIO, path: str) -> bytes:
@@ -136,7 +136,7 @@ def names(directory: str) -> list[str]:
     try:
         listed = os.listdir(directory)
     except OSError as e:
-        # Of a place that is closed to us, as another user's home, we do not know what is in it.
+        # An unreadable directory, such as another user's home, may contain anything.
         if isinstance(e, PermissionError) and os.path.isdir(directory):
             raise _unreadable(directory, e) from e
         return []

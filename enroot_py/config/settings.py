@@ -17,7 +17,7 @@ from enroot_py.config import files
 from enroot_py.config.table import FIXED, SETTINGS, UNUSED, Setting, Table, all_settings, check_key
 from enroot_py.config.words import base_directories, expand
 
-# Where a container has what srun and its like need, and penroot too: features/slurm_inside, c_shims/brought.h.
+# Directory of Slurm and penroot in a container: features/slurm_inside, c_shims/brought.h.
 HERE = "/run/penroot/slurm"
 BIN = f"{HERE}/bin"
 SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"
@@ -143,7 +143,7 @@ def _own(path: str) -> str:
     try:
         return trusted.own(path)
     except OSError:
-        return path  # who uses it says what is wrong
+        return path  # the user of the path reports the error
 
 
 def _of_our_group(store: str) -> str:

@@ -310,7 +310,7 @@ UNUSED = {
 }
 # Variables that no file sets.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
-# Where penroot itself is: a file that it finds there cannot move it.
+# Directories of penroot itself, which its own files cannot change.
 FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
 # Keys of enroot.conf that are not settings of ours but reach hooks and clients.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from _collections_abc import Callable, Iterable, Iterator, Mapping
 
-# Of the commands that sites write in enroot.conf, what needs no shell.
+# Commands in enroot.conf of sites that need no shell.
 COMMANDS: dict[str, Callable[[], object]] = {
     "id -u": lambda: _ids()[0],
     "id -g": lambda: _ids()[1],

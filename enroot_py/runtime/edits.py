@@ -1,11 +1,10 @@
 """Changes for devices of the host in a container: decided first, then described, then executed.
 
-What a device needs is nodes of /dev, files of its driver, links, variables and
-entries in the loader's cache. The hooks decide; nothing here knows a vendor.
+A device needs nodes in /dev, files of its driver, links, variables and entries in the loader's cache. The hooks decide;
+this module knows no vendor.
 
-/dev of a container is either the host's, whole, or one of its own. In the
-host's a node cannot be taken away; what is hidden is bound upon itself with
-``nodev``, so that opening it gives EACCES, as a device cgroup gives EPERM.
+A container has the host's /dev or a private one. A node of the host's /dev cannot be removed. To hide it, it is
+bind-mounted on itself with ``nodev``: then open(2) fails with EACCES, as it fails with EPERM under a device cgroup.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ class Edits:
         """Execute the changes. Raises HookError for a device that cannot be added; for a file, print a warning."""
         whole = shared_dev(context)
         if not whole:
-            self.hidden = self.emptied = []  # nothing is there that was not put there
+            self.hidden = self.emptied = []  # a private /dev has only added nodes
         if log.explain or os.environ.get("PENROOT_DEBUG"):
             for line in self.describe():
                 (log.explain or log.debug)(line)
@@ -317,9 +316,9 @@ class _Places:
 
 
 def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Library, real: str = "") -> str:
-    """A library of ``tree`` where the container's loader looks, with its name's link and its entry in the cache.
+    """Add a library of ``tree`` to a directory of the container's loader, with its link and its cache entry.
 
-    ``real`` is where its path leads, if that is known. Returns the directory in the container.
+    ``real`` is its resolved path, if known. Returns the directory in the container.
     """
     flags, name, path = library
     real = real or tree.real(path)

@@ -201,8 +201,9 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
 def enter_servers(start: Start) -> None:
     """Enter the namespaces of the servers, in which the caller is root.
 
-    Files of an image belong to root, so they are his, and stay his in the user namespace inside it where he is
-    himself. And what runs as root in that one cannot look at a server, whose root directory is the node's.
+    Files of the image are owned by root. The caller is root in this outer user namespace, and himself in the inner one,
+    so he keeps access. A program that is root in the inner one cannot inspect a server, whose root directory is the
+    node's.
     """
     if not start.superuser:
         namespaces.enter_user(0, 0)

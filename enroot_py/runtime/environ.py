@@ -1,8 +1,7 @@
 """The environment of a container: the image's, then the site's, then the user's.
 
-Of the caller's environment come in only the variables that tell ranks of MPI who they are,
-and those that a line of these names, as ``${VAR}``. The line of an image gets no secret of
-the caller in this way: secrets.py.
+Of the caller's environment, only variables of MPI ranks come in, and those that a line names as ``${VAR}``. A line of
+an image gets no secret of the caller: secrets.py.
 """
 
 from __future__ import annotations

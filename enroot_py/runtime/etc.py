@@ -1,19 +1,18 @@
 """Write and read /etc/rc and /etc/environment, which make a root filesystem an enroot image.
 
-/etc/rc is a shell script that says what the image runs. It is nearly always the one that an import
-wrote; then its meaning is read from it and no shell is started. Anything else runs in the image's /bin/sh.
+/etc/rc is a shell script with the program of the image. If an import wrote it, as is usual, penroot parses the script
+and starts no shell. Any other script runs in the image's /bin/sh.
 
-A value in /etc/environment stands as it is, with newlines made spaces. Where that, or what
-a start does to the line (it replaces ``${VAR}`` and strips outer quotes and spaces), changes
-the value, a comment that enroot skips comes first and says it exactly, with ``\\\\`` and
-``\\n`` for a backslash and a newline::
+/etc/environment has plain values, with newlines replaced by spaces. A start replaces ``${VAR}`` in a line and strips
+outer quotes and spaces. If any of this changes a value, a comment before the line has the exact value, with ``\\\\``
+and ``\\n`` for a backslash and a newline. enroot skips the comment::
 
     # penroot-exact: MOTD=one\\ntwo
     MOTD=one two
 
-The comment counts only while the line after it is the one it came with, so that an edited
-line is believed. Sources: enroot(1), image format; OCI image specification, "Image Configuration".
-On the start path: no re, no json. The third file, /etc/fstab, is in mounts.py.
+The comment counts only if the next line is unchanged, so that an edited line takes effect. Sources: enroot(1), image
+format; OCI image specification, "Image Configuration". On the start path: no re, no json. The third file, /etc/fstab,
+is in mounts.py.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ class Exec:
         """Return the words to execute: the entrypoint, then ``arguments`` or the image's command."""
         entrypoint = self.entrypoint if entrypoint is None else entrypoint
         if not entrypoint and arguments[:1] == ("--",):
-            arguments = arguments[1:]  # of exec in the script, to which that is the end of its options
+            arguments = arguments[1:]  # exec in the script takes it as the end of its options
         return entrypoint + (arguments or self.command)
 
 
 def write_rc(provenance: str, labels: Mapping[str, str], run: Exec) -> str:
-    """/etc/rc: provenance and labels as comments, then what the image runs, every word quoted.
+    """Return /etc/rc: provenance and labels as comments, then the program of the image with every word quoted.
 
-    Byte for byte what enroot writes, where that means what the config says.
+    The text is identical to enroot's if enroot's has the meaning of the image config.
     """
     comments = [_PROVENANCE + provenance, *(f"{key} {value}" for key, value in labels.items())]
     script = _RC.format(

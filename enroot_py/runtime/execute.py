@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _RC = ("/bin/sh", "/etc/rc")
 _NAME_DESCRIPTORS = ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "PMI_FD")  # sd_listen_fds(3); MPICH
-# For sh(1), after /etc/profile: what that adds to the PATH of the image stays, another one does not.
+# For sh(1), after /etc/profile: keep additions to the image's PATH, and undo other changes.
 _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
 
@@ -76,7 +76,7 @@ class Container:
                 raise ContainerError(
                     f"cannot enter {whose} working directory {directory}: {e.strerror}", hint=hint
                 ) from e
-        # What a shell would set that had run the command.
+        # Variables that a shell would set.
         self.environ["PWD"] = os.path.normpath(directory)
         self.environ.setdefault("SHLVL", "0")
         execute(argv, self.environ, argv0="-sh" if self._login_shell else "")

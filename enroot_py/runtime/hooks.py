@@ -33,7 +33,7 @@ OURS = (STANDARD, *(f"{LIBRARY}/{place}/hooks" for place in folders("hooks")))
 
 
 class Caller(Frozen):
-    """Who starts a container: his environment, his passwd(5) entry, two files of /proc/self as he sees them."""
+    """The caller of a start: environment, passwd(5) entry, and two files of /proc/self."""
 
     host: Mapping[str, str]
     user: struct_passwd
@@ -42,7 +42,7 @@ class Caller(Frozen):
 
 
 def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
-    """The caller whose environment is ``host``; his entry has these numbers where the database has none."""
+    """Return the caller with the environment ``host``. Without a passwd(5) entry, one is made from these IDs."""
     import pwd
 
     try:
@@ -60,9 +60,9 @@ def _of_proc(name: str) -> str:
 
 
 class Context:
-    """What a hook sees and changes. Paths are of the container and resolved beneath its root.
+    """The interface of a hook. Paths are those of the container, resolved beneath its root.
 
-    ``mount_point`` is where the root is, for programs.
+    ``mount_point`` is the path of the root for programs.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Context:
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
 
     def value(self, name: str) -> str:
-        """A variable of the caller, else of the container; "" where neither has it."""
+        """Return a variable of the caller, else of the container, else ""."""
         return self.host.get(name, self.environ.get(name, ""))
 
     def read(self, path: str) -> bytes:
-        """The content of a regular file of moderate size; empty where there is no such file."""
+        """Return the content of a regular file of moderate size, or nothing if it does not exist."""
         try:
             return paths.read(self.root, path)
         except (FileNotFoundError, NotADirectoryError):
@@ -103,7 +103,7 @@ class Context:
             return False
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, sorted; none if there is no such directory."""
+        """Return the sorted names in a directory, or none if it does not exist."""
         try:
             directory = paths.open_in(self.root, path, _DIRECTORY)
         except OSError:
@@ -112,7 +112,7 @@ class Context:
             return sorted(os.listdir(directory))
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Replace a file, unless it says the same already. Raises HookError where that would be one of the host's."""
+        """Replace a file, unless its content is the same. Raises HookError for a file of the host."""
         try:
             if paths.read(self.root, path) == content:
                 return
@@ -124,7 +124,7 @@ class Context:
             raise HookError(f"cannot write {path} in the container: {e.strerror}", hint=_LINKS) from e
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
-        """Make a directory and its parents. Raises HookError where that would be one of the host's."""
+        """Create a directory and its parents. Raises HookError for a directory of the host."""
         try:
             os.close(paths.make_directory(self.root, path, mode))
         except paths.Foreign as e:
@@ -138,10 +138,9 @@ class Context:
 
 
 class Hook:
-    """One hook: a function of Python, a script of bash, or, without a path, one that does not run.
+    """One hook: a Python function, a bash script, or, without a path, one that is switched off.
 
-    ``why`` tells people why it runs or not, where that needs an explanation. ``original`` is the file of enroot's whose
-    work it does.
+    ``why`` explains to people why it runs or not. ``original`` is enroot's file that it replaces.
     """
 
     __slots__ = ("name", "path", "why", "original", "function")
@@ -163,7 +162,7 @@ class Hook:
 
 
 def load(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
-    """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
+    """Load the hooks of a start in the order of arrange(). Raises HookError."""
     hooks = arrange(settings, host, ours)
     compiled = pack.hooks()
     for hook in hooks:
@@ -173,17 +172,17 @@ def load(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Whether hooks have to be loaded before any namespace is entered: in one, files of root have nobody's owner."""
+    """Whether hooks must be loaded before any namespace, in which root's files would appear as nobody's."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
 
 
 def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
-    """The hooks of penroot, in the directories ``ours``, of the site and of the user, in the order in which they run.
+    """Return the hooks of penroot (directories ``ours``), the site and the user, in the order in which they run.
 
-    That is the order of their names, whatever language they are in; a user's scripts come
-    after all others, as with enroot. A hook with the name of one of ours takes its place. Raises ConfigError.
+    The order is by name, in any language. A user's bash scripts run last, as in enroot. A hook with the name of ours
+    replaces ours. Raises ConfigError.
     """
     by_name = {
         name: Hook(name[:-3], f"{place}/{name}") for place in ours for name in _names(place) if name[-3:] == ".py"
@@ -213,10 +212,10 @@ def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = O
 def _script(
     path: str, by_name: dict[str, Hook], places: Sequence[str], settings: Settings, host: Mapping[str, str]
 ) -> Hook | None:
-    """The hook that the bash script ``path`` of a site is, if it is to run; ``by_name``, of files, is made to fit.
+    """Return the hook for the bash script ``path`` of a site, or None, and update ``by_name``.
 
-    The site has the last word on a hook of ours: one of that name which cannot run switches it off,
-    as that does for enroot, and one that is not as enroot shipped it runs in its place. Raises ConfigError.
+    The site can override a hook of ours: a script of that name that cannot run switches ours off, as in enroot, and an
+    edited script replaces ours. Raises ConfigError.
     """
     from enroot_py.runtime import originals
 
@@ -244,7 +243,7 @@ def _script(
 
 
 def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | None = None) -> None:
-    """Run what load() gave; ``script`` runs those of bash. Raises HookError."""
+    """Run the hooks of load(); ``script`` runs bash hooks. Raises HookError."""
     for hook in hooks:
         if log.explain:
             log.explain(hook.describe())
@@ -265,7 +264,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
-    """Call a function of the hook ``path``; one that is not ours may not end this process."""
+    """Call a function of the hook ``path``; a hook of the site cannot end this process."""
     if _is_ours(path):
         return function(*arguments)
     from enroot_py.runtime import sitehooks
@@ -274,7 +273,7 @@ def _call(path: str, function: Callable[..., object], *arguments: object) -> obj
 
 
 def _failure(path: str, error: BaseException) -> HookError:
-    """What a site's hook does wrong is no bug of ours: one line, with the place in the hook."""
+    """Return the error of a site's hook as one line with its place."""
     if os.environ.get("PENROOT_DEBUG"):
         sys.excepthook(type(error), error, error.__traceback__)
     line = error.lineno if isinstance(error, SyntaxError) else None

@@ -104,7 +104,7 @@ def _record(root: int, uid: int, name: str) -> None:
             record = (_USER_PROCESS, os.getpid(), line, line[-4:], os.fsencode(name), b"", 0, 0, 0, now, 0, b"", b"")
             os.write(fd, struct.pack(_UTMP, *record))
     except OSError:
-        return  # as for login(1): who may not write it is let in all the same
+        return  # as in login(1): not a reason to refuse the login
 
 
 def _message(root: int, defs: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.mounting import Mount
 
 PATH_MAX = 4096  # limits.h, with the final NUL
-# What a mount gets without being asked, by its kind of source.
+# Default flags by kind of source.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
 SQUASHFS = "sqsh"  # a flag here, a type in fstab(5): the source is a squashfs file, and its content is mounted

@@ -51,7 +51,7 @@ _CHANGING = frozenset(("remount", "x-move", "x-detach"))
 SEPARATORS = "a space in a path is \\040, a colon \\072"
 TRUSTED = "if you trust the image, set ENROOT_IMAGE_FSTAB=host or use --mount"
 
-# Where a squashfs file is mounted meanwhile, by its path; set by who serves it.
+# Mount points of served squashfs files, by path; the server sets them.
 served: dict[str, Callable[[], str]] = {}
 
 
@@ -235,7 +235,7 @@ class Mount:
     def _open_tree(self, directory: int, path: str, empty: int) -> Fd:
         if "x-move" in self.words:
             return linux.open_tree(directory, path, linux.OPEN_TREE_CLOEXEC | empty)
-        # Of the container's own a volume shows that alone, not what is mounted in it meanwhile.
+        # A volume of the container shows only its own file system, without mounts beneath it.
         recursive = linux.AT_RECURSIVE if "rbind" in self.words and not self.confined else 0
         clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | empty
         try:

@@ -96,8 +96,8 @@ def servers() -> ModuleType | None:
 def hide() -> None:
     """Hide this process from all others, even from root of its user namespace, until it executes a program.
 
-    What it still has of the host, its descriptors and its memory, is thus out of reach for what runs
-    in a container: ptrace(2), "Ptrace access mode checking".
+    Programs in a container cannot reach its descriptors and memory, which are the host's: ptrace(2), "Ptrace access
+    mode checking".
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
 

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
-# Where a loader looks, ld.so(8), for libraries of distributions.
+# Directories in which ld.so(8) searches libraries of distributions.
 _LIBRARIES = (*(f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"), "/usr/local/lib")
 _OPEN_MPI = ("libpmix.so.2", "libmpi.so.40")
 _MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
@@ -37,10 +37,10 @@ _CRAY = "cray_shasta"
 def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[str, str, str]]:
     """Yield the node paths that a client needs: path, "rw" or "ro", and purpose.
 
-    PMIx's "native" credential is what the client sends as its own user id (psec_native.c; the server
-    asks the kernel only on the socket of PMIx 2). That is 0 for root of a user namespace, and the
-    server refuses it. MUNGE asks the kernel, munge(7). "none" would let any user of the node in.
-    Cray's PMI reads who the ranks are in a directory of PALS, or of Slurm: mpi_cray_shasta.c, _create_app_dir().
+    PMIx's "native" credential is the user ID that the client sends (psec_native.c; the server asks the kernel only on
+    the socket of PMIx 2). Root of a user namespace sends 0, and the server refuses it. MUNGE asks the kernel, munge(7).
+    "none" would admit any user of the node. Cray's PMI reads the ranks from a directory of PALS or Slurm:
+    mpi_cray_shasta.c, _create_app_dir().
     """
     needed = []
     spool = environ.get("PALS_SPOOL_DIR", "")
@@ -133,7 +133,7 @@ def stores(environ: Mapping[str, str]) -> dict[str, str]:
 def told(
     environ: Mapping[str, str], libraries: Libraries, inside: Mapping[str, str], *, remap_root: bool
 ) -> dict[str, str]:
-    """The same, and copies of it for who looks for them and does not find them ``inside``. Raises ConfigError."""
+    """Return fitted() with copies for scripts that do not find them ``inside``. Raises ConfigError."""
     fit = fitted(environ, libraries, remap_root=remap_root)
     offers = {name: environ[name] for name in FITTED if name in environ}
     return {**copies({**offers, **fit}, libraries, {**environ, **inside}), **fit}
@@ -143,9 +143,9 @@ _EVERYWHERE = frozenset(("native", "hash"))
 
 
 def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) -> dict[str, str]:
-    """What is in ``fit`` by the names of pyxis's hook, which scripts look for, less what the step ``has``.
+    """Return ``fit`` under the names of pyxis's hook, which scripts read, without those that the step ``has``.
 
-    Under these PMIx gives up for a component that it has not: only such as every PMIx has, or where none is.
+    With these names PMIx fails for a component that it lacks: use only components of every PMIx, or images without one.
     """
     named = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
     alone = not libraries.have(*_OPEN_MPI)
@@ -153,9 +153,9 @@ def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) ->
 
 
 def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """What the server offers, less what the image cannot speak: a client complains of that, or of all, on each start.
+    """Return the server's offers without those that the image does not support, about which a client would complain.
 
-    Raises ConfigError where nothing is left for the image's MPI.
+    Raises ConfigError if nothing is left for the image's MPI.
     """
     modes = environ.get("PMIX_SECURITY_MODE", "").split(",")
     if "munge" not in modes or libraries.have("libmunge.so.2"):

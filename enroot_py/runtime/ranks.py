@@ -1,8 +1,7 @@
 """MPI ranks: variables of their launcher, and one container for the ranks of a node.
 
-UCX and cross-memory attach work within one user namespace only, so ranks that a
-launcher starts one by one join the container of the first. Nothing holds that
-container but the ranks in it: a record of them is locked while one makes it or joins.
+UCX and cross-memory attach work only within one user namespace, so ranks that a launcher starts one by one join the
+container of the first. Only the ranks hold the container. Their record is locked while a rank makes it or joins.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ if TYPE_CHECKING:
 
     from enroot_py.config.settings import Settings
 
-# Each prefix is a launcher's or a process manager's own: what it sets, and what its user sets for its ranks.
+# Prefixes of variables that launchers, process managers and their users set for ranks.
 _LAUNCHERS = (
     *("PMIX_", "PMI_", "SLURM_", "FLUX_", "PALS_"),
     *("OMPI_", "ORTE_", "PRTE_"),
     *("HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_", "MPICH_", "GFORTRAN_UNBUFFERED", "I_MPI_"),
     *("MPISPAWN_", "MPIRUN_", "MV2_", "MVP_"),
 )
-# Where the host's MPI is installed, and which credentials it knows, says nothing of the image's.
+# Variables about the host's MPI, which do not apply to the image's.
 _HOSTS = ("PREFIX", "LIBDIR", "DATADIR", "component_path", "I_MPI_ROOT", "PMIX_SECURITY_MODE")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-# What hooks select by, beside settings: ranks that differ in it get containers of their own.
+# Prefixes of variables by which hooks select devices: ranks that differ in them get separate containers.
 _SELECTORS = ("NVIDIA_", "MELLANOX_")
 
 
@@ -79,7 +78,7 @@ class Record:
         try:
             self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))
         except (EOFError, ValueError, TypeError):
-            return None  # nobody has made one, or was killed while it said so
+            return None  # no rank has made one, or it was killed meanwhile
         self._members = [member for member in self._members if _started(member[0]) == member[1]]
         if any(rank == self._rank for _, _, rank in self._members):
             self._members = []

@@ -94,7 +94,7 @@ class Source:
 def make_scratch(settings: Settings) -> str:
     """Return the directory under which a start mounts, in its own namespace. Raises ContainerError.
 
-    It is the caller's own, and nobody can swap it: where the one of the settings is not, a private one.
+    Only the caller can replace it. If that does not hold for the setting's directory, a private one is used.
     """
     path = settings.runtime_path
     try:
@@ -192,8 +192,8 @@ def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
     """Create an overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
 
-    Without ``upper`` it is read-only. The source of the mount is the ``label``. Where proc_pid_mountinfo(5) shows
-    descriptors instead of long paths, it has the ends of the first of these paths too. Source: the kernel's
+    Without ``upper`` it is read-only. The source of the mount is the ``label``. If proc_pid_mountinfo(5) shows
+    descriptors instead of long paths, the source also has the ends of the first of these paths. Source: the kernel's
     filesystems/overlayfs.
     """
     if not upper and len(lowerdirs) == 1:
@@ -278,11 +278,11 @@ def bind(directory: str) -> int:
 
 
 def lend(root: str) -> int:
-    """Clone the root mount alone, without what is mounted in it, before it is sealed and before mounts are locked.
+    """Clone the root mount without the mounts beneath it, before it is sealed and before mounts are locked.
 
     Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
     "Sharing and copying layers"); one overlay mounted twice is not. Returns -1 for a plain directory in which the
-    host has mounts: none of them can be left out. Raises OSError.
+    host has mounts, which cannot be left out. Raises OSError.
     """
     try:
         return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
@@ -293,7 +293,7 @@ def lend(root: str) -> int:
 
 
 def seal(root: str) -> None:
-    """Make the root mount itself read-only; what is mounted beneath keeps its own flags."""
+    """Make the root mount read-only; mounts beneath it keep their flags."""
     linux.mount_setattr(linux.AT_FDCWD, root, 0, linux.MOUNT_ATTR_RDONLY, 0, 0)
 
 

@@ -1,7 +1,7 @@
-"""A site's bash hooks and the configuration scripts of ``start --conf``: the one place where a start runs a shell.
+"""Run a site's bash hooks and the configuration scripts of ``start --conf``. No other part of a start runs a shell.
 
-They run in the container's namespaces before the root is switched, with all
-capabilities there, as enroot runs them. Source: enroot(1), configuration.
+The scripts run in the container's namespaces before pivot_root(2), with all capabilities there, as in enroot. Source:
+enroot(1), configuration.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]
 class Scripts:
     """The bash processes of one start: hooks and the configuration script.
 
-    What one of them writes to ENROOT_ENVIRON and ENROOT_MOUNTS is there for the next one, and
-    what hooks in Python do to the environment between them too.
+    Each script sees what earlier scripts wrote to ENROOT_ENVIRON and ENROOT_MOUNTS, and changes of Python hooks.
     """
 
     def __init__(self, context: hooks.Context, scratch: str) -> None:
@@ -67,13 +66,13 @@ class Scripts:
         for name in ("environ", "fstab", "mounts"):
             os.close(os.open(f"{self._out}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         self._exported = _environ(context, self._out)
-        self._variables: dict[str, str] = {}  # of the container, as they were when the file was last looked at
-        self._lines: dict[str, str] = {}  # what the file said of them then
+        self._variables: dict[str, str] = {}  # of the container, when the file was last read
+        self._lines: dict[str, str] = {}  # the lines of the file at that time
         self._conf = ""
         self._shell = 0
 
     def source(self, conf: str, command: tuple[str, ...]) -> None:
-        """Run the configuration script ``conf``; what it exports holds for all hooks. Raises HookError, ConfigError."""
+        """Run the configuration script ``conf``; its exports are for all hooks. Raises HookError, ConfigError."""
         if log.explain:
             log.explain(f"hook     {conf}")
         self._conf = conf

@@ -30,5 +30,5 @@ def anchors(titles: list[str]) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Text as Markdown that shows it as it is."""
+    """Escape text for Markdown."""
     return re.sub(r"[\\`*<$]|(?<!\w)_|_(?!\w)|(?<=\])(?=\()", r"\\\g<0>", text)

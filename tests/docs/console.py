@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Example:
-    """What is typed at which prompt, and the lines that the page shows below."""
+    """A command with its prompt, and the lines that the page shows below."""
 
     def __init__(self, prompt: str, command: str) -> None:
         self.prompt = prompt
@@ -20,7 +20,7 @@ class Example:
         self.shown: list[str] = []
 
     def fits(self, printed: str) -> bool:
-        """Whether the page shows what was printed."""
+        """Whether the output matches the page."""
         parts = ["(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + "\n" for line in self.shown]
         return re.fullmatch("".join(parts), printed) is not None
 

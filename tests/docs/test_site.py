@@ -18,7 +18,7 @@ SHOTS = ROOT / "build/docs"
 
 
 class Page(HTMLParser):
-    """Anchors of a page, what it links to and what it loads."""
+    """Anchors, links and loaded files of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path) -> N
     if proxy := apt_config().get("Acquire::http::Proxy"):
         environ.setdefault("http_proxy", proxy)
     include = f"--include={','.join(packages)}"
-    # The /proc that it mounts there is not for others to see, a lab that looks for what was left mounted among them.
+    # Hide the /proc that it mounts, as a lab looks for left mounts.
     apart = ["unshare", "--mount"]
     command = [*apart, "debootstrap", "--variant=minbase", include, release, str(new), mirror(), SCRIPT]
     with log.open("ab") as file:
