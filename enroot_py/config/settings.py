@@ -133,7 +133,7 @@ def _check(setting: Setting, text: str, origin: str) -> None:
     try:
         setting.parse(text)
     except ValueError as e:
-        hint = f"it means: {setting.doc}"
+        hint = f"{setting.name}: {setting.doc}"
         if origin == "default":
             hint = f"it comes of {setting.default}: HOME, TMPDIR and XDG_* have to be absolute"
         raise ConfigError(f"{origin}: {setting.variable}={text!r} {e}", hint=hint) from None

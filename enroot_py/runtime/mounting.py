@@ -43,6 +43,7 @@ _WORDS = frozenset(
 )
 KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_SPREADING))
 
+_SYNONYMS = {"readonly": "ro", "read-only": "ro", "writable": "rw"}  # of fstab options, in other tools
 SQUASHFS = "sqsh"  # a type of our own
 _OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto nofail silent".split()))
 
@@ -127,7 +128,7 @@ class Mount:
             elif word not in IGNORED:
                 self.data.append(word)
         if self.data and self.fstype == "none":
-            meant = nearest(self.data[0], KNOWN)
+            meant = _SYNONYMS.get(self.data[0]) or nearest(self.data[0], KNOWN)
             hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(KNOWN))
             raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
         if self.fstype == SQUASHFS:

@@ -53,7 +53,10 @@ def reconfigure(site: Lab, wanted: str) -> None:
 @pytest.mark.parity("check: which plugstack.conf Slurm reads")
 def test_what_is_included_is_not_sent(site: Lab) -> None:
     out = pyxis_py(site, "check", "n1", 1)
-    assert "bad  /run/slurm/conf/plugstack.conf does not load spank_pyxis.so: slurmctld sends nothing" in out
+    assert (
+        "bad  /run/slurm/conf/plugstack.conf does not load spank_pyxis.so: slurmctld does not send included files"
+        in out
+    )
     assert WAY_OUT in out
     assert "bad  srun does not load spank_pyxis.so" in pyxis_py(site, "check", "registry", 1)
     assert "warn slurmctld sends /etc/slurm/plugstack.conf to nodes, and nothing" in pyxis_py(site, "check", "ctl")
@@ -95,7 +98,7 @@ def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     assert "ok   srun loads spank_pyxis.so" in pyxis_py(site, "check", "registry")
     assert f"loaded by /run/slurm/conf/plugstack.conf ({PLUGIN})" in pyxis_py(site, "install", "n1")
 
-    assert "first, where slurmctld runs" in pyxis_py(site, "uninstall", "n1", 1)
+    assert "first, on the host of slurmctld" in pyxis_py(site, "uninstall", "n1", 1)
     assert "removed the line in /etc/slurm/plugstack.conf" in pyxis_py(site, "uninstall", "ctl")
     reconfigure(site, text.rpartition("\n")[0])
     assert "bad  /run/slurm/conf/plugstack.conf does not load" in pyxis_py(site, "check", "n1", 1)
