@@ -102,7 +102,7 @@ def test_a_bare_file_name_that_exists_is_that_file(lab: Lab) -> None:
     try:
         done = lab.run(["srun", "-w", "n1", "--container-image=bare.sqsh", "sh", "-c", "echo $IMAGE_NAME"])
         assert done.stdout == "minimal\n"
-        assert "the image is the file" in done.stderr
+        assert "using the file" in done.stderr
     finally:
         lab.run(["rm", "bare.sqsh"])
 
