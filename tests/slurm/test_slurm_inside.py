@@ -322,7 +322,7 @@ def test_links_of_an_image_are_not_followed(lab: Lab, place: pathlib.Path, make:
     where = pathlib.Path(tempfile.mkdtemp(dir=place))
     where.chmod(0o755)
     said = refused(lab, f"--container-image={otherimages.musl(where, make)}", "--container-slurm", *sh("echo ran"))
-    assert f"cannot mount {HERE}: the image has a symbolic link on the way" in said and "ran" not in said
+    assert f"cannot mount {HERE}: the path has a symbolic link in the image" in said and "ran" not in said
 
 
 @pytest.mark.parity("slurm.conf stays as closed as it is")
