@@ -112,7 +112,7 @@ import os, re, sys, zipfile
 for path in sys.argv[1:]:
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(path + ".new", "w") as new:
         for name in old.namelist():
-            new.writestr(name, re.sub(rb"^_STARTS = .*", b"_STARTS = 0", old.read(name), flags=re.M))
+            new.writestr(name, re.sub(rb"^_START_S = .*", b"_START_S = 0", old.read(name), flags=re.M))
     os.rename(path + ".new", path)
 """
 HELD = """
