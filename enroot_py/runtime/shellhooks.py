@@ -159,7 +159,7 @@ class Scripts:
                 try:
                     setting.parse(text)
                 except ValueError as e:
-                    hint = f"it means: {setting.doc}"
+                    hint = f"{variable}: {setting.doc}"
                     raise ConfigError(f"{self._conf}: {variable}={text!r} {e}", hint=hint) from None
                 context.settings = context.settings.replace(self._conf, **{setting.name: text})
         self._exported = context.host = exported

@@ -104,18 +104,18 @@ def scoped(transport: str, scope: str) -> dict[str, object]:
 
 
 SLIPS: list[tuple[object, str]] = [
-    ([], "P: a policy is to be an object"),
+    ([], "P: a policy must be an object"),
     ({}, "P: a policy needs default"),
     ({"default": [ACCEPT], "x": 1}, "P: x: unknown key 'x'"),
-    ({"default": ACCEPT}, "P: default: what a policy asks for is to be an array, and not empty"),
-    ({"default": [{}]}, "P: default[0]: the type of a requirement is to be a string"),
+    ({"default": ACCEPT}, "P: default: the list of requirements must be a non-empty array"),
+    ({"default": [{}]}, "P: default[0]: the type of a requirement must be a non-empty string"),
     ({"default": [{**REJECT, "keyPath": "/x"}]}, "P: default[0].keyPath: unknown key 'keyPath' of reject"),
     (requiring(keyPath="/x", keyData="eA=="), "P: default[0]: sigstoreSigned has keyPath and keyData"),
     (requiring(keyPath="/x", keypath="/x"), "P: default[0].keypath: unknown key 'keypath'"),
     (requiring(keyData="?"), "P: default[0].keyData: keyData is not base64"),
     (requiring(keyPath="/a\0b"), "P: default[0].keyPath: no file has the name '/a\\x00b'"),
     (requiring(keyPath="/a\ud800b"), "P: default[0].keyPath: no file has the name '/a\\ud800b'"),
-    (requiring(keyPaths=[]), "P: default[0].keyPaths: keyPaths is to be an array"),
+    (requiring(keyPaths=[]), "P: default[0].keyPaths: keyPaths must be a non-empty array"),
     (identified(type="match"), "default[0].signedIdentity: unknown signedIdentity"),
     (identified(type="exactReference"), "exactReference needs dockerReference"),
     (identified(type="exactReference", dockerReference="reg.site/x"), "reg.site/x has neither tag nor digest"),
@@ -142,14 +142,14 @@ def test_typo_is_reported_with_its_path(document: object, why: str) -> None:
     "text, why",
     [
         ("", "P:1: Expecting value"),
-        ('{\n"a": 1,\n"a": 2}', "P: 'a' comes twice"),
+        ('{\n"a": 1,\n"a": 2}', "P: 'a' is a duplicate name"),
         ('{"a": 1,\n}', "P:2: Expecting property name enclosed in double quotes"),
         ('{"a" 1}', "P:1: Expecting ':' delimiter"),
         ("[1\n2]", "P:2: Expecting ',' delimiter"),
         ("[1", "P:1: Expecting ',' delimiter"),
         ("{} {}", "P:1: Extra data"),
         ('"\x01"', "Invalid control character"),
-        ("[" * 100_000, "P: too deep"),
+        ("[" * 100_000, "P: nested too deeply"),
     ],
 )
 def test_json_that_is_none(text: str, why: str) -> None:

@@ -147,7 +147,7 @@ class Policy:
         return [key for rule in rules for requirement in rule.signed for key in requirement.keys]
 
     def _requirements(self, node: Node) -> Iterator[Requirement]:
-        for item in node.items("what a policy asks for"):
+        for item in node.items("the list of requirements"):
             members = dict(item.members("a requirement"))
             kind = members.pop("type", Node("", item.where)).text("the type of a requirement")
             if kind not in _TYPES:
