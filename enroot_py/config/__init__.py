@@ -1,4 +1,4 @@
-"""Settings and where they come from: the environment, files of the site and of the user, penroot.yaml.
+"""Settings, read from the environment and from the files of the site and the user.
 
 Imports base.
 """

@@ -1,4 +1,4 @@
-"""Protocols of a feature that describes containers. For type checking only: nothing imports this at run time."""
+"""Protocols for a feature that describes containers. Only type checkers import this module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class DescriptionEntry(Protocol):
-    """One value of a description; ``where`` is its place in the file, for messages."""
+    """One value of a description. Messages name its place in the file, ``where``."""
 
     @property
     def where(self) -> str: ...
@@ -16,10 +16,7 @@ class DescriptionEntry(Protocol):
 
 
 class Description(Protocol):
-    """The description of a step. If entries exclude each other, the last one counts.
-
-    Methods raise ConfigError.
-    """
+    """The description of a step. The last of several contradicting entries counts. Methods raise ConfigError."""
 
     @property
     def name(self) -> str: ...

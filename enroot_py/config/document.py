@@ -1,6 +1,6 @@
-"""Read JSON written by people: each value knows its path in the file, for messages.
+"""Read JSON written by people, with the path of each value in the file for messages.
 
-A name that comes twice in an object is an error, as two readers may differ on which of them counts.
+A duplicate name in an object is an error, since two parsers may disagree on which value counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enroot_py.base.errors import ConfigError
 
 
 class Node:
-    """A value of a file. ``where`` is the file and the path of the value, as in jq(1) without the leading dot."""
+    """A value in a file. ``where`` is the file and the path of the value, as in jq(1) without the leading dot."""
 
     __slots__ = ("value", "where", "_path")
 
@@ -21,9 +21,9 @@ class Node:
         self._path = file, path
 
     def members(self, what: str) -> dict[str, Node]:
-        """Return the members of an object. ``what`` names the expected content. Raises ConfigError."""
+        """Return the members of an object. Messages call the value ``what``. Raises ConfigError."""
         if not isinstance(self.value, dict):
-            raise ConfigError(f"{self.where}: {what} is to be an object", hint='write {"NAME": …}')
+            raise ConfigError(f"{self.where}: {what} must be an object", hint='write {"NAME": …}')
         return {name: self._beneath(value, name) for name, value in self.value.items()}
 
     def _beneath(self, value: object, name: str) -> Node:
@@ -34,19 +34,19 @@ class Node:
     def items(self, what: str) -> list[Node]:
         """Return the items of a non-empty array. Raises ConfigError."""
         if not isinstance(self.value, list) or not self.value:
-            raise ConfigError(f"{self.where}: {what} is to be an array, and not empty", hint="write […]")
+            raise ConfigError(f"{self.where}: {what} must be a non-empty array", hint="write […]")
         file, path = self._path
         return [Node(value, file, f"{path}[{index}]") for index, value in enumerate(self.value)]
 
     def text(self, what: str) -> str:
         """Return a non-empty string. Raises ConfigError."""
         if not isinstance(self.value, str) or not self.value:
-            raise ConfigError(f"{self.where}: {what} is to be a string, and not empty", hint='write "…"')
+            raise ConfigError(f"{self.where}: {what} must be a non-empty string", hint='write "…"')
         return self.value
 
 
 def parse(path: str, data: bytes) -> Node:
-    """Return the value in a file. Raises ConfigError."""
+    """Parse the content of a file. Raises ConfigError."""
     hint = "write JSON, without comments"
     try:
         return Node(json.loads(data.decode(), object_pairs_hook=_object), path)
@@ -56,7 +56,7 @@ def parse(path: str, data: bytes) -> Node:
     except json.JSONDecodeError as e:
         raise ConfigError(f"{path}:{e.lineno}: {e.msg}", hint=hint) from None
     except (ValueError, RecursionError) as e:
-        why = "too deep" if isinstance(e, RecursionError) else str(e)
+        why = "nested too deeply" if isinstance(e, RecursionError) else str(e)
         raise ConfigError(f"{path}: {why}", hint=hint) from None
 
 
@@ -64,5 +64,5 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in members if names.count(name) > 1)!r} comes twice")
+        raise ValueError(f"{next(name for name in members if names.count(name) > 1)!r} is a duplicate name")
     return members

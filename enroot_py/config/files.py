@@ -1,7 +1,6 @@
-"""Read files of settings, and the ``NAME.d`` directories of the system, the user and the installation.
+"""Read settings files, and the ``NAME.d`` directories of the system, the user and the installation.
 
-A file that is not there is passed over. One that cannot be read is an error: a start
-without a site's mounts and hooks is not what the site wants.
+Missing files are skipped. An unreadable file is an error: skipping it could lose a site's mounts and hooks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-_LARGEST = 16 << 20  # bytes
+_MAX_FILE_BYTES = 16 << 20
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TEXT = "use a text file"
 _PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -43,7 +42,7 @@ def opened(path: str) -> BinaryIO | None:
 
 
 def _check_settings(info: os.stat_result, path: str) -> None:
-    """Raise ConfigError unless this is a file of settings that no other user can write."""
+    """Raise ConfigError unless this is a regular file, or /dev/null, that is not world-writable."""
     if stat.S_ISDIR(info.st_mode):
         raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     if not stat.S_ISREG(info.st_mode):
@@ -67,11 +66,12 @@ def content(path: str) -> bytes | None:
 
 
 def named(path: str) -> bytes | None:
-    """Return the content of a file that the user named. In a world-writable directory, the user or root must own it.
+    """Return the content of a file that the user named, or None. Raises ConfigError, OSError.
 
-    Elsewhere a team may have its files. Raises ConfigError, OSError.
+    In a world-writable directory, the user or root must own the file. In other directories any owner is accepted, so
+    that a team can share files.
     """
-    if not any(map(_is_everybodys, {os.path.dirname(path), os.path.dirname(os.path.realpath(path))})):
+    if not any(map(_is_world_writable, {os.path.dirname(path), os.path.dirname(os.path.realpath(path))})):
         return content(path)
     try:
         fd = trusted.file(path)
@@ -81,7 +81,7 @@ def named(path: str) -> bytes | None:
         return limited(file, path)
 
 
-def _is_everybodys(directory: str) -> bool:
+def _is_world_writable(directory: str) -> bool:
     try:
         return bool(os.stat(directory).st_mode & stat.S_IWOTH)
     except OSError:
@@ -94,17 +94,17 @@ def limited(file: BinaryIO, path: str) -> bytes:
     if stat.S_ISREG(info.st_mode):
         check_regular(info, path)
         return file.read()
-    data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
+    data = file.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
         raise _too_large(path)
     return data
 
 
 def check_regular(info: os.stat_result, path: str) -> None:
-    """Raise ConfigError for a file that is not text or is too large."""
+    """Raise ConfigError for a file that is irregular or too large."""
     if not stat.S_ISREG(info.st_mode):
         raise _irregular(path)
-    if info.st_size > _LARGEST:
+    if info.st_size > _MAX_FILE_BYTES:
         raise _too_large(path)
 
 
@@ -113,16 +113,16 @@ def _irregular(path: str) -> ConfigError:
 
 
 def _too_large(path: str) -> ConfigError:
-    return ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB", hint=_TEXT)
+    return ConfigError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB", hint=_TEXT)
 
 
 def path_in(cwd: str, name: str) -> str:
-    """Return the path of a name in a directory."""
+    """Return the path of ``name`` relative to ``cwd``, without a leading ./."""
     return f"{cwd.rstrip('/')}/{name.removeprefix('./')}" if not name.startswith("/") else name
 
 
 def script(path: str) -> bytes:
-    """Open a file that the user has named: a regular file, or a pipe of ``<(command)``. Raises OSError."""
+    """Read a file that the user named: a regular file, or the pipe of ``<(command)``. Raises ConfigError, OSError."""
     fd = os.open(path, _READ)
     if os.path.isdir(path) or not path.startswith(_PIPES) and os.path.realpath(path) != os.devnull:
         trusted.regular(fd, path)
@@ -146,7 +146,7 @@ def names(directory: str) -> list[str]:
 
 
 def check(directory: str) -> None:
-    """Raise ConfigError for a directory that others can write to: its files decide what runs."""
+    """Raise ConfigError if other users can write to a directory: its files decide what runs."""
     if directory.startswith(_OURS):
         return
     try:
@@ -157,11 +157,11 @@ def check(directory: str) -> None:
         hint = "only you or root may own it and have write access: chown, chmod go-w"
         raise ConfigError(f"{directory} {e.strerror}: the file is not trusted", hint=hint) from e
     except OSError:
-        return  # it has gone
+        return  # the directory was removed
 
 
 def _is_installers(directory: str) -> bool:
-    """Whether only the owner of the installation can write to it, for example a site's software account."""
+    """Return whether a directory that is not world-writable has the installation's owner, such as a site account."""
     info = os.stat(directory)
     return info.st_uid == os.stat(LIBRARY).st_uid and not info.st_mode & 0o002
 
@@ -169,7 +169,7 @@ def _is_installers(directory: str) -> bool:
 def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None:
     """Raise ConfigError for a text file that could not be read.
 
-    Not for one that is missing, or in a place that is closed to us, as the home in the environment of `srun --uid`.
+    Ignore the error if the file is missing, or its directory is inaccessible, such as HOME under `srun --uid`.
     """
     if not isinstance(error, OSError) or os.path.exists(path):
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8'}") from error
@@ -181,10 +181,10 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
 
 
 def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (origin, text) of each ``*.suffix`` file, sorted by name, one directory after the other.
+    """Yield (origin, text) of each file with the suffix, directory by directory, sorted by name.
 
-    A file of the first directory, the system's, replaces a shipped one of the
-    same name, so that a site can change a default. Editors leave files that begin with a dot.
+    A file in the first directory, the system's, replaces the shipped file of the same name, so that a site can change
+    a default. Names that begin with a dot are skipped: editors leave such files.
     """
     for index, directory in enumerate(directories):
         there = {name for name in names(directory) if name.endswith(suffix) and not name.startswith(".")}

@@ -1,8 +1,8 @@
-"""A cache of parsed files, if it can be trusted: settings of penroot.yaml, devices of CDI.
+"""Cache the parsed content of files: penroot.yaml and CDI specifications.
 
-Importing a parser costs more than a start. So what it made of a file is kept in a directory of the
-user's own, and believed while the file is the same one: device, inode, size, times of change.
-Nobody else may be able to write there. On the start path.
+Importing a parser costs more than a start. So the result is cached in a private directory of the user. A cached result
+is used only if device, inode, size, mtime and ctime of the file are unchanged, and if no other user can write to the
+cache. On the start path.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     State = tuple[str, str, int, int, int, int, int]
 
 _FORM = "penroot-parsed 1"
-# A change so soon after a parse may not show in the file's times.
-_SETTLED = 100_000_000  # ns
+# Do not cache a file younger than this: a second change within the clock's granularity would leave mtime unchanged.
+_MIN_AGE_NS = 100_000_000
 
 
 def read(path: str, directory: str, parse: Callable[[str, bytes], Parsed]) -> Parsed | None:
-    """Return the result of ``parse`` for the file ``path``, of plain types, or None if there is no file.
+    """Return the result of ``parse`` for the file ``path``, or None if the file does not exist.
 
-    It is kept in ``directory``, or nowhere if that is "". Raises ConfigError for a file that
-    cannot be read, and what ``parse`` raises.
+    The result is cached in ``directory`` unless ``directory`` is "", and consists of types that marshal can write.
+    Raises ConfigError for an unreadable file, and the errors of ``parse``.
     """
     file = files.opened(path)
     if file is None:
         return None
     with file:
         state = _state(path, os.fstat(file.fileno()))
-        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # `state` tells those apart that share their end
+        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # `state` has the whole path
         kept = _kept(cached, directory) if directory else ()
         if len(kept) == 2 and kept[0] == state:
             parsed: Parsed = kept[1]
@@ -53,7 +53,7 @@ def _state(path: str, info: os.stat_result) -> State:
 
 
 def _kept(cached: str, directory: str) -> tuple[Any, ...]:
-    """Return state and content of a cache file that only this user can have written, or nothing."""
+    """Return state and content of a cache file, or () unless only this user can have written it."""
     try:
         if os.path.islink(directory) or trusted.place(directory, strict=True).st_uid != os.geteuid():
             return ()
@@ -70,11 +70,11 @@ def _keep(cached: str, directory: str, state: State, parsed: Any) -> None:
 
     from enroot_py.base import making
 
-    if time.time_ns() - max(state[-2:]) < _SETTLED:
+    if time.time_ns() - max(state[-2:]) < _MIN_AGE_NS:
         return
     try:
         data = marshal.dumps((state, parsed))
         if trusted.place(directory, make=True, strict=True).st_uid == os.geteuid():
             making.write(cached, data, 0o600)
-    except (OSError, ValueError):  # of types that are not plain
-        return  # the next start parses it again
+    except (OSError, ValueError):  # marshal refuses a type, or the directory is not writable
+        return  # the next start parses the file again

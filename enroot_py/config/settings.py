@@ -1,8 +1,7 @@
 """The settings of a run, each with its origin.
 
-A value comes from, in order: the environment, the user's files, the system's
-files, the default. In each directory penroot.yaml, the form with checked keys,
-goes before enroot.conf. On the start path: no typing, no re, no yaml.
+Precedence, highest first: the environment, the user's files, the system's files, the default. Within a directory,
+penroot.yaml takes precedence over enroot.conf. On the start path: no typing, no re, no yaml.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ POLICY = "policy.json"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Value = tuple[str, str]  # the text, and where it comes from
-    Entry = tuple[str, int, str]  # a variable, the line of its file, the text
-    Place = tuple[str, list[str]]  # a directory, and the names in it
+    Value = tuple[str, str]  # text, origin
+    Entry = tuple[str, int, str]  # variable, line number, text
+    Place = tuple[str, list[str]]  # directory, names of its files
 
 
 class Settings(Table):
-    """The settings of one run, read-only."""
+    """The read-only settings of one run."""
 
     def __init__(
         self, values: dict[str, Value], passed_on: Mapping[str, Value] | None = None, policies: tuple[str, ...] = ()
     ) -> None:
         super().__init__(values)
         self._passed_on = passed_on or {}
-        self.policies = policies  # files that say which images are let in: store/policies.py
+        self.policies = policies  # paths of policy.json files: features/trust
 
     @property
     def is_extended(self) -> bool:
-        """Whether a feature's setting is set."""
+        """Return whether a setting of a feature is set."""
         return len(self._values) > len(SETTINGS)
 
     @property
     def passed_on(self) -> dict[str, str]:
-        """Variables of the files for hooks: defaults for the caller's variables."""
+        """Return the variables for hooks that files set; variables of the caller override them."""
         return {key: text for key, (text, _) in self._passed_on.items()}
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
-        """Yield variable, value and origin of each setting, then of the variables for hooks."""
+        """Yield variable, value and origin of each setting, then of each variable for hooks."""
         for variable, setting in all_settings().items():
             yield variable, *self._values.get(setting.name, (setting.default, "default"))
         for variable, (text, origin) in self._passed_on.items():
             yield variable, text, origin
 
     def replace(self, origin: str, **changes: object) -> Settings:
-        """Return a copy with some values changed, as by an option of the command line."""
+        """Return a copy with some values changed, for example by a command-line option."""
         values = dict(self._values)
         for name, value in changes.items():
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
@@ -69,7 +68,9 @@ class Settings(Table):
         """Return a copy with devices added. Raises ConfigError without the feature for devices."""
         devices = tuple(more)
         if devices and "ENROOT_DEVICES" not in all_settings():
-            raise ConfigError(f"{origin}: this penroot gives no devices", hint="this installation lacks that feature")
+            raise ConfigError(
+                f"{origin}: this penroot cannot select devices", hint="the devices feature is not installed"
+            )
         known, _ = self._values.get("devices", ("", ""))
         return self.replace(origin, devices=",".join(filter(None, (known, *devices)))) if devices else self
 
@@ -88,11 +89,11 @@ def load(
 ) -> Settings:
     """Read the settings of this process; ``directives`` of a configuration script, with origins, take precedence.
 
-    Where a job is submitted, a file may name variables that only the job has: they are empty unless ``in_job``.
-    Raises ConfigError, with file and line, for a key that is none, a value that does not parse, and a variable in it
-    that is not set. Source of the format: enroot(1), configuration.
+    Unless ``in_job``, unset variables SLURM_* in files are empty: only the job will have them. Raises ConfigError with
+    file and line for an unknown key, an invalid value, and an unset variable in a value. Source of the format:
+    enroot(1), configuration.
     """
-    environ = dict(environ)  # os.environ encodes and decodes whatever it is asked for
+    environ = dict(environ)  # a plain dict is faster: os.environ encodes and decodes at each access
     base = base_directories(environ)
     places = list(_places(environ, base))
     in_files = dict(_in_files(places, environ, base, in_job))
@@ -102,16 +103,16 @@ def load(
     for variable, setting in known.items():
         if directives and variable in directives:
             value = directives[variable]
-        elif environ.get(variable):  # an empty one is an unset one, as for enroot
+        elif environ.get(variable):  # enroot treats an empty variable as unset
             value = environ[variable], "environment"
         elif variable in in_files:
             value = in_files[variable]
         elif "$" in setting.default:
             value = expand(setting.default, base), "default"
-        elif variable in SETTINGS:  # a test has parsed it
+        elif variable in SETTINGS:  # a unit test parses the defaults
             values[setting.name] = setting.default, "default"
             continue
-        else:  # of a feature: see FeatureTable
+        else:  # FeatureTable supplies the default
             continue
         _check(setting, *value)
         values[setting.name] = value
@@ -121,7 +122,7 @@ def load(
     store, origin = values["cache_path"]
     values["cache_path"] = (_of_our_group(store), origin)
     private, origin = values["restrict_dev"]
-    if private == "auto":  # root could open the host's disks; with allow_superuser, root asks for that
+    if private == "auto":  # root could open the host's disks; allow_superuser permits that
         superuser = SETTINGS["ENROOT_ALLOW_SUPERUSER"].parse(values["allow_superuser"][0])
         values["restrict_dev"] = "yes" if os.geteuid() == 0 and not superuser else "no", f"auto, {origin}"
     passed_on = {key: value for key, value in in_files.items() if key not in known and key not in UNUSED}
@@ -129,14 +130,20 @@ def load(
 
 
 def _check(setting: Setting, text: str, origin: str) -> None:
-    """Raise ConfigError for a value that does not parse."""
+    """Raise ConfigError for an invalid value."""
     try:
         setting.parse(text)
     except ValueError as e:
         hint = f"{setting.name}: {setting.doc}"
         if origin == "default":
-            hint = f"it comes of {setting.default}: HOME, TMPDIR and XDG_* have to be absolute"
-        raise ConfigError(f"{origin}: {setting.variable}={text!r} {e}", hint=hint) from None
+            hint = f"the default is {setting.default}: set HOME, TMPDIR and XDG_* to absolute paths"
+        raise ConfigError(f"{origin}: {name}={text!r} {e}", hint=hint) from None
+
+
+def _name(variable: str, origin: str) -> str:
+    """Return the name of a setting in the file at ``origin``: penroot.yaml has mount_home for ENROOT_MOUNT_HOME."""
+    is_yaml = origin.rpartition(":")[0].endswith(".yaml")
+    return variable.removeprefix("ENROOT_").lower() if is_yaml and variable in all_settings() else variable
 
 
 def _own(path: str) -> str:
@@ -147,14 +154,13 @@ def _own(path: str) -> str:
 
 
 def _of_our_group(store: str) -> str:
-    """Return ``store``, or the subdirectory for our group if the store is of another group, as after newgrp(1).
+    """Return ``store``, or its subdirectory for our group if the store has another group, as after newgrp(1).
 
-    The one group of a user namespace is the process's own, and overlayfs changes nothing in a directory whose
-    group is not there.
+    A user namespace maps only the group of the process, and overlayfs cannot change a directory with an unmapped group.
     """
     try:
         layers = os.stat(store + "/layers")
-        if layers.st_mode & 0o2000:  # made by an older version in a set-group-ID directory: its trees tell the group
+        if layers.st_mode & 0o2000:  # an older version made it in a set-group-ID directory: the trees have the group
             with os.scandir(store + "/layers") as entries:
                 layers = next(entries).stat()
     except (OSError, StopIteration):
@@ -165,16 +171,16 @@ def _of_our_group(store: str) -> str:
 
 
 def read_files(environ: Mapping[str, str]) -> Iterator[str]:
-    """Return the existing files of settings in the order in which they are read: the last value counts."""
+    """Return the paths of existing settings files, lowest precedence first."""
     return _files(_places(environ, base_directories(environ)))
 
 
 def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Place]:
-    """Return the existing directories of settings, the system's and the user's, with the names in each."""
+    """Yield the settings directories of the system and the user, with the names of their files."""
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
             there = os.listdir(directory)
-        except OSError as e:  # it may still let us in by name; and no policy of the site is passed over
+        except OSError as e:  # files may be accessible by name; and never skip the site's policy
             by_name = isinstance(e, PermissionError) or directory == SITE
             there = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
         if there:
@@ -193,16 +199,16 @@ def _files(places: Iterable[Place]) -> Iterator[str]:
 
 
 def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the existing policies. No variable disables the site's policy; it can only add another one."""
-    found = [f"{directory}/{POLICY}" for directory, there in places if POLICY in there]
-    its_own = f"{SITE}/{POLICY}"
-    if sysconf_path(environ) != SITE and _may_be(its_own):
-        found.insert(0, its_own)
-    return tuple(found)
+    """Return the existing policies. A variable can add a policy, but never disable the site's."""
+    paths = [f"{directory}/{POLICY}" for directory, there in places if POLICY in there]
+    site_policy = f"{SITE}/{POLICY}"
+    if sysconf_path(environ) != SITE and _may_exist(site_policy):
+        paths.insert(0, site_policy)
+    return tuple(paths)
 
 
-def _may_be(path: str) -> bool:
-    """Whether a file exists, or may exist in an unreadable directory: opening it reports the error."""
+def _may_exist(path: str) -> bool:
+    """Return whether a file exists, or may exist in an inaccessible directory. Opening the file reports the error."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -215,7 +221,7 @@ def _may_be(path: str) -> bool:
 def _in_files(
     places: Iterable[Place], environ: Mapping[str, str], base: Mapping[str, str], in_job: bool
 ) -> Iterator[tuple[str, Value]]:
-    """Return the variables of the files; the last value counts. A line may use variables of earlier lines.
+    """Yield the variables in the files, lowest precedence first. A line may use variables of earlier lines.
 
     Raises ConfigError.
     """
@@ -223,13 +229,14 @@ def _in_files(
     for path in _files(places):
         entries = _in_yaml(path, base["XDG_RUNTIME_DIR"]) if path.endswith(".yaml") else _in_conf(path)
         for key, line, text in entries:
+            origin = f"{path}:{line}"
             try:
                 if "\0" in text:
-                    raise ValueError("no value holds a NUL byte")
+                    raise ValueError("the value contains a NUL byte")
                 text = expand(text, variables, may_be_unset=lambda name: not in_job and name.startswith("SLURM_"))
             except ValueError as e:
-                raise ConfigError(f"{path}:{line}: {key}: {e}") from None
-            yield key, (text, f"{path}:{line}")
+                raise ConfigError(f"{origin}: {_name(key, origin)}: {e}") from None
+            yield key, (text, origin)
             if not environ.get(key):
                 variables[key] = text
 
@@ -258,7 +265,7 @@ def _in_conf(path: str) -> Iterator[Entry]:
 
 
 def assignment(line: str) -> tuple[str, str]:
-    """Return key and value of ``KEY VALUE`` or ``KEY=VALUE``, without quotes and comment."""
+    """Split ``KEY VALUE`` or ``KEY=VALUE`` into key and value, without quotes and comment."""
     cut = min((i for i in (line.find(" "), line.find("\t"), line.find("=")) if i >= 0), default=len(line))
     key, text = line[:cut], line[cut:].lstrip(" \t=")
     quote = text[:1]

@@ -1,4 +1,4 @@
-"""The table of settings, from which everything else is derived.
+"""The table of settings. Variables, penroot.yaml, the manual and `penroot info` derive from it.
 
 On the start path: no typing, no re.
 """
@@ -16,17 +16,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
+_MAX_PATH_BYTES = 1024  # leaves room within PATH_MAX for the paths below
 
 
 class Setting:
-    """One row of a table: a setting with its default, its meaning and its parser.
+    """One row of a table: the name, default, help text and parser of a setting.
 
-    An ``annotated`` one is an annotation com.pyxis.NAME of environment files, too.
+    Environment files can set an ``annotated`` setting with the annotation com.pyxis.NAME.
     """
 
     kind = "str"
-    separator = " "  # between the words of a list in penroot.yaml
+    separator = " "  # joins the words of a list in penroot.yaml
 
     def __init__(self, default: str, doc: str, *, annotated: bool = False) -> None:
         self.default = default
@@ -42,7 +42,7 @@ class Setting:
         return text
 
     def __set__(self, instance: Rows, value: object) -> None:
-        raise AttributeError(f"the setting {self.name} does not change")
+        raise AttributeError(f"the setting {self.name} is read-only")
 
 
 class Text(Setting):
@@ -57,15 +57,15 @@ class List(Text):
 
 
 class Path(Text):
-    """An absolute path; a relative one is an error."""
+    """An absolute path."""
 
     kind = "path"
 
     def parse(self, text: str) -> str:
         if not text.startswith("/"):
             raise ValueError("must be an absolute path")
-        if len(os.fsencode(text)) > _LONGEST:
-            raise ValueError(f"is longer than {_LONGEST} bytes")
+        if len(os.fsencode(text)) > _MAX_PATH_BYTES:
+            raise ValueError(f"is longer than {_MAX_PATH_BYTES} bytes")
         return text.rstrip("/") or "/"
 
 
@@ -92,10 +92,10 @@ class Words(Setting):
         self.kind = ",".join(words)
 
     def parse(self, text: str) -> tuple[str, ...]:
-        said = tuple(filter(None, text.replace(",", " ").split()))
-        if not set(said) <= set(self.words):
-            raise ValueError("must be some of " + ", ".join(self.words))
-        return said
+        words = tuple(filter(None, text.replace(",", " ").split()))
+        if not set(words) <= set(self.words):
+            raise ValueError("must be a comma-separated list of " + ", ".join(self.words))
+        return words
 
     def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
@@ -108,10 +108,10 @@ class Paths(Setting):
     separator = ":"
 
     def parse(self, text: str) -> tuple[str, ...]:
-        said = tuple(filter(None, text.split(":")))
-        if not all(path.startswith("/") for path in said):
+        paths = tuple(filter(None, text.split(":")))
+        if not all(path.startswith("/") for path in paths):
             raise ValueError("must be absolute paths, separated by colons")
-        return tuple(path.rstrip("/") or "/" for path in said)
+        return tuple(path.rstrip("/") or "/" for path in paths)
 
     def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
@@ -134,7 +134,7 @@ class Place(Path):
 
 
 class Bool(Setting):
-    """yes or no; empty is no."""
+    """yes or no; an empty value means no."""
 
     kind = "bool"
 
@@ -146,7 +146,7 @@ class Bool(Setting):
 
 
 class Auto(Bool):
-    """yes, no, or auto, for which load() decides."""
+    """yes, no or auto. load() replaces auto by yes or no."""
 
     kind = "bool|auto"
 
@@ -158,7 +158,7 @@ class Auto(Bool):
 
 
 class Hosts(Setting):
-    """yes, no, or a list of HOST[:PORT] for which it is yes; ``*`` is every host."""
+    """yes (every host, ``*``), no, or a list of HOST[:PORT]."""
 
     kind = "bool|hosts"
 
@@ -168,7 +168,7 @@ class Hosts(Setting):
             return ("*",) if words and words[0] in YES else ()
         for word in words:
             if "/" in word or word in YES or word in NO:
-                raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
+                raise ValueError("must be yes, no, or a comma-separated list of HOST[:PORT]")
         return tuple(words)
 
     def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
@@ -200,10 +200,10 @@ class Size(Setting):
 
 
 class Rows:
-    """A table: the value of each row, with its origin."""
+    """The values of a table's rows, with their origins."""
 
     def __init__(self, values: dict[str, tuple[str, str]]) -> None:
-        self._values = values  # by name: text and origin
+        self._values = values  # name: (text, origin)
 
     def text(self, setting: Setting) -> str:
         return self._values.get(setting.name, (setting.default,))[0]
@@ -215,70 +215,65 @@ class Rows:
 class Table(Rows):
     """The settings of the core."""
 
-    runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "directory for mounts and notes of running containers")
+    runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "directory for mount points and state files of running containers")
     config_path = Path("${XDG_CONFIG_HOME}/enroot", "directory of the user's configuration and credentials")
     cache_path = Path("${XDG_CACHE_HOME}/enroot", "directory of the store: layers and images")
     cache_limit = Size(
-        "0", "size limit of the store, such as 200G: the least recently used images are removed; 0: no limit"
+        "0", "size limit of the store, such as 200G; beyond it the least recently used images are removed; 0: no limit"
     )
     store_form = Choice(
         "auto",
-        "form of images in the store: tree (directories), squashfs (one file), or auto (by file system)",
+        "form of images in the store: tree (directories), squashfs (one file), or auto (depends on the file system)",
         *("auto", "tree", "squashfs"),
     )
     unpack = Bool("no", "start a squashfs image from an unpacked copy in the store, shared by all its containers")
-    shared_blobs = Text("", "directory in which nodes share downloaded layers; empty: every node downloads for itself")
+    shared_blobs = Text("", "directory in which nodes share downloaded layers; empty: each node downloads all layers")
     shared_blobs_for = Choice(
         "everybody",
-        "who can read shared layers: everybody (who can enter the directory), the user's group, or the user",
+        "access to shared layers: user (only their owner), group (also the owner's group), or everybody",
         *("everybody", "group", "user"),
     )
     data_path = Path("${XDG_DATA_HOME}/enroot", "directory of named containers")
-    temp_path = Path("${TMPDIR}", "directory for temporary files of imports and exports")
+    temp_path = Path("${TMPDIR}", "directory for temporary files of import and export")
     squash_options = Text("-comp lz4", "options for mksquashfs")
-    max_processors = Int("0", "number of worker processes and mksquashfs threads; 0: one per CPU of the affinity mask")
-    max_connections = Int("10", "number of parallel downloads")
+    max_processors = Int("0", "number of worker processes and of mksquashfs threads; 0: one for each available CPU")
+    max_connections = Int("10", "maximum number of parallel downloads")
     connect_timeout = Int("30", "connect timeout in seconds")
-    transfer_timeout = Int("0", "timeout of one download in seconds; 0: no limit")
-    transfer_retries = Int("3", "number of retries of a failed transfer")
-    stall_timeout = Int("30", "timeout in seconds for a transfer with less than 1 kB per second")
-    allow_http = Hosts(
-        "no",
-        "allow plain HTTP for registries without TLS: no, yes (all), or a list HOST[:PORT],…",
-    )
+    transfer_timeout = Int("0", "timeout of each download in seconds; 0: no limit")
+    transfer_retries = Int("3", "number of times to retry a failed transfer")
+    stall_timeout = Int("30", "timeout in seconds for a transfer that is slower than 1 kB/s")
+    allow_http = Hosts("no", "use plain HTTP for registries without TLS: no, yes (all registries), or HOST[:PORT],…")
     login_shell = Bool("no", "run the command in a login shell of the image")
     rootfs_writable = Bool("no", "make the root filesystem writable")
     remap_root = Bool("no", "be root inside the container")
     mount_home = Bool("no", "mount the home directory")
     image_fstab = Choice(
         "own",
-        "mounts that an image's /etc/fstab may request: own (a tmpfs and its own directories), or host (anything)",
+        "mounts that an image's /etc/fstab may request: own (tmpfs and directories of the image), or host (any mount)",
         *("own", "host"),
     )
     restrict_dev = Auto(
         "auto",
-        "use a private /dev with standard and selected devices only; auto: for containers that root starts",
+        "use a private /dev with standard and selected devices only; auto: yes for root without allow_superuser",
     )
-    unshare_pid = Bool("no", "use a private PID namespace, in which the command is process 1")
-    unshare_net = Bool("no", "use a private network namespace, with loopback only")
+    unshare_pid = Bool("no", "use a private PID namespace; the command is process 1")
+    unshare_net = Bool("no", "use a private network namespace with only a loopback interface")
     unshare_ipc = Bool("no", "use a private IPC namespace (System V and POSIX) and a private /dev")
     unshare_uts = Bool("no", "use a private UTS namespace (host name)")
     unshare_keyring = Bool("no", "use a new session keyring, without the caller's Kerberos and AFS tokens")
-    close_descriptors = Bool("no", "pass no other descriptors to the container than stdin, stdout and stderr")
-    mpi = Bool(
-        "yes", "pass the MPI launcher's variables and session directory to the container, so that ranks find each other"
-    )
+    close_descriptors = Bool("no", "close all file descriptors except stdin, stdout and stderr")
+    mpi = Bool("yes", "pass the variables and the session directory of an MPI launcher to the container")
     join = Choice(
         "auto",
-        "share one container among the MPI ranks of a launcher on a node; no: one container for each rank",
+        "auto: the MPI ranks of a launcher on a node share one container; no: each rank has a separate container",
         *("auto", "no"),
     )
-    native_overlayfs = Bool("yes", "use the kernel's overlayfs; no: use fuse-overlayfs, which is far slower")
+    native_overlayfs = Bool("yes", "yes: use the kernel's overlayfs; no: use fuse-overlayfs (much slower)")
     allow_superuser = Bool(
         "no",
         "let root keep all privileges in the containers that root starts: no user namespace, no system call filter",
     )
-    force_override = Bool("no", "overwrite what exists")
+    force_override = Bool("no", "overwrite existing files and containers, and remove containers without a prompt")
 
 
 class FeatureTable(Rows):
@@ -289,51 +284,53 @@ class FeatureTable(Rows):
 
 
 def rows(table: type[Rows]) -> dict[str, Setting]:
-    """Return the settings of a table by variable."""
+    """Return the rows of a table by variable."""
     return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
 
 
-SETTINGS = rows(Table)  # of the core
+SETTINGS = rows(Table)  # without settings of features
 
 
 def all_settings() -> dict[str, Setting]:
-    """Return the settings of the core, then those of the features."""
+    """Return the settings of the core, then the settings of the features."""
     from enroot_py.base.features import plugged
 
     return {**SETTINGS, **{variable: row for each in plugged("settings") for variable, row in each.SETTINGS.items()}}
 
 
-# Settings of enroot that penroot does not need. They are no error: sites' files have them.
+# Settings of enroot without an effect in penroot. Existing files of sites may contain them.
 UNUSED = {
     "ENROOT_GZIP_PROGRAM": "penroot decompresses layers itself",
     "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
 }
-# Variables that no file sets.
+# Variables that files cannot set.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
 # Directories of penroot itself, which its own files cannot change.
 FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
-# Keys of enroot.conf that are not settings of ours but reach hooks and clients.
+# Keys of enroot.conf that are passed on to hooks and clients.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 
 
 def check_key(key: str, origin: str) -> None:
-    """Raise ConfigError for an unknown key of enroot.conf that resembles one of ours.
+    """Raise ConfigError for a key of enroot.conf that is invalid or resembles a setting.
 
-    Other ENROOT_* are the site's own, for its hooks.
+    Other variables ENROOT_* are valid: sites define them for their hooks.
     """
     if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES or key in all_settings():
         return
     if key in FIXED:
         raise ConfigError(f"{origin}: {key} cannot be set in a file", hint="set it in the environment")
     if not key.startswith("ENROOT_") or not key.removeprefix("ENROOT_").replace("_", "A").isalnum():
-        raise ConfigError(f"{origin}: unknown key {key!r}", hint="keys are ENROOT_*, MELLANOX_*, NVIDIA_*, proxies")
+        raise ConfigError(
+            f"{origin}: unknown key {key!r}", hint="use ENROOT_*, MELLANOX_*, NVIDIA_* or a proxy variable"
+        )
     if meant := _meant(key):
         raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {meant}?")
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that resembles one of ours."""
+    """Return a warning for each unknown variable that resembles a setting."""
     known = (*SETTINGS, *_MORE, *FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
     if unknown:
@@ -343,7 +340,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def _meant(key: str) -> str:
-    """Return the variable of which ``key`` may be a typo, or ""."""
+    """Return the variable that ``key`` may be a typo of, or ""."""
     prefix, _, word = key.partition("_")
     known = (*all_settings(), *_MORE)
     name = nearest(word, [name.partition("_")[2] for name in known if name.startswith(prefix)])

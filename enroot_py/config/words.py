@@ -1,6 +1,6 @@
-"""Words in settings: variables, yes and no, base directories, and the nearest word to a typo.
+"""Expand variables, parse yes and no, find base directories, and suggest a word for a typo.
 
-On the start path: no import but os.
+On the start path: imports only os.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "hostname -s": lambda: os.uname().nodename.partition(".")[0],
 }
 
-# Where programs are looked for if nobody says: PATH as login(1) sets it for root.
+# PATH if the environment has none: login(1) sets this value for root.
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 YES = ("1", "true", "yes", "y", "t", "on")
 NO = ("0", "false", "no", "n", "f", "off")
 
-_MAX_DEPTH = 32  # defaults in defaults
-_MAX_LENGTH = 1 << 17  # MAX_ARG_STRLEN, execve(2): no longer value is passed on
+_MAX_DEPTH = 32  # of nested defaults
+_MAX_LENGTH = 1 << 17  # MAX_ARG_STRLEN, execve(2): a longer value cannot be passed on
 
 _caller: tuple[int, int] | None = None
 
 
 def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[str], bool] = lambda _: True) -> str:
-    """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS; no shell is run.
+    """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS, without running a shell.
 
-    An unset variable is the empty string, as in a shell, if it ``may_be_unset``. Raises ValueError
-    for any other one, for any other ``$(command)``, and for a value that is too long or too deep.
+    An unset variable is an empty string if ``may_be_unset`` accepts its name. Raises ValueError for other unset
+    variables, for an unknown ``$(command)``, and for a value that is too long or too deeply nested.
     """
 
     if "$" not in text:
@@ -44,7 +44,7 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
     def value(name: str) -> str:
         if name in variables:
             return variables[name]
-        if name in ("USER", "LOGNAME"):  # a shell has them from login(1), and a job started with --export=NONE not
+        if name in ("USER", "LOGNAME"):  # login(1) sets these; a job with --export=NONE lacks them
             return _user_name()
         if not may_be_unset(name):
             raise ValueError(f"the variable {name} is not set: write ${{{name}:-}} if it may be unset")
@@ -80,10 +80,10 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
 
 
 def cut(text: str) -> Iterator[tuple[str, str, str | None, str]]:
-    """Cut a text before each ``$``: the variable as it is written, its name and default, and the text behind it.
+    """Split a text before each ``$``. Yield the variable as written, its name, its default, and the text after it.
 
-    A variable is ``$NAME``, ``${NAME}`` or ``${NAME:-DEFAULT}``, without another one in it. For any other ``$`` the
-    name is empty. The first piece has what stands before all of them, and nothing is written there.
+    A variable is ``$NAME``, ``${NAME}`` or ``${NAME:-DEFAULT}`` without a nested variable. Any other ``$`` has an empty
+    name. The first piece is the text before the first ``$``, with an empty variable.
     """
     before, *parts = text.split("$")
     yield "", "", None, before
@@ -99,7 +99,7 @@ def cut(text: str) -> Iterator[tuple[str, str, str | None, str]]:
 
 
 def _name(text: str) -> str:
-    """Return the letters, digits and underscores of ASCII that a text begins with."""
+    """Return the leading ASCII letters, digits and underscores of a text."""
     end = 0
     while end < len(text) and (text[end] == "_" or text[end].isascii() and text[end].isalnum()):
         end += 1
@@ -107,7 +107,7 @@ def _name(text: str) -> str:
 
 
 def truth(text: str) -> bool:
-    """Return whether a word means yes. Raises ValueError for a word that means neither yes nor no."""
+    """Return True for yes, False for no, or one of their synonyms. Raises ValueError for other words."""
     word = text.lower()
     if word not in YES and word not in NO:
         raise ValueError("must be yes or no")
@@ -115,7 +115,7 @@ def truth(text: str) -> bool:
 
 
 def _check_length(text: str) -> None:
-    if len(text) > _MAX_LENGTH:  # lines that double one another would fill the memory
+    if len(text) > _MAX_LENGTH:  # lines that each double the previous value would exhaust memory
         raise ValueError(f"the value is longer than {_MAX_LENGTH} characters")
 
 
@@ -125,20 +125,20 @@ def _closing(text: str) -> int:
     for at, character in enumerate(text):
         depth += (character == "{") - (character == "}")
         if depth > _MAX_DEPTH:
-            raise ValueError(f"more than {_MAX_DEPTH} '${{' are in one another")
+            raise ValueError(f"more than {_MAX_DEPTH} nested '${{'")
         if not depth:
             return at
     raise ValueError("'${' without '}'")
 
 
 def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return XDG base directories and TMPDIR with their defaults (XDG base directory specification)."""
+    """Return XDG base directories and TMPDIR, with defaults (XDG Base Directory Specification)."""
     home = (environ.get("HOME") or _home()).rstrip("/")
     tmp = environ.get("TMPDIR") or "/tmp"
     run = environ.get("XDG_RUNTIME_DIR") or ""
     uid = _ids()[0]
     if not run or not os.access(run, os.W_OK):
-        # A job brings the TMPDIR of the machine that it was sent from, which need not be here.
+        # A job inherits TMPDIR from the submission host; the directory may not exist on this node.
         run = f"{tmp if os.access(tmp, os.W_OK) else '/tmp'}/penroot-{uid}"
     return {
         "HOME": home or "/",
@@ -147,7 +147,7 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
         "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME") or home + "/.cache",
         "XDG_DATA_HOME": environ.get("XDG_DATA_HOME") or home + "/.local/share",
         "XDG_RUNTIME_DIR": run,
-        # Variables that a shell sets by itself.
+        # Shells set these variables themselves.
         "UID": str(uid),
         "EUID": str(uid),
         "HOSTNAME": os.uname().nodename,
@@ -155,24 +155,24 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ids() -> tuple[int, int]:
-    """Return the caller's user and group ID, outside of a user namespace that only renames them to root.
+    """Return the caller's user and group ID, outside of a user namespace that only maps them to root.
 
-    The first call counts: a start enters user namespaces of its own later.
+    The result of the first call is kept, since a start enters further user namespaces later.
     """
     global _caller
     if _caller is None:
         _caller = os.geteuid(), os.getegid()
-        if _caller[0] == 0:  # as `unshare -r` shows them
+        if _caller[0] == 0:  # perhaps under `unshare -r`
             _caller = _outside("uid_map", _caller[0]), _outside("gid_map", _caller[1])
     return _caller
 
 
 def _outside(map_name: str, inside: int) -> int:
-    """Return what the ID ``inside`` is in the parent user namespace, if no other ID is mapped: user_namespaces(7)."""
+    """Map the ID ``inside`` to the parent user namespace if it is the only mapped ID: user_namespaces(7)."""
     try:
         with open(f"/proc/self/{map_name}") as f:
             first, outside, count = map(int, f.read().split())
-    except (OSError, ValueError):  # of several lines
+    except (OSError, ValueError):  # the map has several lines
         return inside
     return outside if (first, count) == (inside, 1) else inside
 
@@ -196,7 +196,7 @@ def _user_name() -> str:
 
 
 def true_or_false(text: str) -> bool | None:
-    """Return the value of ``true`` or ``false``, the words of TOML; None for "". Raises ValueError for other words."""
+    """Parse ``true`` or ``false`` of TOML; return None for "". Raises ValueError for other words."""
     word = text.strip().lower()
     if word not in ("true", "false", ""):
         raise ValueError(word)
@@ -204,9 +204,9 @@ def true_or_false(text: str) -> bool | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that ``word`` may be a typo of; "" for none."""
+    """Return the known word that is most similar to ``word``, or "" if none is similar."""
     letters = set(word)
-    # A letter that is changed makes a difference of two to the sets. Counting them is quick, importing difflib is not.
+    # Compare sets of letters first, since importing difflib is slow. One wrong letter makes two elements differ.
     alike = [name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5]
     if not alike:
         return ""
@@ -219,4 +219,4 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return 1 - matcher.ratio()
 
     least, name = min((difference(name), name) for name in alike)
-    return name if least <= (0.25 if len(word) > 2 else 0.5) else ""  # a letter of four, or of two
+    return name if least <= (0.25 if len(word) > 2 else 0.5) else ""  # one wrong letter in four, or in two

@@ -1,7 +1,7 @@
-"""Read penroot.yaml.
+"""Parse penroot.yaml.
 
-A mapping of settings by their names, without ENROOT_ and in small letters; ``environment``
-maps variables for hooks and clients to values, such as NVIDIA_* and proxies::
+Keys are names of settings in lower case, without ENROOT_. The key ``environment`` holds variables for hooks and
+clients, such as NVIDIA_* and proxies::
 
     data_path: /local/${USER}/containers
     cache_limit: 200G
@@ -10,8 +10,8 @@ maps variables for hooks and clients to values, such as NVIDIA_* and proxies::
     environment:
       MELLANOX_VISIBLE_DEVICES: all
 
-A key that is none, a key that comes twice and a value of the wrong kind are errors with
-file and line. Off the start path: parsed.py keeps what this returns.
+An unknown key, a duplicate key and a value of the wrong type are errors with file and line. Off the start path:
+parsed.py caches the result.
 """
 
 from __future__ import annotations
@@ -26,17 +26,27 @@ from enroot_py.config.words import nearest
 
 _SETTINGS = all_settings()
 _NAMES = {setting.name: variable for variable, setting in _SETTINGS.items()}
+# Hints by a part of PyYAML's message; the first match counts.
+_HINTS = {
+    r"'\t'": "use spaces instead of tabs",
+    "cannot start any token": 'quote the value: KEY: "VALUE"',
+    "mapping values": 'quote a value that contains ": ", and begin each setting in the first column',
+    "block": "begin each setting in the first column",
+    "": 'write KEY: VALUE, and quote a value with special characters: KEY: "VALUE"',
+}
 
 
 def parse(path: str, data: bytes) -> list[tuple[str, int, str]]:
-    """Yield (variable, line, text) of each setting. Raises ConfigError."""
+    """Return (variable, line, text) of each setting. Raises ConfigError."""
     try:
         root = yaml.compose(data, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: {e.problem or e.context}") from e
+        problem = str(e.problem or e.context)
+        hint = next(hint for part, hint in _HINTS.items() if part in problem)
+        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: {problem}", hint=hint) from e
     except yaml.YAMLError as e:
-        raise ConfigError(f"{path}:1: {str(e).splitlines()[0]}") from e
+        raise ConfigError(f"{path}:1: {str(e).splitlines()[0]}", hint="save the file as plain UTF-8 text") from e
     return list(_settings(path, root)) if root is not None else []
 
 
@@ -49,7 +59,7 @@ def _settings(path: str, root: yaml.Node) -> Iterator[tuple[str, int, str]]:
                 if variable.value in _SETTINGS:
                     raise ConfigError(
                         f"{origin}: {variable.value} is a setting",
-                        hint=f"write {_SETTINGS[variable.value].name} outside of environment",
+                        hint=f"write {_SETTINGS[variable.value].name}: VALUE outside of environment",
                     )
                 check_key(variable.value, origin)
                 yield variable.value, variable.start_mark.line + 1, _scalar(path, text)
@@ -66,21 +76,23 @@ def _settings(path: str, root: yaml.Node) -> Iterator[tuple[str, int, str]]:
 
 
 def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Return the pairs of a mapping with unique string keys."""
+    """Yield the pairs of a mapping. Raises ConfigError unless the keys are unique scalars."""
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}:{node.start_mark.line + 1}: this is not a mapping", hint="write KEY: VALUE")
     seen: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}:{line}: a key is a word")
+            raise ConfigError(f"{path}:{line}: the key is not a single word", hint="write KEY: VALUE")
         if key.value in seen:
-            raise ConfigError(f"{path}:{line}: {key.value} is in line {seen[key.value]} already")
+            raise ConfigError(
+                f"{path}:{line}: {key.value} is set in line {seen[key.value]} already", hint="remove one of the lines"
+            )
         seen[key.value] = line
         yield key, value
 
 
 def _scalar(path: str, node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag == "tag:yaml.org,2002:null":
-        raise ConfigError(f"{path}:{node.start_mark.line + 1}: not a single value", hint="write KEY: VALUE")
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: the value is not a single word", hint="write KEY: VALUE")
     return str(node.value)

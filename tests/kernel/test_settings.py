@@ -199,7 +199,8 @@ def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -
         assert inside(user, "id -u") == "0\n"
     (user.home / "etc" / form).write_text(text.replace("yes", "perhaps"))
     done = user.penroot("start", "box", "true", status=1)
-    assert f"{form}:1: ENROOT_REMAP_ROOT='perhaps' must be yes or no" in done.stderr
+    key = "ENROOT_REMAP_ROOT" if form == "enroot.conf" else "remap_root"
+    assert f"{form}:1: {key}='perhaps' must be yes or no" in done.stderr
     assert user.penroot("info", status=1).stdout == ""
 
 

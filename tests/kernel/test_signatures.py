@@ -76,7 +76,7 @@ def test_a_signed_image_starts_and_others_do_not(user: User, registry: Server, k
     for name, why in (("plain", "it has no signature"), ("other", "none of 1 signature is by")):
         said = user.penroot("start", f"docker://{registry.host}/test/{name}:1", "true", status=1).stderr
         assert said.startswith(f"[ERROR] {registry.host}/test/{name}:1 ("), said
-        assert f"is not signed as {path}: default[0] (default) wants: {why}" in said and "\n[HINT] " in said
+        assert f"is not signed as {path}: default[0] (default) requires: {why}" in said and "\n[HINT] " in said
         assert len(said.splitlines()) == 2
     assert len(list((user.home / "cache/layers").iterdir())) == 2  # nothing else was unpacked
 
@@ -115,7 +115,7 @@ def test_it_is_verified_at_each_use_without_its_registry(user: User, registry: S
         write(user, wanted(OTHER.write(user.home / "etc/keys/other.pub"), identity=identity))
         for target in (pinned, "box"):
             said = user.penroot("start", target, "true", status=1).stderr
-            assert f"is not signed as {path}: default[0] (default) wants: none of 1 signature is by" in said
+            assert f"is not signed as {path}: default[0] (default) requires: none of 1 signature is by" in said
 
 
 @pytest.mark.parity("verified again at each use")
@@ -143,10 +143,10 @@ def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: 
     uri = f"docker://{here}"
     exact = write(user, wanted(key, identity=None))
     for reference, of, start, why in (
-        (here, digest, "1", f"its signature is for {here}, and {here}:1 is wanted"),
+        (here, digest, "1", f"its signature is for {here}, not for {here}:1"),
         (f"{here}:1", digest, "1", ""),
-        (f"{here}:1", digest, "2", f"its signature is for {here}:1, and {here}:2 is wanted"),
-        (f"{registry.host}/test/good:1", digest, "1", f"its signature is for {registry.host}/test/good:1, and "),
+        (f"{here}:1", digest, "2", f"its signature is for {here}:1, not for {here}:2"),
+        (f"{registry.host}/test/good:1", digest, "1", f"its signature is for {registry.host}/test/good:1, not for "),
         (f"{here}:1", "sha256:" + 64 * "0", "1", f"its signature is for sha256:{64 * '0'}"),
     ):
         data = payload(reference, of)
@@ -154,7 +154,7 @@ def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: 
         user.run("rm", "-rf", str(user.home / "cache"))
         done = user.penroot("start", f"{uri}:{start}", "cat", "/number", status=1 if why else 0)
         assert done.stdout == ("" if why else "7")
-        assert not why or f"{exact}: default[0] (default) wants: {why}" in done.stderr
+        assert not why or f"{exact}: default[0] (default) requires: {why}" in done.stderr
     write(user, wanted(key))  # matchRepository
     sign(registry.pusher, "test/tagged", digest, SIGNER, f"{here}:1")
     for target in (f"{uri}:2", f"{uri}@{digest}"):
@@ -247,7 +247,7 @@ def test_files_and_directories_have_no_signature(user: User, registry: Server, k
     write(user, wanted(key))
     for target in ("./box.sqsh", "./made.sqsh", "plain", "box"):
         said = user.penroot("start", target, "true", status=1).stderr
-        assert "lacks the required signature by" in said and "[HINT] start the image of the registry" in said
+        assert "lacks the required signature by" in said and "[HINT] start a signed registry image" in said
     assert "lacks the required signature" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
     (user.home / "link.sqsh").symlink_to("box.sqsh")
     write(user, REJECT, squashfs={str(image): ACCEPT}, dir={str(user.data): ACCEPT})
@@ -294,7 +294,7 @@ def test_inspect_shows_who_has_signed(user: User, registry: Server, key: Path) -
     path.unlink()
     without = shown("good")
     assert without["admitted"] and without["rules"] == [] and without["signatures"] == [{**its, "key": None}]
-    assert "in no registry" in user.penroot("inspect", "--signatures", "oci:x", status=1).stderr
+    assert "it is not a registry image" in user.penroot("inspect", "--signatures", "oci:x", status=1).stderr
 
 
 @pytest.mark.usefixtures("rootfs")
@@ -306,10 +306,10 @@ def test_info_and_explain_name_the_policy(user: User) -> None:
 
 def test_doctor_reads_the_policy_and_its_keys(user: User, key: Path) -> None:
     path = write(user, wanted(key), docker={"reg.site": [wanted(key), REJECT]})
-    assert f"ok   {path} says which images are let in, by 2 keys" in user.run("sh", "-c", "penroot doctor; :").stdout
+    assert f"ok   {path} controls image admission with 2 keys" in user.run("sh", "-c", "penroot doctor; :").stdout
     key.write_text("none")
     said = user.penroot("doctor", status=1).stdout
-    assert f"bad  no image is let in: {path}: default[0].keyPath: {key} is no public key\n     fix: " in said
+    assert f"bad  no image is admitted: {path}: default[0].keyPath: {key} is not a public key\n     fix: " in said
 
 
 @pytest.mark.parity("a user's own policy")
@@ -436,14 +436,14 @@ SLIPS = {
     "{": ":1: Expecting property name",
     '{"default": [{"type": "reject"}],\n "transport": {}}': ": transport: unknown key 'transport'",
     '{"default": [{"type": "rejekt"}]}': ": default[0]: unknown type 'rejekt'",
-    '{"default": []}': ": default: what a policy asks for is to be an array, and not empty",
-    '{"transports": {}}': ": a policy needs default",
+    '{"default": []}': ": default: the list of requirements must be a non-empty array",
+    '{"transports": {}}': ": the policy has no default",
     '{"default":\n [{"type": "sigstoreSigned"}]}': ": default[0]: sigstoreSigned has no key",
     '{"default": [{"type": "sigstoreSigned", "keyPath": "x.pub"}]}': "must be an absolute path",
     '{"default": [{"type": "sigstoreSigned", "keyPath": "/none/x.pub"}]}': "[0].keyPath: there is no key /none/x.pub",
-    '{"default": [{"type": "reject"}],\n "default": []}': ": 'default' comes twice",
+    '{"default": [{"type": "reject"}],\n "default": []}': ": 'default' is a duplicate name",
     '{"default": [{"type": "reject"}]} // all': ":1: Extra data",
-    '{"default": [{"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"}]}': "is to have GPG signatures by",
+    '{"default": [{"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"}]}': "needs GPG signatures by",
 }
 
 

@@ -72,7 +72,7 @@ def test_what_is_not_signed_is_refused_before_it_is_queued(lab: Lab, registry: S
             option = f"--container-image={shown.host}#test/{name}:1"
             said = refused(lab, option, "true")
             assert f"{option}: {shown.host}/test/{name}:1 (" in said
-            assert f"is not signed as {POLICY}: default[0] (default) wants: {why}" in said
+            assert f"is not signed as {POLICY}: default[0] (default) requires: {why}" in said
             assert "queued" not in said and "srun: job" not in said
             lab.run("cat > job.sh", input="#!/bin/sh\necho ran > ran\n")
             done = sbatch(lab, option, "job.sh", check=False)

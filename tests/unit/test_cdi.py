@@ -452,7 +452,7 @@ def test_option_beats_the_image(dgx: FakeHost, box: pathlib.Path) -> None:
 def test_parsed_once_while_the_file_stays(
     dgx: FakeHost, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parsed, "_SETTLED", -(10**18))
+    monkeypatch.setattr(parsed, "_MIN_AGE_NS", -(10**18))
     path = dgx.cdi()
 
     def kinds() -> list[bool]:

@@ -58,7 +58,7 @@ def fresh(conf: Path, tmp_path: Path) -> Kept:
 @pytest.fixture
 def kept(fresh: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """A file that has been read once and is 3; the time of a change cannot be set back, so it counts as old."""
-    monkeypatch.setattr(parsed, "_SETTLED", -(10**18))
+    monkeypatch.setattr(parsed, "_MIN_AGE_NS", -(10**18))
     assert fresh.value() == "3"
     return fresh
 
@@ -126,7 +126,7 @@ def test_what_is_no_kept_parse_is_passed_by(kept: Kept, data: bytes) -> None:
 
 
 def test_a_kept_parse_imports_no_yaml(conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsed, "_SETTLED", -(10**18))
+    monkeypatch.setattr(parsed, "_MIN_AGE_NS", -(10**18))
     (tmp_path / "run").mkdir(0o700)
     environ = {"HOME": "/home/x", "XDG_RUNTIME_DIR": f"{tmp_path}/run", "ENROOT_SYSCONF_PATH": str(conf.parent)}
     assert settings.load(environ).max_connections == 3

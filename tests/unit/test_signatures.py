@@ -114,9 +114,9 @@ def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
 @pytest.mark.parametrize(
     "make, said, hint",
     [
-        ("genpkey -algorithm ed25519", "a private key, no public key", "keep the private key secret"),
+        ("genpkey -algorithm ed25519", "a private key, not a public key", "keep the private key secret"),
         ("req -x509 -newkey ed25519 -nodes -days 1 -subj /CN=x -keyout /dev/null", "a certificate", "x509 -pubkey"),
-        ("version", "no public key", "cosign public-key"),
+        ("version", "not a public key", "cosign public-key"),
         ("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:1024 | openssl pkey -pubout", "RSA of 1024", "RSA of 2048"),
         ("ecparam -name secp256k1 -genkey -noout | openssl pkey -pubout", "is not a supported key", "P-256"),
         ("genpkey -algorithm x25519 | openssl pkey -pubout", "is not a supported key", "Ed25519"),

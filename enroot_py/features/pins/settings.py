@@ -6,7 +6,9 @@ from enroot_py.config.table import FeatureTable, Place, rows
 
 
 class LockSettings(FeatureTable):
-    lock = Place("", "lock file with the digest of each tag; other tags are errors: penroot-lock(1)")
+    lock = Place(
+        "", "path of a lock file with the digest of each tag, see penroot-lock(1); a tag that it lacks is an error"
+    )
 
 
 SETTINGS = rows(LockSettings)

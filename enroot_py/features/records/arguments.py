@@ -6,7 +6,12 @@ from enroot_py.config.table import FeatureTable, Place, rows
 
 
 class RecordArguments(FeatureTable):
-    events = Place("", "destination of event records of steps; overrides ENROOT_EVENTS", "journald", "syslog")
+    events = Place(
+        "",
+        "destination of event records of steps, in the form of ENROOT_EVENTS, which it overrides",
+        "journald",
+        "syslog",
+    )
 
 
 ARGUMENTS = rows(RecordArguments)

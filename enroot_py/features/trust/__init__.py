@@ -1,1 +1,1 @@
-"""Policies: which images are admitted, and whose signatures they need. See docs/howto/signed.md."""
+"""Admit images according to policies, and verify their signatures. See docs/howto/signed.md."""

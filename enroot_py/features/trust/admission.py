@@ -1,7 +1,7 @@
 """Check an image against the policies of the site and the user, before it is unpacked and at each use.
 
-What an image was verified by stays beside it in the store, and is verified again at each use, without a network, by the
-rules and keys of that moment. So a record in the store is worth what the signatures in it are, whoever has written it.
+The store keeps the signatures that admitted an image beside the image. Each use verifies them again, without a network,
+with the current rules and keys. So forged signatures in the store are harmless.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MAX_RECORD_BYTES = 16 << 20
 
 
 class Admission:
-    """The rules for the image of a reference. Raises ConfigError, and PolicyError if no image is admitted."""
+    """The rules for the image of a reference. Raises ConfigError, and PolicyError if a rule rejects every image."""
 
     def __init__(self, name: Reference | LocalImage, settings: Settings) -> None:
         self._name = name
         self._settings = settings
         self.rules = rules_for(name, settings)
-        self._evidence = Evidence()  # of the last verification
+        self._evidence = Evidence()  # result of the last verification
         if isinstance(name, LocalImage):
             _check_unsigned(name, self.rules)
         for rule in self.rules:
@@ -50,14 +50,14 @@ class Admission:
     def wants_signatures(self) -> bool:
         return any(rule.signed for rule in self.rules)
 
-    # -- an image that is downloaded
+    # -- a downloaded image
 
     def check(self, manifest: Manifest, source: ImageSource) -> None:
-        """Check whether an image may be unpacked. Raises PolicyError, ConfigError, RegistryError, ImageError."""
+        """Check an image before it is unpacked. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         if not self.wants_signatures:
             return
-        came = getattr(source, "evidence", b"")  # from srun's tracker, for all nodes
-        if came and self._satisfied(_loads(came), manifest.digest):
+        from_tracker = getattr(source, "evidence", b"")  # srun's tracker fetches it once for all nodes
+        if from_tracker and self._satisfied(_loads(from_tracker), manifest.digest):
             return
         self.ask(manifest.digest, manifest.named)
 
@@ -69,22 +69,22 @@ class Admission:
         try:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             making.write(path, self._evidence.dumps(), 0o600)
-        except OSError as e:  # not our store, or just pruned: the registry is asked again next time
+        except OSError as e:  # a read-only or just pruned store: the next start asks the registry again
             log.debug(f"{path}: {e.strerror}")
 
     # -- a stored image
 
-    def check_stored(self, image: Image, given: str = "") -> None:
-        """Check whether a stored image may be used; ``given`` is the digest to which its name resolved.
+    def check_stored(self, image: Image, named: str = "") -> None:
+        """Check a stored image, whose name resolved to the digest ``named``. Raises PolicyError, ConfigError.
 
-        Raises PolicyError, ConfigError, and RegistryError where what is beside it does not do and nobody can be asked.
+        Raises RegistryError if the stored signatures are insufficient and the registry does not answer.
         """
         if not self.wants_signatures:
             return
         evidence = self._stored(image)
         if evidence is not None and self._satisfied(evidence, image.digest):
             return
-        self.ask(image.digest, given or image.digest)
+        self.ask(image.digest, named or image.digest)
         self.keep(image)
 
     def _stored(self, image: Image) -> Evidence | None:
@@ -112,19 +112,21 @@ class Admission:
         return True
 
     def verify(self, evidence: Evidence, digest: str) -> None:
-        """Raise PolicyError if a rule is not satisfied, ConfigError for a malformed key."""
+        """Raise PolicyError if the evidence does not satisfy a rule, ConfigError for a malformed key."""
         assert isinstance(self._name, Reference)
         covered = evidence.covers(digest)
         for rule in self.rules:
             for requirement in rule.signed:
                 why = signatures.met(requirement, identities.of(self._name), covered, evidence.signatures)
                 if why:
-                    message = f"{self._name} ({digest[:19]}…) is not signed as {requirement.where} ({rule.scope}) wants"
+                    message = (
+                        f"{self._name} ({digest[:19]}…) is not signed as {requirement.where} ({rule.scope}) requires"
+                    )
                     hint = "use a signed image; penroot inspect --signatures shows the signatures"
                     raise PolicyError(f"{message}: {why}", hint=hint)
 
     def ask(self, digest: str, named: str) -> Evidence:
-        """Verify an image by signatures of its registry or a mirror. Raises PolicyError, RegistryError, ImageError."""
+        """Verify an image with signatures of a mirror or registry. Raises PolicyError, RegistryError, ImageError."""
         assert isinstance(self._name, Reference)
         for evidence in gather(self._name, self._settings, digest, named):
             try:
@@ -132,17 +134,17 @@ class Admission:
             except PolicyError as e:
                 error = e
             else:
-                # So other signers cannot make a record long.
-                sources = [source for rule in self.rules for one in rule.signed for source in one.keys]
+                # Drop signatures by other keys: anyone can sign, and could fill the store.
+                sources = [source for rule in self.rules for required in rule.signed for source in required.keys]
                 self._evidence = Evidence(signatures.by_keys(evidence.signatures, sources), evidence.index)
                 return self._evidence
         raise error
 
 
 def gather(name: Reference, settings: Settings, digest: str, named: str) -> Iterator[Evidence]:
-    """Yield the evidence for an image, from one place after the other; ``named``: see Manifest.
+    """Yield the evidence for an image from each mirror, then from the registry; ``named``: see Manifest.
 
-    Raises RegistryError and ImageError where the registry itself, which comes after its mirrors, does not answer.
+    Raises RegistryError and ImageError if the registry fails. Failures of mirrors are only logged.
     """
     from enroot_py.registry.sources import places
 
@@ -155,11 +157,11 @@ def gather(name: Reference, settings: Settings, digest: str, named: str) -> Iter
     try:
         yield from _evidence(registry, digest, named)
     except (RegistryError, ImageError) as e:
-        raise type(e)(f"{name} must be signed, and its signatures cannot be fetched: {e}", hint=e.hint) from e
+        raise type(e)(f"cannot fetch the signatures that {name} must have: {e}", hint=e.hint) from e
 
 
 def evidence(name: Reference, digest: str, named: str, settings: Settings) -> bytes:
-    """Return the evidence that a node needs for an image, or nothing if no rule needs a signature or none exists.
+    """Return the evidence that nodes need for an image, or b"" if no rule needs a signature or the check fails.
 
     Raises ConfigError, PolicyError.
     """
@@ -168,35 +170,34 @@ def evidence(name: Reference, digest: str, named: str, settings: Settings) -> by
         return b""
     try:
         return admission.ask(digest, named).dumps()
-    except (PolicyError, RegistryError, ImageError) as e:  # the nodes ask and report the error
+    except (PolicyError, RegistryError, ImageError) as e:  # the nodes ask the registry again and report the error
         log.debug(str(e))
         return b""
 
 
 def _evidence(place: Repository, digest: str, named: str) -> Iterator[Evidence]:
-    """Yield the evidence in a repository: signatures of the image, then those of its index."""
-    found: list[Signature] = []
+    """Yield growing evidence from a repository: signatures of the image, then also of its index."""
+    signed_so_far: list[Signature] = []
     for signed in dict.fromkeys((digest, named)):
         index = place.named(named) if signed != digest else b""
         for more in signatures.of(place, signed):
-            found += more
-            yield Evidence(tuple(found), index)
+            signed_so_far += more
+            yield Evidence(tuple(signed_so_far), index)
 
 
 def _loads(data: bytes) -> Evidence:
-    """Return the evidence in a record, or nothing if the record is damaged."""
+    """Parse a record of evidence; a damaged record is empty evidence."""
     try:
         return signatures.loads(data)
     except ValueError as e:
-        log.debug(f"a record of signatures: {e}")
+        log.debug(f"ignoring damaged signatures: {e}")
         return Evidence()
 
 
 def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None, *, by_importer: bool) -> None:
-    """Check an image at submission; the nodes check it again in any case.
+    """Check an image at submission. The nodes always check it again. Raises PolicyError, ConfigError.
 
-    ``pin`` is the digest that its tag has for the job. What the site's own importer brings is for that to verify.
-    Raises PolicyError, ConfigError.
+    ``pin`` is the digest of the tag for the job. With ``by_importer``, the site's importer verifies signatures.
     """
     if by_importer:
         for rule in rules_for(name, settings):
@@ -218,27 +219,24 @@ def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None
 
 
 # ---------------------------------------------------------------------------
-# Files and directories, which have no signatures
+# Files and directories, for which no signatures exist
 
 
 def check_file(path: str, settings: Settings) -> None:
-    """Check whether the squashfs file at a real path, or one that srun sends, may be used.
-
-    Raises PolicyError, ConfigError.
-    """
+    """Check a squashfs file at a real path, or one that srun sends (bcast:). Raises PolicyError, ConfigError."""
     scopes = [] if path.startswith(_SENT) else policy.scopes_of_path(path)
     _check_unsigned(path, _rules(settings, policy.SQUASHFS, scopes))
 
 
 def check_directory(path: str, settings: Settings) -> None:
-    """Check whether a container that is a plain directory may be used. Raises PolicyError, ConfigError."""
+    """Check a container that is a plain directory. Raises PolicyError, ConfigError."""
     _check_unsigned(path, _rules(settings, policy.DIRECTORY, policy.scopes_of_path(os.path.realpath(path))))
 
 
 def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
-    """Check the image of a container, and return its record with the squashfs file's real path.
+    """Check the image of a container, and return its record with the real path of the squashfs file.
 
-    The checked file or image is the one that the returned record names first. Raises PenrootError.
+    Raises PenrootError.
     """
     if "squashfs" in record:
         path = os.path.realpath(record["squashfs"])
@@ -251,15 +249,15 @@ def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]
         check_file(file if file.startswith(_SENT) else os.path.realpath(file), settings)
         return record
     if uri.startswith(("/", _SENT)):
-        message = f"the container's record says that it is made of {uri}, but {directory} is not"
+        message = f"the container's record names {uri}, but {directory} is not made of it"
         raise PolicyError(message, hint="create the container again")
     registry, _, rest = uri.partition("/")
     is_local = uri.partition(":")[2].startswith("/")  # SCHEME:/PATH or ENGINE://NAME, else REGISTRY/REPOSITORY
     name = reference.parse(uri if is_local else f"{reference.DOCKER}{registry}#{rest}")
     digest = layout.digest_of(directory)
     known = Store(layout.root_of(directory)).known(name)
-    given = known.given if known is not None and known.digest == digest else ""
-    Admission(name, settings).check_stored(Image(digest, directory, ()), given)
+    named = known.given if known is not None and known.digest == digest else ""
+    Admission(name, settings).check_stored(Image(digest, directory, ()), named)
     return record
 
 
@@ -282,7 +280,7 @@ def _check_unsigned(path: object, rules: tuple[Rule, ...]) -> None:
 
 def _unsigned(name: object, rule: Rule, requirement: Requirement) -> PolicyError:
     transport = "its transport" if isinstance(name, LocalImage) else "squashfs or dir"
-    hint = f"start the image of the registry, docker://…; or let the site accept this place: {transport} in policy.json"
+    hint = f"start a signed registry image, docker://…; or ask the site to accept {transport} in policy.json"
     return policy.refused(name, rule, requirement, "lacks the required signature", hint)
 
 
@@ -293,5 +291,5 @@ def rules_for(name: Reference | LocalImage, settings: Settings) -> tuple[Rule, .
 
 def _rules(settings: Settings, transport: str, scopes: list[str]) -> tuple[Rule, ...]:
     """Return the rule of each policy for an image in these scopes. Raises ConfigError."""
-    there = (policy.load(path) for path in settings.policies)
-    return tuple(one.rule(transport, scopes) for one in there if one is not None)
+    policies = (policy.load(path) for path in settings.policies)
+    return tuple(loaded.rule(transport, scopes) for loaded in policies if loaded is not None)

@@ -1,4 +1,4 @@
-"""Findings about policies for ``penroot doctor`` and ``pyxis-py check``."""
+"""Check the policies for ``penroot doctor`` and ``pyxis-py check``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from enroot_py.config.settings import Settings
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
-    """Check that the policies and their keys are readable: an error in one of them refuses every image."""
+    """Check that policies and keys are readable. An error in a policy or key rejects every image."""
     for path in settings.policies:
         from enroot_py.features.trust import policy, signatures
 
         try:
             loaded = policy.load(path)
             count = len([signatures.Key(source) for source in loaded.key_sources] if loaded else ())
-            yield Finding("ok", f"{path} says which images are let in, by {log.many(count, 'key')}")
+            yield Finding("ok", f"{path} controls image admission with {log.many(count, 'key')}")
         except PenrootError as e:
-            yield Finding("bad", f"no image is let in: {e}", e.hint)
+            yield Finding("bad", f"no image is admitted: {e}", e.hint)

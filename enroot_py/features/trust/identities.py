@@ -1,6 +1,6 @@
-"""Names of images in policies and signatures, and whether the name in a signature matches an image.
+"""Parse image names in policies and signatures, and match the name in a signature with an image.
 
-Sources: containers-policy.json(5), signedIdentity; "Docker references" as containers-transports(5) has them.
+Sources: containers-policy.json(5), signedIdentity; containers-transports(5), Docker references.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enroot_py.config.document import Node
 from enroot_py.config.words import nearest
 from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, spelling
 
-_HUB = "docker.io"  # Docker's registry in policies and signatures
+_HUB = "docker.io"  # the name of Docker Hub in policies and signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def of(reference: Reference) -> DockerName:
 
 
 def read(text: str) -> DockerName:
-    """Parse a name in a signature or policy; a short name gets its full form."""
+    """Parse a name in a signature or policy. Short names are completed: box is docker.io/library/box."""
     rest, _, digest = text.partition("@")
     repository, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag:  # a port
@@ -51,21 +51,21 @@ def read(text: str) -> DockerName:
 
 def scopes(name: DockerName) -> list[str]:
     """Return the policy scopes of an image, the narrowest first: containers-policy.json(5), docker."""
-    found = []
+    narrowest_first = []
     places = _same_places(name.repository)
-    found += [str(DockerName(place, name.tag, name.digest)) for place in places]
+    narrowest_first += [str(DockerName(place, name.tag, name.digest)) for place in places]
     while all(places):
-        found += places
+        narrowest_first += places
         places = [place.rpartition("/")[0] for place in places]
     host = name.repository.partition("/")[0].partition(":")[0]
     while "." in host:
         host = host.partition(".")[2]
-        found.append("*." + host)
-    return found
+        narrowest_first.append("*." + host)
+    return narrowest_first
 
 
 def _same_places(repository: str) -> list[str]:
-    """Return a repository, and its spelling with or without port 80: with plain HTTP both are the same."""
+    """Return a repository, and its other spelling with or without :80. With plain HTTP they are equivalent."""
     host, slash, path = repository.partition("/")
     if host.endswith(":80"):
         return [repository, host.removesuffix(":80") + slash + path]
@@ -81,12 +81,12 @@ def canonical(place: str) -> str:
 
 
 def canonical_scope(scope: str, where: str) -> str:
-    """Return the scope with the canonical spelling of its host. Raises ConfigError if no image can be in it."""
+    """Return a valid scope with the canonical spelling of its host. Raises ConfigError if no image can be in it."""
     host, _, rest = scope.partition("/")
     bare = rest.partition("@")[0].partition(":")[0]
     hint = ""
     if host != host.lower() or bare != bare.lower() or "://" in scope or scope.endswith("/"):
-        hint = "write HOST[:PORT][/REPOSITORY[:TAG]] in small letters"
+        hint = "write HOST[:PORT][/REPOSITORY[:TAG]] in lower case"
     elif "*" in (scope[1:] if scope.startswith("*.") else scope):
         hint = "write *.DOMAIN for all its hosts"
     elif not scope.startswith("*."):
@@ -104,7 +104,7 @@ def canonical_scope(scope: str, where: str) -> str:
     return scope
 
 
-# The types of signedIdentity, with their further keys.
+# The types of signedIdentity, with their additional keys.
 _KINDS: dict[str, tuple[str, ...]] = {
     "matchExact": (),
     "matchRepoDigestOrExact": (),
@@ -112,19 +112,19 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "exactReference": ("dockerReference",),
     "exactRepository": ("dockerRepository",),
     "remapIdentity": ("prefix", "signedPrefix"),
-    "digestOnly": (),  # our extension, for bundles, which name no image
+    "digestOnly": (),  # our extension: a bundle names no image
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The name that a signature must have."""
+    """A rule about the name in a signature."""
 
     kind: str = "matchRepoDigestOrExact"
     words: tuple[str, ...] = ()
 
     def wanted(self, image: DockerName) -> tuple[DockerName, bool]:
-        """Return the name that the signature of an image must have, and whether another tag is accepted."""
+        """Return the name that a signature of ``image`` must have, and whether any tag is accepted."""
         if self.kind == "exactReference":
             return read(self.words[0]), False
         if self.kind == "exactRepository":
@@ -135,13 +135,13 @@ class Identity:
         return image, any_tag
 
     def matches(self, image: DockerName, signed: DockerName | None) -> bool:
-        """Whether a signature with this name, or without a name, is valid for an image."""
+        """Return whether a signature for the name ``signed``, or for no name, is valid for ``image``."""
         if signed is None or self.kind == "digestOnly":
             return self.kind == "digestOnly"
         wanted, any_tag = self.wanted(image)
         if any_tag:
             return signed.repository == wanted.repository
-        # A name by cosign has neither tag nor digest, so it matches no tag.
+        # cosign signs a name without tag and digest. Such a name matches no tag.
         return signed == wanted and bool(signed.tag or signed.digest)
 
     def describe(self, image: DockerName) -> str:
@@ -156,18 +156,18 @@ class Identity:
 
 
 def identity(node: Node | None) -> Identity:
-    """Parse a policy's rule about the name in a signature. Raises ConfigError."""
+    """Parse signedIdentity of a policy. Raises ConfigError."""
     if node is None:
         return Identity()
     members = dict(node.members("signedIdentity"))
     kind = members.pop("type", Node("", node.where)).text("the type of signedIdentity")
     if kind not in _KINDS:
         meant = nearest(kind, _KINDS)
-        hint = f"did you mean {meant}?" if meant else f"there is: {', '.join(_KINDS)}"
+        hint = f"did you mean {meant}?" if meant else f"use one of {', '.join(_KINDS)}"
         raise ConfigError(f"{node.where}: unknown signedIdentity {kind!r}", hint=hint)
     for key, member in members.items():
         if key not in _KINDS[kind]:
-            hint = f"beside type it takes {' and '.join(_KINDS[kind]) or 'nothing'}"
+            hint = f"its keys are {' and '.join(('type', *_KINDS[kind]))}"
             raise ConfigError(f"{member.where}: unknown key {key!r} of {kind}", hint=hint)
     for key in _KINDS[kind]:
         if key not in members:
@@ -175,8 +175,8 @@ def identity(node: Node | None) -> Identity:
     words = tuple(members[key].text(key) for key in _KINDS[kind])
     if kind == "exactReference" and not (read(words[0]).tag or read(words[0]).digest):
         where = members["dockerReference"].where
-        raise ConfigError(f"{where}: {words[0]} has neither tag nor digest", hint="or write exactRepository")
+        raise ConfigError(f"{where}: {words[0]} has neither tag nor digest", hint="add a tag, or use exactRepository")
     for key, word in zip(_KINDS[kind], words, strict=True):
         if key != "dockerReference" and ("@" in word or ":" in word.rpartition("/")[2] and "/" in word):
-            raise ConfigError(f"{members[key].where}: {word} has a tag or digest", hint="write it without")
+            raise ConfigError(f"{members[key].where}: {word} has a tag or digest", hint="remove the tag and the digest")
     return Identity(kind, words)

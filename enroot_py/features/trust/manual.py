@@ -10,7 +10,7 @@ SECTIONS = (
         (
             (
                 "penroot inspect --signatures docker://registry.example.org#approved/box:1",
-                "Show its signatures, and the decision of each rule of policy.json.",
+                "Show the signatures of the image, and the decision of each rule in policy.json.",
             ),
         ),
     ),

@@ -1,8 +1,8 @@
-"""Read policy.json: which images are admitted, and which signatures they need.
+"""Read policy.json: the rules for admitting images.
 
-Source of the format: containers-policy.json(5), as podman and skopeo read it. What is ours: the scopes of ``squashfs``,
-which are paths of squashfs files; ``dir`` are containers that are plain directories. What we do not check, GPG and
-sigstore's own authorities, lets no image in.
+Source of the format: containers-policy.json(5), read by podman and skopeo. The transport ``squashfs`` is our extension;
+its scopes are paths of squashfs files. The transport ``dir`` stands for containers that are plain directories. Rules
+that require GPG signatures or sigstore certificates reject every image, since penroot cannot check those.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from enroot_py.features.trust.identities import Identity
 from enroot_py.registry.reference import LocalImage, Reference
 
 _MAXSYMLINKS = 40  # path_resolution(7)
-_MAX_FILE_BYTES = 1 << 20  # of a policy or a key
+_MAX_FILE_BYTES = 1 << 20  # of a policy or key
 DOCKER, SQUASHFS, DIRECTORY = "docker", "squashfs", "dir"
-# Transports by the scheme of a reference, and those of other programs.
+# Transports of references by scheme. Policies may also name transports that only other programs support.
 _LOCAL = {
     "oci:": "oci",
     "oci-archive:": "oci-archive",
@@ -37,7 +37,7 @@ _TRANSPORTS = (DOCKER, SQUASHFS, DIRECTORY, *_LOCAL.values(), "atomic", "ostree"
 _ACCEPT, _REJECT, _GPG, SIGNED = "insecureAcceptAnything", "reject", "signedBy", "sigstoreSigned"
 _TYPES = (_ACCEPT, _REJECT, _GPG, SIGNED)
 _KEYS = ("keyPath", "keyPaths", "keyData", "keyDatas")
-# Unsupported keys of sigstoreSigned, with what each would require.
+# Unsupported keys of sigstoreSigned, and the evidence that each of them requires.
 _MORE = {
     "fulcio": "certificates of Fulcio",
     "pki": "certificates",
@@ -49,18 +49,18 @@ _MORE = {
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """A public key of a policy, in a file or in the policy itself."""
+    """A public key, in a file at ``path`` or as ``data`` in the policy."""
 
     where: str
     path: str = ""
     data: bytes = b""
-    owner: int = 0  # of the policy
+    owner: int = 0  # of the policy file
 
     def __str__(self) -> str:
         return self.path or f"the key in {self.where}"
 
     def content(self) -> bytes:
-        """Return the key in PEM. Raises ConfigError for a file that others could have written."""
+        """Return the key as PEM. Raises ConfigError if another user could have written the file."""
         if not self.path:
             return self.data
         read = _content(self.path, self.where, self.owner)
@@ -77,29 +77,29 @@ class Requirement:
     where: str
     keys: tuple[KeySource, ...] = ()
     identity: Identity = field(default_factory=Identity)
-    lacks: str = ""  # an unsupported requirement
+    lacks: str = ""  # the unsupported evidence that it requires
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The requirements for the images in one scope."""
 
-    scope: str  # in words
+    scope: str  # for messages
     requirements: tuple[Requirement, ...]
 
     def refusal(self, image: object) -> PolicyError | None:
-        """Why no image in the scope is admitted, whatever its signatures, or ""."""
+        """Return an error if the rule rejects every image in its scope, signed or not; otherwise None."""
         for requirement in self.requirements:
             if requirement.kind == _REJECT:
-                return refused(image, self, requirement, "is rejected", "that rule lets in none of these")
+                return refused(image, self, requirement, "is rejected", "use an image that the policy admits")
             if requirement.lacks:
-                hint = f"penroot checks no {requirement.lacks}: sign with a key, cosign sign --key, and write keyPath"
-                return refused(image, self, requirement, f"is to have {requirement.lacks}", hint)
+                hint = f"penroot cannot check {requirement.lacks}: sign with a key, cosign sign --key, and use keyPath"
+                return refused(image, self, requirement, f"needs {requirement.lacks}", hint)
         return None
 
     @property
     def signed(self) -> tuple[Requirement, ...]:
-        """The requirements that need a signature."""
+        """The requirements for a signature."""
         return tuple(requirement for requirement in self.requirements if requirement.kind == SIGNED)
 
 
@@ -108,10 +108,10 @@ def refused(image: object, rule: Rule, requirement: Requirement, why: str, hint:
 
 
 class Policy:
-    """The content of one file. Raises ConfigError with the file and the path in it."""
+    """One policy file. Raises ConfigError with the file and the path of the wrong value."""
 
     def __init__(self, path: str, data: bytes, owner: int = 0) -> None:
-        """Keys may belong to root or to ``owner``, the owner of the file."""
+        """Keys must belong to root or to ``owner``, the owner of the policy file."""
         self._owner = owner
         root = parse(path, data)
         members = root.members("a policy")
@@ -119,7 +119,7 @@ class Policy:
             if key not in ("default", "transports"):
                 raise _unknown(node, key, ("default", "transports"))
         if "default" not in members:
-            raise ConfigError(f"{root.where}: a policy needs default", hint='write "default": [{"type": "reject"}]')
+            raise ConfigError(f"{root.where}: the policy has no default", hint='write "default": [{"type": "reject"}]')
         self._default = Rule("default", tuple(self._requirements(members["default"])))
         self._rules: dict[tuple[str, str], Rule] = {}
         transports = members.get("transports")
@@ -129,7 +129,7 @@ class Policy:
             for scope, node in transport.members(f"the transport {name}").items():
                 scope = _checked_scope(name, scope, node.where)
                 if (name, scope) in self._rules:
-                    raise ConfigError(f"{node.where}: duplicate scope {scope} of {name}", hint="merge them")
+                    raise ConfigError(f"{node.where}: duplicate scope {scope} of {name}", hint="merge the two rules")
                 words = f"{name}: {scope}" if scope else f"{name}: all"
                 self._rules[name, scope] = Rule(words, tuple(self._requirements(node)))
 
@@ -147,7 +147,7 @@ class Policy:
         return [key for rule in rules for requirement in rule.signed for key in requirement.keys]
 
     def _requirements(self, node: Node) -> Iterator[Requirement]:
-        for item in node.items("what a policy asks for"):
+        for item in node.items("the list of requirements"):
             members = dict(item.members("a requirement"))
             kind = members.pop("type", Node("", item.where)).text("the type of a requirement")
             if kind not in _TYPES:
@@ -158,7 +158,7 @@ class Policy:
                 yield self._signed(item, members)
             elif members:
                 key, member = next(iter(members.items()))
-                raise ConfigError(f"{member.where}: unknown key {key!r} of {kind}", hint="beside type it takes nothing")
+                raise ConfigError(f"{member.where}: unknown key {key!r} of {kind}", hint="its only key is type")
             else:
                 yield Requirement(kind, item.where)
 
@@ -170,13 +170,13 @@ class Policy:
         for key, words in _MORE.items():
             if key in members:
                 return Requirement(SIGNED, item.where, (), identity, words)
-        given = [key for key in _KEYS if key in members]
-        if len(given) != 1:
+        key_names = [key for key in _KEYS if key in members]
+        if len(key_names) != 1:
             hint = f"write one of {', '.join(_KEYS)}"
-            raise ConfigError(f"{item.where}: {SIGNED} has {' and '.join(given) or 'no key'}", hint=hint)
-        node = members[given[0]]
-        nodes = node.items(given[0]) if given[0].endswith("s") else [node]
-        return Requirement(SIGNED, item.where, tuple(self._key(given[0], each) for each in nodes), identity)
+            raise ConfigError(f"{item.where}: {SIGNED} has {' and '.join(key_names) or 'no key'}", hint=hint)
+        name = key_names[0]
+        nodes = members[name].items(name) if name.endswith("s") else [members[name]]
+        return Requirement(SIGNED, item.where, tuple(self._key(name, node) for node in nodes), identity)
 
     def _key(self, name: str, node: Node) -> KeySource:
         text = node.text(name)
@@ -185,17 +185,17 @@ class Policy:
                 return KeySource(node.where, data=base64.b64decode(text, validate=True))
             except ValueError:
                 raise ConfigError(
-                    f"{node.where}: {name} is not base64", hint="use the output of base64 -w0 KEY.pub"
+                    f"{node.where}: {name} is not base64", hint="encode it: base64 -w0 cosign.pub"
                 ) from None
         if not text.startswith("/"):
             raise ConfigError(f"{node.where}: {name}={text!r} must be an absolute path", hint="write /etc/…/cosign.pub")
         if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-            raise ConfigError(f"{node.where}: no file has the name {text!r}", hint="write /etc/…/cosign.pub")
+            raise ConfigError(f"{node.where}: {name}={text!r} is not a valid path", hint="write /etc/…/cosign.pub")
         return KeySource(node.where, os.path.normpath(text), owner=self._owner)
 
 
 def load(path: str) -> Policy | None:
-    """Read the policy in a file, or return None if the file was just removed. Raises ConfigError."""
+    """Read a policy file, or return None if it was just removed. Raises ConfigError."""
     read = _content(path, path, os.geteuid())
     return Policy(path, *read) if read else None
 
@@ -212,22 +212,22 @@ def scopes_of(reference: Reference | LocalImage) -> tuple[str, list[str]]:
 
 
 def scopes_of_path(path: str) -> list[str]:
-    """Yield a path and the directories above it."""
-    found = []
+    """Return a path and the directories above it."""
+    scopes = []
     while path not in ("", "/"):
-        found.append(path)
+        scopes.append(path)
         path = os.path.dirname(path)
-    return found
+    return scopes
 
 
 def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
-    """Read a file that only root or ``owner`` can write, and return its content and owner; None if it does not exist.
+    """Return content and owner of a file that only root or ``owner`` can write; None if the file does not exist.
 
     Raises ConfigError.
     """
     for place in _places(path):
         files.check(place)
-    # In a user namespace, files of root have another number, as the installation shows.
+    # In a user namespace, root's files have another user ID: the owner of the installation.
     owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
@@ -252,7 +252,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
 
 
 def _places(path: str) -> Iterator[str]:
-    """Yield the directory of a file and of each link on the way: anyone who can write there controls the path."""
+    """Yield the directories of a file and of the links to it: a user who can write there controls the path."""
     for _ in range(_MAXSYMLINKS):
         yield os.path.dirname(path)
         if not os.path.islink(path):
@@ -261,9 +261,9 @@ def _places(path: str) -> Iterator[str]:
 
 
 def _not_trusted(path: str, origin: str, why: str, command: str = "") -> ConfigError:
-    """Omit ``command`` if the path could be a system file that was named by mistake."""
+    """Return an error. Without ``command``, the hint is harmless for a system file that was named by mistake."""
     before = "" if origin == path else f"{origin}: "
-    hint = "make it a file of root that every user can read"
+    hint = "use a file of root that every user can read"
     return ConfigError(f"{before}{path} {why}: it decides which images are admitted", hint=command or hint)
 
 
@@ -284,5 +284,5 @@ def _checked_scope(transport: str, scope: str, where: str) -> str:
 def _unknown(node: Node, word: str, known: Iterable[str], what: str = "key") -> ConfigError:
     known = tuple(known)
     meant = nearest(word, known)
-    hint = f"did you mean {meant}?" if meant else f"there is: {', '.join(known)}"
+    hint = f"did you mean {meant}?" if meant else f"use one of {', '.join(known)}"
     return ConfigError(f"{node.where}: unknown {what} {word!r}", hint=hint)

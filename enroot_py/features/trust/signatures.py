@@ -1,13 +1,13 @@
-"""Find and verify signatures of images, as cosign makes them with a key.
+"""Find and verify image signatures that cosign makes with a key.
 
-A signature is over a payload that names an image and its digest. A manifest has the payloads as its layers, with
-the signature of each beside it. That manifest has the tag ``sha256-HEX.sig``; or it refers to the image, and is in the
-list of referrers, which the tag ``sha256-HEX`` stands for in older registries. There are bundles of sigstore too, as
-cosign 3 makes them: what is signed in these is a statement of in-toto behind its type, and names a digest alone.
+cosign signs a payload with the name and digest of an image. The layers of a signature manifest are payloads, and
+annotations of the layers are the signatures. The signature manifest either has the tag ``sha256-HEX.sig``, or it refers
+to the image and is in the list of referrers (in older registries: the tag ``sha256-HEX``). cosign 3 makes sigstore
+bundles instead. A bundle signs an in-toto statement with a type prefix; the statement names only a digest.
 
 Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
-distribution specification, "Listing Referrers" and "Referrers Tag Schema". ``cryptography`` is imported where a key is
-needed, and only there.
+distribution specification, "Listing Referrers" and "Referrers Tag Schema". Only functions that need a key import
+``cryptography``, since the import is slow.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _ARTIFACTS = (
     *("application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.oci.image.config.v1+json", ""),
     _BUNDLE,
 )
-# The statement that a bundle must contain: other attestations of a key are not image signatures.
+# Types of the statement in a bundle. Statements of other types by the same key are not image signatures.
 _STATEMENT, _SIGNED = "https://in-toto.io/Statement/v1", "https://sigstore.dev/cosign/sign/v1"
 _PREDICATE = "dev.sigstore.bundle.predicateType"  # an optional annotation
 _IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
 # Limits for a hostile registry.
-MAX_SIGNATURES = 50  # of one manifest; cosign appends the newest
+MAX_SIGNATURES = 50  # per manifest; cosign appends new ones
 _MAX_REFERRERS = 8
 _MAX_STORED = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES
 _MAX_PAYLOAD_BYTES = 64 << 10
 _MAX_SIGNATURE_BYTES = 4 << 10  # in base64
-_RSA_BITS = 2048
+_MIN_RSA_BITS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Signed content with its signature. Nothing in it is trusted before it is verified."""
+    """A payload and its signature, not trusted until verified."""
 
     payload: bytes
     signature: bytes
@@ -62,13 +62,13 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence for an image: signatures of its manifest or its index, and that index."""
+    """Evidence for an image: signatures of its manifest or index, and the index."""
 
     signatures: tuple[Signature, ...] = ()
     index: bytes = b""
 
     def covers(self, digest: str) -> set[str]:
-        """Return the digests whose signatures cover the manifest: its own, and the index's."""
+        """Return the digests that a signature may have to cover a manifest: the manifest's and the index's."""
         return {digest, digests.of(self.index)} if self.index and digest in _listed(self.index) else {digest}
 
     def dumps(self) -> bytes:
@@ -77,7 +77,7 @@ class Evidence:
 
 
 def loads(data: bytes) -> Evidence:
-    """Parse the output of Evidence.dumps(), which others may have forged. Raises ValueError."""
+    """Parse the output of Evidence.dumps(). It may be forged, so the result must be verified. Raises ValueError."""
     try:
         document = json.loads(data)
         pairs = [Signature(*(base64.b64decode(part) for part in pair)) for pair in document["signatures"][:_MAX_STORED]]
@@ -87,14 +87,14 @@ def loads(data: bytes) -> Evidence:
 
 
 def _listed(index: bytes) -> set[str]:
-    """Return the digests in an index, or none for another document."""
+    """Return the digests in an index; other documents contain none."""
     try:
         document = manifests.parse(index, "the index")
     except ImageError:
         return set()
     entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: it may be an image manifest
-    found = [manifests.fields(entry).get("digest") for entry in entries] if isinstance(entries, list) else []
-    return {digest for digest in found if isinstance(digest, str)}
+    listed = [manifests.fields(entry).get("digest") for entry in entries] if isinstance(entries, list) else []
+    return {digest for digest in listed if isinstance(digest, str)}
 
 
 # ---------------------------------------------------------------------------
@@ -102,20 +102,20 @@ def _listed(index: bytes) -> set[str]:
 
 
 class SignatureSource(Protocol):
-    """A repository. Its methods raise RegistryError and ImageError."""
+    """A repository of images and signatures. Methods raise RegistryError and ImageError."""
 
     def named(self, digest: str) -> bytes: ...
     def blob(self, descriptor: Descriptor) -> Blob: ...
 
     def tagged(self, tag: str) -> bytes | None:
-        """Return the manifest of a tag, or None if there is no such tag."""
+        """Return the manifest of a tag, or None if the tag does not exist."""
 
     def referrers(self, digest: str) -> bytes | None:
-        """Return the index of referrers of a manifest, or None if the registry does not support it."""
+        """Return the list of a manifest's referrers, or None if the registry does not support the request."""
 
 
 def of(place: SignatureSource, digest: str) -> Iterator[list[Signature]]:
-    """Yield the signatures of a manifest or index, from one place of the repository after the other."""
+    """Yield the signatures of a manifest or index: the tagged ones, then those of each referrer."""
     tag = digest.replace(":", "-")
     seen: dict[str, bytes] = {}
     data = place.tagged(tag + ".sig")
@@ -135,54 +135,53 @@ def _signing(listing: bytes) -> Iterator[str]:
     """Return the digests of referrers that may contain signatures."""
     entries = manifests.parse(listing, "the list of referrers").get("manifests")
     for entry in entries if isinstance(entries, list) else ():
-        known = manifests.fields(entry)
-        says = manifests.fields(known.get("annotations")).get(_PREDICATE, _SIGNED)
-        kind = str(known.get("artifactType") or "")
-        if kind in _ARTIFACTS and says == _SIGNED and isinstance(known.get("digest"), str):
-            yield known["digest"]
+        fields = manifests.fields(entry)
+        predicate = manifests.fields(fields.get("annotations")).get(_PREDICATE, _SIGNED)
+        kind = str(fields.get("artifactType") or "")
+        if kind in _ARTIFACTS and predicate == _SIGNED and isinstance(fields.get("digest"), str):
+            yield fields["digest"]
 
 
 def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) -> Iterator[Signature]:
-    """Yield the signatures in a signature manifest. ``seen`` caches payloads by digest, since many are equal."""
+    """Yield the signatures in a signature manifest. ``seen`` caches payloads by digest, as many layers are equal."""
     layers = manifests.parse(data, "a signature").get("layers")
     if not isinstance(layers, list):
         return
     if len(layers) > MAX_SIGNATURES:
         log.warn(f"ignoring all but the last {MAX_SIGNATURES} of {len(layers)} signatures")
     for layer in reversed(layers[-MAX_SIGNATURES:]):
-        known = manifests.fields(layer)
-        written = manifests.fields(known.get("annotations")).get(_ANNOTATION)
+        fields = manifests.fields(layer)
+        media_type = fields.get("mediaType")
+        encoded = manifests.fields(fields.get("annotations")).get(_ANNOTATION)
         try:
-            if known.get("mediaType") == _BUNDLE:
-                yield from _in_bundle(_fetched(place, known, seen))
-            elif (
-                known.get("mediaType") == _PAYLOAD and isinstance(written, str) and len(written) <= _MAX_SIGNATURE_BYTES
-            ):
-                signature = base64.b64decode(written, validate=True)
-                yield Signature(_fetched(place, known, seen), signature)
+            if media_type == _BUNDLE:
+                yield from _in_bundle(_fetched(place, fields, seen))
+            elif media_type == _PAYLOAD and isinstance(encoded, str) and len(encoded) <= _MAX_SIGNATURE_BYTES:
+                signature = base64.b64decode(encoded, validate=True)
+                yield Signature(_fetched(place, fields, seen), signature)
         except (KeyError, TypeError, ValueError, RecursionError) as e:
             log.debug(f"malformed signature: {e}")
 
 
 def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, bytes]) -> bytes:
-    """Parse a payload or a bundle. Raises ImageError for a wrong digest, ValueError for a malformed one."""
+    """Fetch a payload or bundle. Raises ImageError for a wrong digest, ValueError for a malformed descriptor."""
     descriptor = manifests.descriptor(layer)
     if descriptor.size > _MAX_PAYLOAD_BYTES:
-        raise ValueError(f"it has {descriptor.size} bytes")
+        raise ValueError(f"the payload has {descriptor.size} bytes")
     if descriptor.digest not in seen:
         with place.blob(descriptor) as stream:
             payload = b"".join(iter(lambda: stream.read(_MAX_PAYLOAD_BYTES), b""))
         if digests.of(payload) != descriptor.digest:
             raise ImageError(
                 f"the payload {descriptor.digest} has the digest {digests.of(payload)}",
-                hint="the registry or a proxy returned another one: sign the image again",
+                hint="the registry or a proxy returned wrong data: sign the image again",
             )
         seen[descriptor.digest] = payload
     return seen[descriptor.digest]
 
 
 def _in_bundle(data: bytes) -> Iterator[Signature]:
-    """Yield the signatures in a bundle. Its log entries are for verification without a key.
+    """Yield the signatures in a bundle. Its log entries are ignored: only verification without a key needs them.
 
     Raises ValueError, KeyError, TypeError.
     """
@@ -192,12 +191,12 @@ def _in_bundle(data: bytes) -> Iterator[Signature]:
         raise TypeError("payloadType is not a string")
     kind = kind.encode()
     signed = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
-    for written in envelope["signatures"][:_MAX_REFERRERS]:
-        yield Signature(signed, base64.b64decode(written["sig"], validate=True))
+    for entry in envelope["signatures"][:_MAX_REFERRERS]:
+        yield Signature(signed, base64.b64decode(entry["sig"], validate=True))
 
 
 def _signed_document(data: bytes) -> Any:
-    """Read JSON in which no object has a key twice: two readers would see two claims. Raises ValueError."""
+    """Parse JSON without duplicate keys: two parsers could see different claims. Raises ValueError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(document := dict(pairs)) != len(pairs):
@@ -213,14 +212,14 @@ def _signed_document(data: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SignedClaim:
-    """The claim of a payload. The payload of a bundle names no image."""
+    """The name and digest in a payload. The payload of a bundle has no name."""
 
     name: DockerName | None
     digest: str
 
 
 def claim(payload: bytes) -> SignedClaim | None:
-    """Parse a payload of the expected type; return None for any other text that the key has signed."""
+    """Parse a payload; return None for other content that the key may have signed."""
     if payload.startswith(_IN_TOTO):
         return _statement(payload.removeprefix(_IN_TOTO))
     try:
@@ -240,7 +239,7 @@ def claim(payload: bytes) -> SignedClaim | None:
 
 
 def _statement(counted: bytes) -> SignedClaim | None:
-    """Parse the payload of a bundle: an in-toto statement, after its length."""
+    """Parse the payload of a bundle: a length and an in-toto statement."""
     size, _, body = counted.partition(b" ")
     try:
         document = _signed_document(body)
@@ -254,7 +253,7 @@ def _statement(counted: bytes) -> SignedClaim | None:
 
 
 class Key:
-    """Parse a public key. Raises ConfigError for any other text."""
+    """A public key. Raises ConfigError if the source is not a supported key."""
 
     def __init__(self, source: KeySource) -> None:
         self.source = source
@@ -269,32 +268,32 @@ class Key:
             return False
 
 
-def by_keys(there: Iterable[Signature], sources: Iterable[KeySource]) -> tuple[Signature, ...]:
-    """Return the signatures that verify with one of the keys. Raises ConfigError."""
+def by_keys(candidates: Iterable[Signature], sources: Iterable[KeySource]) -> tuple[Signature, ...]:
+    """Return the signatures that at least one of the keys verifies. Raises ConfigError."""
     keys = [Key(source) for source in sources]
-    return tuple(signature for signature in there if any(key.has_signed(signature) for key in keys))
+    return tuple(signature for signature in candidates if any(key.has_signed(signature) for key in keys))
 
 
-def met(requirement: Requirement, image: DockerName, covered: Collection[str], there: Iterable[Signature]) -> str:
-    """Return why no signature satisfies a requirement, or "" if one does.
+def met(requirement: Requirement, image: DockerName, covered: Collection[str], candidates: Iterable[Signature]) -> str:
+    """Return "" if a signature satisfies a requirement, otherwise the reason why none does.
 
-    ``covered`` are the digests of which it may be. Raises ConfigError for a key that is none.
+    ``covered`` are the accepted digests. Raises ConfigError for a malformed key.
     """
     keys = [Key(source) for source in requirement.keys]
     count, why = 0, ""
-    for signature in there:
+    for signature in candidates:
         count += 1
         if not any(key.has_signed(signature) for key in keys):
             continue
-        its = claim(signature.payload)
-        if its is None:
+        claimed = claim(signature.payload)
+        if claimed is None:
             why = why or "the signed content is not an image signature"
-        elif not requirement.identity.matches(image, its.name):
-            why = f"its signature is for {its.name}, and {requirement.identity.describe(image)} is wanted"
-            if its.name is None:
+        elif not requirement.identity.matches(image, claimed.name):
+            why = f"its signature is for {claimed.name}, not for {requirement.identity.describe(image)}"
+            if claimed.name is None:
                 why = "the signature names no image, as with cosign 3: use signedIdentity digestOnly"
-        elif its.digest not in covered:
-            why = f"its signature is for {its.digest}"
+        elif claimed.digest not in covered:
+            why = f"its signature is for {claimed.digest}"
         else:
             return ""
     if why:
@@ -304,7 +303,7 @@ def met(requirement: Requirement, image: DockerName, covered: Collection[str], t
 
 
 def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
-    """Return a function that verifies a signature with a PEM key: it raises InvalidSignature, or returns True."""
+    """Return a function that verifies a signature with a PEM key: it returns True or raises InvalidSignature."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import hashes, serialization
@@ -318,16 +317,16 @@ def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
         raise _no_key(source, data) from e
     if isinstance(key, ed25519.Ed25519PublicKey):
         return lambda signed: key.verify(signed.signature, signed.payload) is None
-    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= _RSA_BITS:
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= _MIN_RSA_BITS:
         return lambda signed: key.verify(signed.signature, signed.payload, padding.PKCS1v15(), hashes.SHA256()) is None
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, (ec.SECP256R1, ec.SECP384R1)):
-        # cosign uses SHA-256 for every curve; newer versions use a hash that fits the curve.
+        # Old versions of cosign use SHA-256 for every curve; new versions use the hash of the curve's size.
         algorithms = [hashes.SHA256()] + ([hashes.SHA384()] if isinstance(key.curve, ec.SECP384R1) else [])
         return lambda signed: _any_hash(key, signed, algorithms)
     what = f"RSA of {key.key_size} bits" if isinstance(key, rsa.RSAPublicKey) else type(key).__name__
     raise ConfigError(
         f"{source.where}: {source} is not a supported key: {what}",
-        hint=f"ECDSA P-256 or P-384, Ed25519, or RSA of {_RSA_BITS} bits and more",
+        hint=f"use ECDSA P-256 or P-384, Ed25519, or RSA of {_MIN_RSA_BITS} bits or more",
     )
 
 
@@ -345,12 +344,12 @@ def _any_hash(key: Any, signed: Signature, algorithms: list[Any]) -> bool:
 
 
 def _no_key(source: KeySource, data: bytes) -> ConfigError:
-    """Return an error for a file without a public key, which names its content."""
+    """Return an error for a file without a public key. The message names the content of the file."""
     head = data.partition(b"-----BEGIN ")[2].partition(b"-----")[0].decode("ascii", "replace")
     hint = "convert it to PEM: cosign public-key --key cosign.key"
     if "PRIVATE" in head:
         hint = "keep the private key secret; " + hint
     elif "CERTIFICATE" in head:
-        hint = "openssl x509 -pubkey -noout prints the key in it; that it expires is not looked at"
+        hint = "extract its public key: openssl x509 -pubkey -noout; expiry is not checked"
     what = f"a {head.lower()}, " if head and head != "PUBLIC KEY" else ""
-    return ConfigError(f"{source.where}: {source} is {what}no public key", hint=hint)
+    return ConfigError(f"{source.where}: {source} is {what}not a public key", hint=hint)

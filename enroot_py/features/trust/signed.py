@@ -1,4 +1,4 @@
-"""``penroot inspect --signatures``: the signatures of a registry image, and the decisions of the policies."""
+"""``penroot inspect --signatures``: show the signatures of a registry image and the decision of each rule."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from enroot_py.registry.sources import open_registry
 
 
 def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
-    """Return everything about the signatures of an image, whether it is admitted or not. Raises PenrootError."""
+    """Return the signatures of an image and the decisions of the policies. Raises PenrootError."""
     name = of_command_line(uri)
     if not isinstance(name, Reference):
-        raise UsageError(f"{name} is in no registry, and has no signatures", hint="give docker://IMAGE")
+        raise UsageError(f"{name} has no signatures: it is not a registry image", hint="use docker://IMAGE")
     manifest = open_registry(name, settings).manifest(arch)
-    found = []
+    gathered = []
     try:
         for evidence in admission.gather(name, settings, manifest.digest, manifest.named):
-            found.append(evidence)
+            gathered.append(evidence)
     except RegistryError as e:
-        if not any(evidence.signatures for evidence in found):
+        if not any(evidence.signatures for evidence in gathered):
             raise
         log.warn(str(e))
-    index = next((evidence.index for evidence in found if evidence.index), b"")
-    evidence = Evidence(tuple(dict.fromkeys(one for each in found for one in each.signatures)), index)
+    index = next((evidence.index for evidence in gathered if evidence.index), b"")
+    evidence = Evidence(tuple(dict.fromkeys(signature for part in gathered for signature in part.signatures)), index)
     rules = admission.rules_for(name, settings)
-    keys = {str(source): Key(source) for rule in rules for one in rule.signed for source in one.keys}
-    verdicts = [_verdict(rule, one, name, evidence, manifest.digest) for rule in rules for one in rule.requirements]
+    keys = {str(source): Key(source) for rule in rules for required in rule.signed for source in required.keys}
+    verdicts = [_verdict(rule, each, name, evidence, manifest.digest) for rule in rules for each in rule.requirements]
     return {
         "name": str(name),
         "digest": manifest.digest,
         **({"index": manifest.named} if manifest.named != manifest.digest else {}),
         "admitted": all(verdict["satisfied"] for verdict in verdicts),
         "rules": verdicts,
-        "signatures": [_signature(one, list(keys.values())) for one in evidence.signatures],
+        "signatures": [_signature(signature, list(keys.values())) for signature in evidence.signatures],
     }
 
 
 def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Evidence, digest: str) -> dict[str, Any]:
-    """Return the decision of one requirement."""
+    """Return the decision of one requirement as JSON data."""
     why = ""
     if error := Rule(rule.scope, (requirement,)).refusal(name):
         why = str(error)
@@ -57,7 +57,8 @@ def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Ev
 
 
 def _signature(signature: signatures.Signature, keys: Sequence[Key]) -> dict[str, Any]:
-    """Return the claim of a signature, which is trusted only if a key of the policies has signed it."""
-    its = signatures.claim(signature.payload)
+    """Return the claim of a signature, and the key that verifies it. Without a key, the claim is not trusted."""
+    claimed = signatures.claim(signature.payload)
     key = next((str(key.source) for key in keys if key.has_signed(signature)), None)
-    return {"for": str(its.name) if its and its.name else None, "digest": its.digest if its else None, "key": key}
+    name = str(claimed.name) if claimed and claimed.name else None
+    return {"for": name, "digest": claimed.digest if claimed else None, "key": key}
