@@ -134,7 +134,8 @@ def _check(setting: Setting, text: str, origin: str) -> None:
     try:
         setting.parse(text)
     except ValueError as e:
-        hint = f"{setting.name}: {setting.doc}"
+        name = _name(setting.variable, origin)
+        hint = f"{name}: {setting.doc}"
         if origin == "default":
             hint = f"the default is {setting.default}: set HOME, TMPDIR and XDG_* to absolute paths"
         raise ConfigError(f"{origin}: {name}={text!r} {e}", hint=hint) from None
