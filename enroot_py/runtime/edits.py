@@ -212,7 +212,7 @@ def _run(command: list[str], context: Context) -> None:
 
 
 def shared_dev(context: Context) -> bool:
-    """Whether the container has the host's /dev."""
+    """Return whether the container has the host's /dev."""
     host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/") + "/dev"
     try:
         theirs = os.stat(host)

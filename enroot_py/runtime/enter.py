@@ -53,13 +53,13 @@ class Start(Frozen):
 
     @property
     def is_overlaid(self) -> bool:
-        """Whether fuse-overlayfs makes the overlay."""
+        """Return whether fuse-overlayfs makes the overlay."""
         settings = self.settings
         return not settings.native_overlayfs and not (self.source.directory and settings.rootfs_writable)
 
     @property
     def is_served(self) -> bool:
-        """Whether a process must serve the root file system, because no other container shares it with us."""
+        """Return whether a process must serve the root file system, because no other container shares it with us."""
         return self.source.shared < 0 and (bool(self.source.image) or self.is_overlaid)
 
 

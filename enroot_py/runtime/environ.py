@@ -146,7 +146,7 @@ def warn_of_missing_paths(environ: Mapping[str, str]) -> None:
 
 
 def _has_one(paths: str) -> bool:
-    """Whether one of the ``paths`` exists or cannot be checked."""
+    """Return whether one of the ``paths`` exists or cannot be checked."""
     for path in paths.split(":"):
         try:
             if path.startswith("/"):
@@ -160,7 +160,7 @@ def _has_one(paths: str) -> bool:
 
 
 def is_rank(host: Mapping[str, str]) -> bool:
-    """Whether an MPI launcher has started the caller."""
+    """Return whether an MPI launcher has started the caller."""
     return any(name in host for name in _RANK[:3])
 
 

@@ -172,7 +172,7 @@ def load(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Whether hooks must be loaded before any namespace, in which root's files would appear as nobody's."""
+    """Return whether hooks must be loaded before any namespace, in which root's files would appear as nobody's."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
@@ -298,7 +298,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_empty(path: str) -> bool:
-    """Whether there is a file with nothing in it, or a device, as /dev/null. A dangling link is a mistake."""
+    """Return whether there is a file with nothing in it, or a device, as /dev/null. A dangling link is a mistake."""
     return os.path.exists(path) and not os.path.getsize(path)
 
 

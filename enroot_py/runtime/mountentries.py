@@ -56,7 +56,7 @@ class MountEntry:
 
     @property
     def is_squashfs(self) -> bool:
-        """Whether the source is a squashfs file whose content is mounted."""
+        """Return whether the source is a squashfs file whose content is mounted."""
         return SQUASHFS in self.flags
 
     def resolved(self, cwd: str, environ: Mapping[str, str]) -> MountEntry:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def privileged(settings: Settings) -> bool:
-    """Whether root keeps all privileges, and so needs no user namespace."""
+    """Return whether root keeps all privileges, and so needs no user namespace."""
     return settings.allow_superuser and os.geteuid() == 0
 
 

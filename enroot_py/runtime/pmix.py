@@ -110,7 +110,7 @@ _COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODU
 
 
 def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
-    """Whether a site's hook has copied an offer of the server unchanged."""
+    """Return whether a site's hook has copied an offer of the server unchanged."""
     return name in _COPIES and environ.get(_COPIES[name]) == value
 
 

@@ -67,7 +67,7 @@ def too_revealing() -> str:
 
 
 def is_made() -> bool:
-    """Whether a container runtime has made /dev."""
+    """Return whether a container runtime has made /dev."""
     return filesystems.kind("/dev") != "devtmpfs"
 
 
@@ -90,7 +90,7 @@ def is_on_overlay(path: str) -> bool:
 
 
 def cgroups_are_read_only(path: str = "/proc/self/mountinfo") -> bool:
-    """Whether this process cannot create a control group in any hierarchy of the file ``path``."""
+    """Return whether this process cannot create a control group in any hierarchy of the file ``path``."""
     mounts = [mount for mount in mountinfo.read(path) if mount.fstype in ("cgroup", "cgroup2")]
     return bool(mounts) and all("ro" in mount.options for mount in mounts)
 

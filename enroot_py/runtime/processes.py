@@ -142,7 +142,7 @@ def _changes(pid: int, upper: str) -> bool:
 
 
 def _is_root(pid: int, directory: str) -> bool:
-    """Whether a directory is the root of a process."""
+    """Return whether a directory is the root of a process."""
     try:
         return os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat(directory))
     except OSError:

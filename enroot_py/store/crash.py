@@ -24,7 +24,7 @@ def mark(directory: str) -> None:
 
 
 def is_whole(directory: str) -> bool:
-    """Whether a layer or an image exists and has no mark of another boot."""
+    """Return whether a layer or an image exists and has no mark of another boot."""
     try:
         with open(f"{directory}/{layout.BOOT}", errors="replace") as f:
             return f.readline().rstrip("\n") == linux.boot_id()
@@ -33,7 +33,7 @@ def is_whole(directory: str) -> bool:
 
 
 def is_usable(image: str) -> bool:
-    """Whether an image exists and is intact. After a crash this reads all its files."""
+    """Return whether an image exists and is intact. After a crash this reads all its files."""
     if is_whole(image):
         return True
     if not os.path.isdir(image):
@@ -74,7 +74,7 @@ def _unmark(*directories: str) -> None:
 
 
 def _survived(directory: str) -> bool:
-    """Whether a layer or an image is unchanged since it was published."""
+    """Return whether a layer or an image is unchanged since it was published."""
     from enroot_py.store import index
 
     if changed_files(directory):
@@ -86,7 +86,7 @@ def _survived(directory: str) -> bool:
 
 
 def is_unchanged(image: str) -> bool:
-    """Whether the squashfs file of an image is unchanged since it was written. Raises OSError."""
+    """Return whether the squashfs file of an image is unchanged since it was written. Raises OSError."""
     from enroot_py.store import squashfs
 
     with open(f"{image}/{layout.SUM}") as f:

@@ -37,12 +37,12 @@ def set_opaque(directory: int) -> None:
 
 
 def is_plain(attribute: str) -> bool:
-    """Whether an image may set an attribute. Other classes, such as security.selinux, belong to the host."""
+    """Return whether an image may set an attribute. Other classes, such as security.selinux, belong to the host."""
     return attribute.startswith("user.") and not is_command(attribute)
 
 
 def is_command(attribute: str) -> bool:
-    """Whether an attribute controls overlayfs."""
+    """Return whether an attribute controls overlayfs."""
     return attribute.startswith("user.overlay.")
 
 

@@ -353,7 +353,7 @@ class Build:
             self.path = layout.making_alone(self.target)
 
     def _is_ours(self) -> bool:
-        """Whether this process, which now holds the lock, has to fill ``path``."""
+        """Return whether this process, which now holds the lock, has to fill ``path``."""
         _empty(self.path)
         if os.path.isdir(self.target):
             if not crash.is_whole(self.target):  # else another process has just published it

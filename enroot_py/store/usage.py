@@ -114,7 +114,7 @@ def leased(store: Store, digest: str, lease: float) -> str:
 
 
 def has_leases(store: Store) -> bool:
-    """Whether every running container has a lease. A store without leases gets the directory for them."""
+    """Return whether every running container has a lease. A store without leases gets the directory for them."""
     since = layout.leases_since(store.root)
     if not os.path.isdir(os.path.dirname(since)):
         os.mkdir(os.path.dirname(since), 0o700)

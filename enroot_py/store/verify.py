@@ -59,7 +59,7 @@ def _of_image(path: str) -> Iterator[str]:
 
 
 def _is_of_file(image: str) -> bool:
-    """Whether an image is a copy of a squashfs file."""
+    """Return whether an image is a copy of a squashfs file."""
     return os.path.exists(f"{image}/{layout.FILE}")
 
 

@@ -60,12 +60,12 @@ def files(slurm: Mapping[str, str]) -> list[str]:
 
 
 def is_copy(path: str) -> bool:
-    """Whether a configuration file is a copy that slurmctld sent."""
+    """Return whether a configuration file is a copy that slurmctld sent."""
     return os.path.dirname(path) == CACHE
 
 
 def supersedes_copy(path: str) -> bool:
-    """Whether Slurm reads a plugstack.conf here instead of the copy that slurmctld sent."""
+    """Return whether Slurm reads a plugstack.conf here instead of the copy that slurmctld sent."""
     return not is_copy(path) and os.path.exists(f"{CACHE}/slurm.conf")
 
 
@@ -128,7 +128,7 @@ def main_file(directory: str) -> str:
 
 
 def reads(path: str, directory: str) -> bool:
-    """Whether a plugstack.conf includes the file that configure() writes into ``directory``."""
+    """Return whether a plugstack.conf includes the file that configure() writes into ``directory``."""
     return any(fnmatch.fnmatch(f"{os.path.abspath(directory)}/pyxis.conf", pattern) for pattern in includes(path))
 
 
@@ -211,7 +211,7 @@ def _is_ours(line: str, plugin: str) -> bool:
 
 
 def _is_same(path: str, plugin: str) -> bool:
-    """Whether a path is ``plugin``, also through a link to its version. Slurm runs no job if it is missing."""
+    """Return whether a path is ``plugin``, also through a link to its version. Slurm runs no job if it is missing."""
     names = os.path.basename(path), os.path.realpath(path)
     return path == plugin or names == (os.path.basename(plugin), os.path.realpath(plugin))
 

@@ -71,7 +71,7 @@ class Container:
         return self.step.request.name is None or bool(owned.maker(self.name, self.step.settings))
 
     def joins_running(self) -> bool:
-        """Whether the step joins the running container of that name. Raises ContainerError if it must not."""
+        """Return whether the step joins the running container of that name. Raises ContainerError if it must not."""
         mode = self.step.request.name_mode
         if mode == "create":
             raise ContainerError(

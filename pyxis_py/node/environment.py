@@ -66,7 +66,7 @@ class Environment:
 
     @property
     def _tells_pytorch(self) -> bool:
-        """Whether to set the PyTorch variables. At CSCS, the environment file must request them."""
+        """Return whether to set the PyTorch variables. At CSCS, the environment file must request them."""
         said = self._file.annotation("com.pyxis.pytorch_remap_vars") if self._file else None
         wanted, _ = said or (True, "")
         return wanted

@@ -362,7 +362,7 @@ def enter_user(spaces: Mapping[str, int]) -> None:
 
 
 def _is_ours(name: str, fd: int) -> bool:
-    """Whether a descriptor refers to the namespace of this process."""
+    """Return whether a descriptor refers to the namespace of this process."""
     return os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}"))
 
 

@@ -76,5 +76,5 @@ class Step:
 
     @property
     def leaves_a_directory(self) -> bool:
-        """Whether a new container of this step needs a directory under the data path."""
+        """Return whether a new container of this step needs a directory under the data path."""
         return self.request.name is not None or bool(self.request.save) or self.settings.rootfs_writable

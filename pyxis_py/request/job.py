@@ -108,12 +108,12 @@ class Job:
 
     @property
     def is_batch(self) -> bool:
-        """Whether this is the batch script of a job."""
+        """Return whether this is the batch script of a job."""
         return self.numbers.get("stepid") == _BATCH
 
     @property
     def is_verbose(self) -> bool:
-        """Whether srun has -v."""
+        """Return whether srun has -v."""
         return VERBOSE in self.environ
 
     @property

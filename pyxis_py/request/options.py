@@ -61,7 +61,7 @@ class Request(Frozen):
 
     @property
     def wants_container(self) -> bool:
-        """Whether an image or a name is given. The other options need one of them."""
+        """Return whether an image or a name is given. The other options need one of them."""
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:
@@ -73,7 +73,7 @@ class Request(Frozen):
         return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
 
     def is_reference(self, cwd: str) -> bool:
-        """Whether the image is a reference, and not a path."""
+        """Return whether the image is a reference, and not a path."""
         return self.image is not None and not self.sent and not self.is_file(cwd)
 
     @property

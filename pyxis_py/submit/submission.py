@@ -87,7 +87,7 @@ def _image(job: Job, request: Request) -> Reference | LocalImage | None:
 
 
 def _has_policy(job: Job) -> bool:
-    """Whether the site or the user may have a policy. srun waits for this, so it imports nothing."""
+    """Return whether the site or the user may have a policy. srun waits for this, so it imports nothing."""
     own = job.environ.get("XDG_CONFIG_HOME") or (job.environ.get("HOME") or os.path.expanduser("~")) + "/.config"
     return any(os.path.lexists(f"{place}/policy.json") for place in (*_SITES, f"{own}/enroot"))
 
@@ -170,7 +170,7 @@ def resolve(job: Job, tag: Reference) -> str:
 
 
 def learns_later(job: Job) -> bool:
-    """Whether the step gets variables that srun sets after its allocation.
+    """Return whether the step gets variables that srun sets after its allocation.
 
     Of a heterogeneous job only the first component does (pre_launch_srun_job of Slurm's srun_job.c). A step of --async
     does not: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
@@ -181,7 +181,7 @@ def learns_later(job: Job) -> bool:
 
 
 def is_verbose(job: Job) -> bool:
-    """Whether srun has -v, and so prints how long containers take."""
+    """Return whether srun has -v, and so prints how long containers take."""
     words = _words(job) if job.context == "srun" else []
     return _is_given("--v|erbose", words) or any(word.startswith("-v") and not word.strip("-v") for word in words)
 
@@ -202,7 +202,7 @@ def _check_words(job: Job) -> None:
 
 
 def _is_given(option: str, words: list[str]) -> bool:
-    """Whether a command line has a flag, or an abbreviation of it: ``|`` marks the shortest one."""
+    """Return whether a command line has a flag, or an abbreviation of it: ``|`` marks the shortest one."""
     own, _, rest = option.partition("|")
     return any(word.startswith(own) and (own + rest).startswith(word) for word in words)
 

@@ -20,7 +20,7 @@ class Example:
         self.shown: list[str] = []
 
     def fits(self, printed: str) -> bool:
-        """Whether the output matches the page."""
+        """Return whether the output matches the page."""
         parts = ["(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + "\n" for line in self.shown]
         return re.fullmatch("".join(parts), printed) is not None
 

@@ -67,7 +67,7 @@ def layout(user: User) -> pathlib.Path:
 
 
 def works(user: User, prefix: tuple[str, ...], *arguments: str, ended: bool = False) -> tuple[bool, str]:
-    """Whether penroot does something in a pod, and what it says: one error, where it has not just ``ended``."""
+    """Return whether penroot does something in a pod, and what it says: one error, where it has not just ``ended``."""
     done = user.penroot(*arguments, prefix=prefix, cwd=ROOT, status=None)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("[ERROR]") == (done.returncode != 0 and not ended)

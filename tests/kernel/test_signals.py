@@ -133,7 +133,7 @@ def test_program_ends_with_a_killed_caller(box: User, verb: str) -> None:
 
 
 def is_gone(process: TextIO) -> bool:
-    """Whether a process that has a file in /proc open does not exist any more."""
+    """Return whether a process that has a file in /proc open does not exist any more."""
     try:
         process.seek(0)
         return not process.read()

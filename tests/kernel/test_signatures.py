@@ -366,7 +366,7 @@ class Skopeo:
         assert not said.stdout, said.stderr
 
     def admits(self, path: Path, source: str) -> bool:
-        """Whether it copies an image by a policy."""
+        """Return whether it copies an image by a policy."""
         target = f"dir:{self._user.home}/copy"
         words = ("--policy", str(path), *self._words, "copy", "-q", "--src-tls-verify=false", source, target)
         done = self._user.run("sh", "-c", '"$@" || echo refused', "sh", "skopeo", *words)

@@ -83,7 +83,7 @@ def make(disk: Path, tree: Path) -> None:
 
 
 def boot(root: Root, disk: Path, accelerator: str, log: Path) -> bool:
-    """Whether the machine came up; it is off then."""
+    """Return whether the machine came up; it is off then."""
     kernel = max((root.path / "boot").glob("vmlinuz-*"))
     append = (
         "root=/dev/vda rw console=ttyS0 panic=-1 penroot.vm systemd.hostname=node1 systemd.show_status=no "

@@ -101,7 +101,7 @@ def transcripts() -> list[Transcript]:
 
 
 def documented(why: str) -> bool:
-    """Whether docs/reference/enroot.md has these words."""
+    """Return whether docs/reference/enroot.md has these words."""
     return " ".join(why.split()) in " ".join((ROOT / "docs/reference/enroot.md").read_text().split())
 
 

@@ -158,7 +158,7 @@ def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
 
 @pytest.mark.parity("srun, sbatch: refused before anything is queued")
 def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> None:
-    """Whether the site has one or not."""
+    """Return whether the site has one or not."""
     lab.run("mkdir -p .config/enroot; cat > .config/enroot/policy.json", input=json.dumps({"default": [REJECT]}))
     try:
         os.unlink(f"{lab.root}{POLICY}")

@@ -19,12 +19,12 @@ DEFAULTS = {"entrypoint": False, "writable": True}
 
 
 def is_of_job(variable: str) -> bool:
-    """Whether only the job knows a variable. At submission it may be set to another job's value."""
+    """Return whether only the job knows a variable. At submission it may be set to another job's value."""
     return variable.startswith("SLURM_")
 
 
 def is_path(name: str) -> bool:
-    """Whether this is a path; otherwise it is a name to search for."""
+    """Return whether this is a path; otherwise it is a name to search for."""
     return "/" in name or name.startswith(".")
 
 
@@ -84,7 +84,7 @@ class Environment(Frozen):
 
     @staticmethod
     def waits(text: str) -> bool:
-        """Whether a value has a variable that only the job knows."""
+        """Return whether a value has a variable that only the job knows."""
         return "${SLURM_" in text
 
     def value(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:

@@ -215,7 +215,7 @@ class _Reading:
 
 
 def _is_there(path: str) -> bool:
-    """Whether a path may exist, as a link or in an unreadable directory: opening it reports the error."""
+    """Return whether a path may exist, as a link or in an unreadable directory: opening it reports the error."""
     try:
         os.lstat(path)
     except OSError as e:

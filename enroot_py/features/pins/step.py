@@ -27,7 +27,7 @@ def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str
 
 
 def must_resolve(request: Request) -> bool:
-    """Whether srun must resolve a tag, whatever the site's settings."""
+    """Return whether srun must resolve a tag, whatever the site's settings."""
     return request.value(PIN) is True
 
 

@@ -164,7 +164,7 @@ class NodesNote:
 
     @property
     def holds(self) -> bool:
-        """Whether all nodes probably have the image."""
+        """Return whether all nodes probably have the image."""
         return self._note.read(len(self._nodes) + 1) == self._nodes != b""
 
     def write(self) -> None:

@@ -159,12 +159,12 @@ class Tracker:
 
     @property
     def wants_seed(self) -> bool:
-        """Whether a peer on the tracker's host should join as SEED."""
+        """Return whether a peer on the tracker's host should join as SEED."""
         return self._fetchers.wants_seed
 
     @property
     def all_have_it(self) -> bool:
-        """Whether each node of the step has every blob."""
+        """Return whether each node of the step has every blob."""
         return len(self._ready) == self._nodes
 
     def progress(self) -> Progress:

@@ -69,7 +69,7 @@ class TrackerProcess:
 
     @property
     def all_have_it(self) -> bool:
-        """Whether each node of the step has every blob."""
+        """Return whether each node of the step has every blob."""
         return self._tracker.all_have_it if self._tracker else len(self._ready) == self._nodes
 
     def _end(self) -> None:

@@ -32,7 +32,7 @@ class SlurmJob:
 
     @property
     def ends(self) -> bool:
-        """Whether the job has ended or is ending."""
+        """Return whether the job has ended or is ending."""
         return self.state not in ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "STOPPED", "RESIZING")
 
 

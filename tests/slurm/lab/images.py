@@ -127,7 +127,7 @@ def storage() -> str:
 
 
 def cached() -> bool:
-    """Whether they need not be made."""
+    """Return whether they need not be made."""
     return os.path.isdir(storage())
 
 
@@ -153,7 +153,7 @@ def build(*, say: Callable[[str], None] = lambda line: None) -> str:
 
 
 def is_old(storage: str) -> bool:
-    """Whether no lab was made of it for a week: there may be more than one working tree."""
+    """Return whether no lab was made of it for a week: there may be more than one working tree."""
     return time.time() - os.stat(storage).st_mtime > 7 * 86400
 
 

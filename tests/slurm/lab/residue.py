@@ -124,7 +124,7 @@ def job_cgroups(branch: str) -> Iterator[str]:
 
 
 def is_empty(cgroup: str) -> bool:
-    """Whether neither processes nor cgroups are in it."""
+    """Return whether neither processes nor cgroups are in it."""
     with cgroups.unless_gone(), open(f"{cgroup}/cgroup.procs") as file:
         return not file.read() and not any(entry.is_dir() for entry in os.scandir(cgroup))
     return True
