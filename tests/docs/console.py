@@ -9,6 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from tests.slurm.lab import Lab
+
+# Whether a job has to wait for the node that the last one leaves.
+_WAITS = re.compile("^srun: job .* (queued and waiting for|has been allocated) resources\n", re.M)
 
 
 class Example:
@@ -42,3 +48,9 @@ def examples(page: Path) -> Iterator[Example]:
                 raise ValueError(f"{page.name}: no prompt before {line!r}")
         if example:
             yield example
+
+
+def run(lab: Lab, command: str, **where: Any) -> str:
+    """Run a command as a user types it, and return what the terminal shows. ``where``: see Lab.run."""
+    printed = lab.run(["bash", "-c", f"exec 2>&1\n{command}"], check=False, **where).stdout
+    return _WAITS.sub("", printed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import re
 
-from tests.docs import ROOT
+from tests.docs import ROOT, console
 from tests.installation import PREFIX
 from tests.slurm import debian
 from tests.slurm.lab import Lab
@@ -32,9 +32,7 @@ _STYLE = (
 
 def run(lab: Lab, command: str) -> list[str]:
     """Run a command as alice and return the lines that she sees."""
-    shell = f"exec 2>&1; TIMEFORMAT='%1R seconds'\n{command}"
-    printed = lab.run(["bash", "-c", shell], check=False).stdout
-    return [line for line in printed.splitlines() if not re.match("srun: job .* (queued|allocated)", line)]
+    return console.run(lab, f"TIMEFORMAT='%1R seconds'\n{command}").splitlines()
 
 
 def steady(line: str) -> str:

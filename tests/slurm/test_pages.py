@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs import ROOT, recording
-from tests.docs.console import examples
+from tests.docs.console import examples, run
 from tests.installation import LIBRARY
 from tests.slurm import debian as debian_image
 from tests.slurm.lab import Lab
@@ -34,15 +33,12 @@ WHO = {"$": {"user": "alice"}, "#": {"user": "root", "node": "n1"}}
 def follow(lab: Lab, page: str) -> None:
     """Run all commands of a page. Lines about a job that waits for its node are ignored."""
     for example in examples(ROOT / "docs" / page):
-        command = f"exec 2>&1\n{example.command}"
+        command = example.command
         for there, here in PLACES.items():
             command = command.replace(there, here)
-        printed = lab.run(["bash", "-c", command], check=False, **WHO[example.prompt]).stdout
+        printed = run(lab, command, **WHO[example.prompt])
         for there, here in PLACES.items():
             printed = printed.replace(here, there)
-        printed = re.sub(
-            "^srun: job .* (queued and waiting for|has been allocated) resources\n", "", printed, flags=re.M
-        )
         assert example.fits(printed), f"{page}: {example.prompt} {example.command}\n{printed}"
 
 
