@@ -1,4 +1,4 @@
-"""Entry point of ``penroot``. start, batch, version and --help run without click, all other verbs with it."""
+"""Entry point of ``penroot``. start, batch, version, --help and the verbs of cli/quick.py run without click."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from enroot_py.base.errors import PenrootError
+
+
+QUICK = ("exec", "list")  # the keys of quick.VERBS
 
 
 def main(command: Callable[[list[str]], int] | None = None) -> None:
@@ -105,6 +108,15 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.write(text)
         return 0
     gc.disable()  # imports leave no garbage
+    if verb in QUICK:
+        from enroot_py.base import pack
+
+        pack.load(pack.QUICK)
+        from enroot_py.cli import quick
+
+        status = quick.main(quick.VERBS[verb], arguments[1:])
+        if status is not None:
+            return status
     from enroot_py.cli.verbs import main as cli
 
     gc.freeze()

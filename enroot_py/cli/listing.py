@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import sys
 import time
-from collections.abc import Sequence
 
-from enroot_py.config.settings import Settings
+from enroot_py.config.settings import Settings, load
 from enroot_py.runtime import processes
 from enroot_py.store import containers
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _TITLES = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")
+
+
+def show(*, fancy: bool, as_json: bool) -> int:
+    """Run ``penroot list``."""
+    settings = load()
+    sys.stdout.write(in_json(settings) if as_json else as_text(settings, fancy=fancy))
+    return 0
 
 
 def as_text(settings: Settings, *, fancy: bool) -> str:
@@ -42,8 +52,10 @@ def _row(process: processes.Process) -> Sequence[str]:
     )
 
 
-def as_json(settings: Settings) -> str:
+def in_json(settings: Settings) -> str:
     """Return a list of objects, each with the name of a container and the attributes of its processes."""
+    import json
+
     running = processes.running(settings)
     slots = [slot for slot in processes.Process.__slots__ if slot != "name"]
     objects: dict[str, list[dict[str, object]]] = {name: [] for name in containers.names(settings)}

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
@@ -14,6 +15,7 @@ from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.features import plugged
+from enroot_py.cli import quick
 from enroot_py.cli.cache import cache
 from enroot_py.cli.commands import (
     CACHE,
@@ -190,38 +192,6 @@ def inspect(arch: str | None, image: str) -> None:
     click.echo(shown_json(images.inspect(image, loaded(), arch)))
 
 
-@command
-@click.option("-f", "--fancy", is_flag=True, help="Show a table with the processes of each container.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Format (default: text).")
-def list_(fancy: bool, form: str) -> None:
-    """List the containers."""
-    from enroot_py.cli import listing
-
-    options = settings.load()
-    click.echo(listing.as_json(options) if form == "json" else listing.as_text(options, fancy=fancy), nl=False)
-
-
-@synopsis
-@penroot.command("exec", context_settings={**CONTEXT, "allow_interspersed_args": False})
-@click.option(
-    *("-e", "--env"),
-    multiple=True,
-    callback=there,
-    metavar="KEY[=VALUE]",
-    help="Set KEY, or copy it from your environment.",
-)
-@click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
-@click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
-def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
-    """Run a command in a running container.
-
-    PID is a process of the container, NAME its name, JOBID[.STEPID] the Slurm step that runs it.
-    """
-    from enroot_py.runtime import processes
-
-    sys.exit(processes.execute_in(target, words, env, settings.load()))
-
-
 def _confirmed(question: str) -> bool:
     """Ask the user. Raises UsageError if stdin is closed or not a terminal."""
     if sys.stdin is None:
@@ -285,6 +255,42 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
     command_words = click.Argument(["words"], nargs=-1)
     return click.Command(name, callback=never, params=[*options, argument, command_words], help=text)
 
+
+def _of_table(verb: quick.Verb) -> click.Command:
+    """Return click's command for a verb of quick.py: it prints help, completes words and reports mistakes."""
+    parameters: list[click.Parameter] = [
+        click.Option(
+            [*option.names, option.attribute],
+            is_flag=not option.metavar,
+            multiple=option.multiple,
+            type=click.Choice(option.choices) if option.choices else None,
+            metavar=option.metavar or None,
+            callback=there,
+            help=option.help,
+        )
+        for option in verb.options
+    ]
+    for argument in verb.arguments:
+        parameters.append(
+            click.Argument(
+                [argument.name],
+                metavar=argument.metavar,
+                nargs=-1 if argument.many else 1,
+                required=True,
+                type=click.UNPROCESSED if argument.many and not verb.mixed else None,
+                shell_complete=container_names if argument.kind else None,
+            )
+        )
+
+    def callback(**values: Any) -> None:
+        sys.exit(quick.run(verb, values))
+
+    context = {**CONTEXT, "allow_interspersed_args": verb.mixed}
+    return synopsis(click.Command(verb.name, context, callback, parameters, help=verb.help))
+
+
+for row in quick.VERBS.values():
+    penroot.add_command(_of_table(row))
 
 _target = click.Argument(["name"], shell_complete=container_names)
 _config = click.Argument(["config"], type=click.Path())
