@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from enroot_py.base.errors import PenrootError
 
 
-QUICK = ("exec", "list")  # the keys of quick.VERBS
+QUICK = ("cp", "exec", "list", "logs", "ps", "stop", "wait")  # the keys of quick.VERBS
 
 
 def main(command: Callable[[list[str]], int] | None = None) -> None:

@@ -1,64 +1,151 @@
-"""The output of ``penroot list``."""
+"""The output of ``penroot list`` and ``ps``."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
+from enroot_py.base import log, proc
 from enroot_py.config.settings import Settings, load
-from enroot_py.runtime import processes
+from enroot_py.runtime import detached, processes
 from enroot_py.store import containers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-_TITLES = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")
+    from enroot_py.runtime.processes import Process
+
+_FANCY = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")  # as enroot
+_SHORT = ("NAME", "STATE", "PID", "STARTED", "COMMAND")
+_PROCESS = ("PID", "STATE", "STARTED", "TIME", "COMMAND")
 
 
 def show(*, fancy: bool, as_json: bool) -> int:
-    """Run ``penroot list``."""
+    """Run ``penroot list``: enroot's lines for scripts, a table on a terminal."""
     settings = load()
-    sys.stdout.write(in_json(settings) if as_json else as_text(settings, fancy=fancy))
+    if as_json:
+        text = in_json(settings)
+    elif fancy:
+        text = fancy_table(settings)
+    elif sys.stdout.isatty():
+        text = short_table(settings)
+    else:
+        text = "".join(f"{name}\n" for name in containers.names(settings))
+    write(text)
     return 0
 
 
-def as_text(settings: Settings, *, fancy: bool) -> str:
-    """Return one name per line; with ``fancy`` a table with the processes of running containers."""
-    names = containers.names(settings)
-    if not fancy:
-        return "".join(f"{name}\n" for name in names)
+def write(text: str) -> None:
+    """Write names as they are, also those that are not UTF-8."""
+    sys.stdout.buffer.write(os.fsencode(text))
+
+
+def fancy_table(settings: Settings) -> str:
+    """Return enroot's table with the processes of running containers."""
     running = processes.running(settings)
-    idle = set(names) - {process.name for process in running}
-    rows: list[Sequence[str]] = [_TITLES, *([name] for name in sorted(idle)), *map(_row, running)]
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(_TITLES))]
+    idle = set(containers.names(settings)) - {process.name for process in running}
+    names = _Detached(settings)
+    return table(_FANCY, [*([name] for name in sorted(idle)), *(_fancy_row(names.of(p) or p.name, p) for p in running)])
+
+
+def _fancy_row(name: str, process: Process) -> Sequence[str]:
+    pid, state, started, used, command = _row(process)
+    return name, pid, process.comm, state, started, used, str(process.mntns), str(process.userns), command
+
+
+def short_table(settings: Settings) -> str:
+    """Return a table of all containers for a person."""
+    running, names = processes.running(settings), _Detached(settings)
+    rows: list[tuple[str, ...]] = []
+    for process in running:
+        state = "stopped" if process.state in "Tt" else "running"
+        started = _row(process)[2]
+        rows.append((names.of(process) or process.name, state, str(process.pid), started, process.command))
+    shown = {row[0] for row in rows} | {process.name for process in running}
+    rows += [(name, f"exited ({status})") for name, status in names.ended.items()]
+    rows += [(name, "-") for name in containers.names(settings) if name not in shown]
+    return table(_SHORT, [[log.printable(cell) for cell in row] for row in sorted(rows)])
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return lines whose columns are aligned. A row may have fewer cells than there are titles."""
+    lines = [titles, *rows]
+    widths = [max(len(line[i]) for line in lines if i < len(line)) for i in range(len(titles))]
     return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() + "\n" for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() + "\n"
+        for line in lines
     )
 
 
-def _row(process: processes.Process) -> Sequence[str]:
+def _row(process: Process) -> tuple[str, str, str, str, str]:
     minutes, seconds = divmod(int(process.cpu), 60)
     return (
-        process.name,
         str(process.pid),
-        process.comm,
         process.state,
         time.strftime("%H:%M" if time.time() - process.started < 86400 else "%b%d", time.localtime(process.started)),
         f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}",
-        str(process.mntns),
-        str(process.userns),
         process.command,
     )
 
 
+class _Detached:
+    """The detached containers: names by the PIDs of running ones, exit statuses of ``ended`` ones."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._by_pid: dict[int, str] = {}
+        self.ended: dict[str, int | None] = {}
+        for name in detached.names(settings):
+            if record := detached.find(name, settings):
+                with record:
+                    if program := record.program:
+                        self._by_pid[program] = name
+                    elif not record.is_running:
+                        self.ended[name] = record.status
+
+    def of(self, process: Process) -> str:
+        """Return the name of a detached container by its process, or "". With a PID namespace, its parent is known."""
+        if not self._by_pid:
+            return ""
+        stat = proc.look(process.pid)
+        return self._by_pid.get(process.pid) or self._by_pid.get(stat.parent if stat else 0, "")
+
+
 def in_json(settings: Settings) -> str:
-    """Return a list of objects, each with the name of a container and the attributes of its processes."""
+    """Return a list of objects, each with the name of a container and its processes; ended ones have a status."""
+    running, names = processes.running(settings), _Detached(settings)
+    by_name: dict[str, list[Process]] = {name: [] for name in containers.names(settings)}
+    for process in running:
+        name = names.of(process)
+        if name:
+            by_name.setdefault(name, []).append(process)
+        if process.name != name and not (name and process.name == processes.UNKNOWN):
+            by_name.setdefault(process.name, []).append(process)
+    objects: list[dict[str, object]] = [
+        {"name": name, "processes": [_object(process) for process in each]} for name, each in by_name.items()
+    ]
+    return _json([*objects, *({"name": name, "processes": [], "exit_status": s} for name, s in names.ended.items())])
+
+
+def of_processes(name: str, pids: Iterable[int], space: int, *, as_json: bool) -> str:
+    """Return a table or JSON of the processes of one container."""
+    found = []
+    for pid in pids:
+        try:
+            found.append(processes.Process(name, pid, space))
+        except OSError:  # it has ended
+            continue
+    if as_json:
+        return _json([_object(process) for process in found])
+    return table(_PROCESS, [[log.printable(cell) for cell in _row(process)] for process in found])
+
+
+def _object(process: Process) -> dict[str, object]:
+    return {slot: getattr(process, slot) for slot in processes.Process.__slots__ if slot != "name"}
+
+
+def _json(value: object) -> str:
     import json
 
-    running = processes.running(settings)
-    slots = [slot for slot in processes.Process.__slots__ if slot != "name"]
-    objects: dict[str, list[dict[str, object]]] = {name: [] for name in containers.names(settings)}
-    for process in running:
-        objects.setdefault(process.name, []).append({slot: getattr(process, slot) for slot in slots})
-    return json.dumps([{"name": name, "processes": objects[name]} for name in objects], indent=2) + "\n"
+    return json.dumps(value, indent=2) + "\n"

@@ -1,6 +1,6 @@
 """Verbs that run without click, whose import takes longer than they do: their table, and a parser of its rows.
 
-The parser accepts correct command lines only. For help and mistakes, verbs.py makes click's commands from the same rows.
+The parser accepts correct command lines only. For help and mistakes, verbs.py makes click's commands from the rows.
 """
 
 from __future__ import annotations
@@ -134,7 +134,40 @@ def _exec(**values: Any) -> int:
     return running.execute(**values)
 
 
+def _ps(**values: Any) -> int:
+    from enroot_py.cli import running
+
+    return running.ps(**values)
+
+
+def _logs(**values: Any) -> int:
+    from enroot_py.cli import detached
+
+    return detached.logs(**values)
+
+
+def _wait(**values: Any) -> int:
+    from enroot_py.cli import detached
+
+    return detached.wait(**values)
+
+
+def _stop(**values: Any) -> int:
+    from enroot_py.cli import detached
+
+    return detached.stop(**values)
+
+
+def _cp(**values: Any) -> int:
+    from enroot_py.cli import copying
+
+    return copying.cp(**values)
+
+
 _TARGET = Argument("target", "PID|NAME|JOBID[.STEPID]", kind="running")
+_RUNNING = Argument("name", "NAME", kind="running")
+_SEVERAL = Argument("names", "NAME...", many=True, kind="running")
+_JSON = Option(("--json",), "", "Print JSON.")
 _ENV = Option(("-e", "--env"), "KEY[=VALUE]", "Set KEY, or copy it from your environment.", multiple=True)
 
 VERBS = {
@@ -159,11 +192,55 @@ VERBS = {
             "List the containers.",
             (
                 Option(("-f", "--fancy"), "", "Show a table with the processes of each container."),
-                Option(("--json",), "", "Print JSON."),
+                _JSON,
                 Option(("--format",), "FORMAT", "text or json (default: text).", choices=("text", "json")),
             ),
             (),
             _list,
+        ),
+        Verb(
+            "ps",
+            "List the processes of a running container.",
+            (_JSON,),
+            (_RUNNING,),
+            _ps,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "logs",
+            "Print what a container in the background has written.",
+            (Option(("-f", "--follow"), "", "Go on until the container ends."),),
+            (_RUNNING,),
+            _logs,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "wait",
+            "Wait until containers in the background have ended.\n\nPrints the exit status of each.",
+            (),
+            (_SEVERAL,),
+            _wait,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "stop",
+            "End running containers.",
+            (
+                Option(("-s", "--signal"), "SIGNAL", "Send SIGNAL first (default: TERM)."),
+                Option(("-t", "--timeout"), "SECONDS", "Kill after SECONDS (default: 10)."),
+            ),
+            (_SEVERAL,),
+            _stop,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "cp",
+            "Copy files to or from a running container.\n\n"
+            "SOURCE and TARGET are paths. One of them is NAME:PATH, a path in a container.",
+            (),
+            (Argument("source", "SOURCE"), Argument("target", "TARGET")),
+            _cp,
+            own_error=OWN_ERROR,
         ),
     )
 }

@@ -1,11 +1,22 @@
-"""Verbs for running containers."""
+"""Verbs for running containers: ``exec`` and ``ps``."""
 
 from __future__ import annotations
 
-from enroot_py.base.errors import UsageError
+import os
+from _signal import SIGKILL
+from time import sleep
+
+from enroot_py.base import proc
+from enroot_py.base.errors import ContainerError, UsageError
 from enroot_py.config.settings import load
+from enroot_py.runtime import processes
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.config.settings import Settings
+
+_PAUSE_S = 0.02
+_HINT = "penroot list --fancy shows your running containers"
 
 
 def seconds(text: str | None, option: str) -> float | None:
@@ -36,3 +47,41 @@ def execute(
     return joining.execute_in(
         target, words, env, load(), workdir=workdir or "", user=user or "", timeout_s=timeout_s or None
     )
+
+
+def find(name: str, settings: Settings) -> int:
+    """Return the first process of the running container ``name``. Raises ContainerError."""
+    pid = processes.find(name, settings)
+    if processes.is_inside(pid, settings):
+        return pid
+    raise ContainerError(f"process {name} is not in a container of yours", hint=_HINT)
+
+
+def space_of(pid: int, settings: Settings) -> int:
+    """Return the mount namespace of the container of ``pid``, or of its child if ``pid`` waits for one; 0 if none."""
+    for each in (pid, *proc.children(pid)) if pid else ():
+        if processes.is_inside(each, settings):
+            return processes.inode(each, "mnt")
+    return 0
+
+
+def kill_in(spaces: set[int]) -> None:
+    """Kill all processes in mount namespaces."""
+    while killed := [pid for space, pids in processes.by_mount_namespace().items() if space in spaces for pid in pids]:
+        for pid in killed:
+            try:
+                os.kill(pid, SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        sleep(_PAUSE_S)
+
+
+def ps(name: str, json: bool) -> int:
+    """Print the processes of a running container. Raises PenrootError."""
+    from enroot_py.cli import listing
+
+    settings = load()
+    space = space_of(find(name, settings), settings)
+    pids = processes.by_mount_namespace().get(space, [])
+    listing.write(listing.of_processes(name, sorted(pids), space, as_json=json))
+    return 0

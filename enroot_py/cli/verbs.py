@@ -244,13 +244,12 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
         raise AssertionError(f"main.py runs {name} without click")
 
     spellings: dict[str, list[str]] = {}
-    for option, attribute in {**start.FLAGS, **start.VALUES}.items():
+    for option, attribute in {**start.FLAGS, **start.VALUES, **start.SWITCHES}.items():
         spellings.setdefault(attribute, []).append(option)
-    flags = set(start.FLAGS.values())
+    flags = {*start.FLAGS.values(), *start.SWITCHES.values()}
     options: list[click.Parameter] = [
         click.Option([*names, attribute], is_flag=attribute in flags) for attribute, names in spellings.items()
     ]
-    options.append(click.Option(["--explain"], is_flag=True))
     options += [click.Option([row.name], is_flag=not row.metavar) for row in start.feature_flags().values()]
     command_words = click.Argument(["words"], nargs=-1)
     return click.Command(name, callback=never, params=[*options, argument, command_words], help=text)

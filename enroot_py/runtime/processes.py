@@ -14,7 +14,7 @@ from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.base.mountinfo import Mounted
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import execute, named, rootfs
+from enroot_py.runtime import detached, execute, named, rootfs
 from enroot_py.runtime.namespaces import hide
 
 # In the order in which they can be joined: the user namespace gives the
@@ -61,11 +61,11 @@ _boot = 0
 
 def running(settings: Settings) -> list[Process]:
     """Return the user's running containers, by name and age."""
-    found = filter(None, (_oldest(pids, settings) for pids in _by_mount_namespace().values()))
+    found = filter(None, (_oldest(pids, space, settings) for space, pids in by_mount_namespace().items()))
     return sorted(found, key=lambda p: (p.name == UNKNOWN, p.name, p.started))
 
 
-def _by_mount_namespace() -> dict[str, list[int]]:
+def by_mount_namespace() -> dict[int, list[int]]:
     """Return the processes that this one may inspect, by their mount namespaces, except its own namespace."""
     spaces: dict[str, list[int]] = {}
     for entry in os.listdir("/proc"):
@@ -75,11 +75,11 @@ def _by_mount_namespace() -> dict[str, list[int]]:
             except OSError:  # it has ended, or belongs to another user
                 continue
     spaces.pop(os.readlink("/proc/self/ns/mnt"), None)
-    return spaces
+    return {int(link[5:-1]): pids for link, pids in spaces.items()}  # mnt:[4026531841]
 
 
-def _oldest(pids: list[int], settings: Settings) -> Process | None:
-    """Return the oldest of the processes of one mount namespace that is in a container of the user, or None."""
+def _oldest(pids: list[int], space: int, settings: Settings) -> Process | None:
+    """Return the oldest process of a mount namespace that is in a container of the user, or None."""
     ages = []
     for pid in pids:
         try:
@@ -90,7 +90,7 @@ def _oldest(pids: list[int], settings: Settings) -> Process | None:
         try:
             name = container_of(pid, settings)
             if name is not None:
-                return Process(name, pid, inode(pid, "mnt"))
+                return Process(name, pid, space)
         except OSError:
             continue
     return None
@@ -194,7 +194,7 @@ def find(target: str, settings: Settings) -> int:
                 hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
                 raise ContainerError(f"process {pid} is not in a container", hint=hint)
             return pid
-    if found := _named(target, settings):
+    if found := _of_record(target, settings) or _named(target, settings):
         return found
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
@@ -207,6 +207,24 @@ def find(target: str, settings: Settings) -> int:
         f"no running container {target} on {os.uname().nodename}",
         hint="penroot list --fancy shows the running containers",
     )
+
+
+def _of_record(name: str, settings: Settings) -> int:
+    """Return a process of the detached container ``name``, or 0."""
+    record = detached.find(name, settings)
+    if record is None:
+        return 0
+    with record:
+        program = record.program
+    return next((pid for pid in (program, *proc.children(program)) if program and is_inside(pid, settings)), 0)
+
+
+def is_inside(pid: int, settings: Settings) -> bool:
+    """Return whether a process is in a container of the user, and this process is not in the same container."""
+    try:
+        return inode(pid, "mnt") != inode(os.getpid(), "mnt") and container_of(pid, settings) is not None
+    except OSError:  # it has ended, or belongs to another user
+        return False
 
 
 def _named(name: str, settings: Settings) -> int:

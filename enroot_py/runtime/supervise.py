@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _SI_KERNEL = 0x80  # sigaction(2)
 TIMED_OUT = 124  # timeout(1)
 _LONG_S = 1 << 30
+of_child: list[int] = []  # descriptors that the parent closes when it has forked
 _GRACE_S = 5  # from SIGTERM to SIGKILL
 _KILL_S, _KILLS = 0.05, 1200  # a minute: a process may wait for a disk
 _LOOKS = 200  # at a program that runs, a millisecond each
@@ -64,7 +65,8 @@ def _fork_linked(death_signal: int) -> tuple[int, int]:
         if _is_closed(lifetime):
             os._exit(128 + SIGKILL)
         return 0, lifetime
-    os.close(lifetime)
+    for fd in (lifetime, *of_child):
+        os.close(fd)
     return child, 0
 
 
@@ -100,7 +102,7 @@ def guard(proc: int, timeout_s: float | None) -> int | None:
     The child between them is the guard: when this process is killed, or after ``timeout_s`` seconds, it kills all its
     descendants. Orphans become its children: prctl(2) "PR_SET_CHILD_SUBREAPER". ``proc`` is the /proc of the node.
     """
-    child, lifetime = _fork_linked(SIGCHLD)
+    child, lifetime = _fork_linked(SIGCONT)  # which also wakes a guard that is stopped
     if child:
         os.close(proc)
         return wait(child)
