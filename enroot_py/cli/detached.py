@@ -42,7 +42,7 @@ def start(options: Options, settings: Settings, *, superuser: bool) -> None:
             spaces = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             with Recording("start", settings):
                 container = foreground.entered(source, settings, options)
-            if not superuser:
+            if not (superuser or settings.unshare_pid):  # the kernel ends a PID namespace with its first process
                 detached.note_namespace(record, spaces)
             detached.report(0)
             foreground.execute(container, settings, options.command, superuser=superuser)

@@ -36,7 +36,7 @@ from enroot_py.cli.logins import login, logout
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import all_settings, slips
-from enroot_py.runtime import hooks
+from enroot_py.runtime import detached, hooks
 from enroot_py.store import containers
 
 _PASSWORD = re.compile("//[^/@]*@")  # in the URL of a proxy
@@ -209,16 +209,21 @@ def _confirmed(question: str) -> bool:
 @click.option("-f", "--force", is_flag=True, help="Remove without a prompt.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=container_names)
 def remove(force: bool, names: tuple[str, ...]) -> None:
-    """Delete containers with all their files."""
+    """Delete containers with all their files, and the logs of those that ran in the background."""
     options = loaded(force=force)
     failed = False
     for name in names:
-        if containers.check_name(name) not in containers.names(options):
+        exists = containers.check_name(name) in containers.names(options)
+        record = detached.find(name, options)
+        if not exists and record is None:
             log.error(f"no such container: {containers.shown(name)}")
             failed = True
         elif options.force_override or _confirmed(f"Do you really want to delete {name}?"):
             try:
-                containers.remove(name, options)
+                if record is not None:
+                    record.remove()
+                if exists:
+                    containers.remove(name, options)
             except ContainerError as e:
                 log.error(str(e))
                 log.hint(e.hint)

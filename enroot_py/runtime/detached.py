@@ -185,7 +185,7 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
         os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    _pipe, log.sink = writer, _report
+    _pipe, log.sink = writer, _send
     supervise.of_child += [writer, record.fd]
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     mask = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)
@@ -206,12 +206,17 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
         os._exit(LOST)
 
 
-def _report(level: str, text: str) -> None:
-    """Send a message to the process that waits for the start, or write it to the log."""
+def _report(level: str, text: str) -> bool:
+    """Send a message to the process that waits for the start. If that fails, write it to the log and return False."""
     try:
-        os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0"))
+        return os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0")) > 0
     except OSError:
         os.write(2, os.fsencode(f"[{level}] {text}\n"))
+        return False
+
+
+def _send(level: str, text: str) -> None:
+    _report(level, text)
 
 
 def note_namespace(record: Record, spaces: int) -> None:
@@ -220,6 +225,9 @@ def note_namespace(record: Record, spaces: int) -> None:
 
 
 def report(status: int) -> None:
-    """Report the exit status of a start, or 0 if the program is executed next. Does nothing in another process."""
-    if _pipe >= 0:
-        _report(_STATUS, str(status))
+    """Report the exit status of a start, or 0 if the program is executed next. Does nothing in another process.
+
+    Ends the start if the program would run unknown to the caller, who was killed.
+    """
+    if _pipe >= 0 and not _report(_STATUS, str(status)) and not status:
+        os._exit(LOST)
