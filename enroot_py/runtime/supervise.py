@@ -150,12 +150,13 @@ class _Guard:
         return caught
 
     def _reap(self) -> bool:
-        """Reap children. If the child has stopped, stop too. Return whether the child has ended."""
+        """Reap children. If the child has stopped, stop too, unless there is a timeout. Return whether it has ended."""
         try:
             while (change := os.waitpid(-1, os.WNOHANG | os.WUNTRACED))[0]:
                 pid, status = change
                 if pid == self._child and os.WIFSTOPPED(status):
-                    os.kill(os.getpid(), SIGSTOP)
+                    if self._deadline is None and not _is_closed(self._lifetime):
+                        os.kill(os.getpid(), SIGSTOP)
                 elif pid == self._child:
                     code = os.waitstatus_to_exitcode(status)
                     self._status = code if code >= 0 else 128 - code
