@@ -9,18 +9,22 @@ import sys
 from time import monotonic
 
 from enroot_py.base import log
-from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.base.errors import OWN_ERROR, ContainerError, PenrootError, UsageError, with_status
 from enroot_py.base.fds import Fd
-from enroot_py.base.recording import Recording
-from enroot_py.cli import quick, running
+from enroot_py.cli import running
 from enroot_py.config.settings import load
-from enroot_py.runtime import detached
+from enroot_py.runtime import detached, namespaces
 from enroot_py.store import containers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.cli.start import Options
+    from collections.abc import Callable
+    from typing import NoReturn
+
     from enroot_py.config.settings import Settings
+    from enroot_py.runtime.rootfs import Source
+
+    Ready = Callable[[], None]
 
 _TICK_S = 0.1
 _TIMEOUT_S = 10  # as docker stop
@@ -28,30 +32,36 @@ _CHUNK_BYTES = 1 << 16
 _HINT = "penroot list shows your containers"
 
 
-def start(options: Options, settings: Settings, *, superuser: bool) -> None:
-    """Start a container in the background and print its name. Raises PenrootError, whose exit status is 125."""
-    from enroot_py.cli import start as foreground
+def start(
+    name: str, target: str, settings: Settings, find: Callable[[], Source], run: Callable[[Source, Ready], NoReturn]
+) -> None:
+    """Start a container in the background and print its name. Raises PenrootError, whose exit status is 125.
 
+    ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls a function before it
+    executes the program.
+    """
     try:
-        name = _check_name(options.name[-1]) if options.name else ""
-        source = foreground.find(options.target, settings)
-        record = detached.claim(name or _invent(options.target), settings)
-        spaces = -1
+        _check_name(name)
+        source = find()
+        record = detached.claim(name or _invent(target), settings)
         launched = detached.launch(record)
         if launched is None:
             spaces = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            with Recording("start", settings):
-                container = foreground.entered(source, settings, options)
-            if not (superuser or settings.unshare_pid):  # the kernel ends a PID namespace with its first process
-                detached.note_namespace(record, spaces)
-            detached.report(0)
-            foreground.execute(container, settings, options.command, superuser=superuser)
+            # The kernel ends a PID namespace with its first process.
+            may_leave = not (namespaces.privileged(settings) or settings.unshare_pid)
+
+            def ready() -> None:
+                if may_leave:
+                    detached.note_namespace(record, spaces)
+                detached.report(0)
+
+            run(source, ready)
     except PenrootError as e:
-        error = quick.own(e, quick.OWN_ERROR)
+        error = with_status(e, OWN_ERROR)
         detached.report(error.exit_code)
         raise
     except OSError:
-        detached.report(quick.OWN_ERROR)
+        detached.report(OWN_ERROR)
         raise
     _finish(record, *launched)
 
@@ -71,11 +81,11 @@ def _finish(record: detached.Record, messages: list[tuple[str, str]], status: in
     sys.exit(status)
 
 
-def _check_name(name: str) -> str:
-    containers.check_name(name)
+def _check_name(name: str) -> None:
+    if name:
+        containers.check_name(name)
     if name.isdecimal():
         raise UsageError(f"--name {name}: a number is a PID", hint=f"add a letter: --name job{name}")
-    return name
 
 
 def _invent(target: str) -> str:

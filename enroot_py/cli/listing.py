@@ -55,17 +55,18 @@ def _fancy_row(name: str, process: Process) -> Sequence[str]:
     return name, pid, process.comm, state, started, used, str(process.mntns), str(process.userns), command
 
 
-def short_table(settings: Settings) -> str:
-    """Return a table of all containers for a person."""
+def short_table(settings: Settings, *, idle: bool = True) -> str:
+    """Return a table of all containers for a person, or unless ``idle`` of the running ones."""
     running, names = processes.running(settings), _Detached(settings)
     rows: list[tuple[str, ...]] = []
     for process in running:
         state = "stopped" if process.state in "Tt" else "running"
         started = _row(process)[2]
         rows.append((names.of(process) or process.name, state, str(process.pid), started, process.command))
-    shown = {row[0] for row in rows} | {process.name for process in running}
-    rows += [(name, f"exited ({status})") for name, status in names.ended.items()]
-    rows += [(name, "-") for name in containers.names(settings) if name not in shown]
+    if idle:
+        shown = {row[0] for row in rows} | {process.name for process in running}
+        rows += [(name, f"exited ({status})") for name, status in names.ended.items()]
+        rows += [(name, "-") for name in containers.names(settings) if name not in shown]
     return table(_SHORT, [[log.printable(cell) for cell in row] for row in sorted(rows)])
 
 
@@ -112,8 +113,11 @@ class _Detached:
         return self._by_pid.get(process.pid) or self._by_pid.get(stat.parent if stat else 0, "")
 
 
-def in_json(settings: Settings) -> str:
-    """Return a list of objects, each with the name of a container and its processes; ended ones have a status."""
+def in_json(settings: Settings, *, idle: bool = True) -> str:
+    """Return a list of objects, each with the name of a container and its processes; ended ones have a status.
+
+    Unless ``idle``, only running ones are listed.
+    """
     running, names = processes.running(settings), _Detached(settings)
     by_name: dict[str, list[Process]] = {name: [] for name in containers.names(settings)}
     for process in running:
@@ -125,7 +129,8 @@ def in_json(settings: Settings) -> str:
     objects: list[dict[str, object]] = [
         {"name": name, "processes": [_object(process) for process in each]} for name, each in by_name.items()
     ]
-    return _json([*objects, *({"name": name, "processes": [], "exit_status": s} for name, s in names.ended.items())])
+    objects += [{"name": name, "processes": [], "exit_status": status} for name, status in names.ended.items()]
+    return _json([each for each in objects if idle or each["processes"]])
 
 
 def of_processes(name: str, pids: Iterable[int], space: int, *, as_json: bool) -> str:

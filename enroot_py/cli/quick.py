@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 
 from enroot_py.base import log
-from enroot_py.base.errors import PenrootError
+from enroot_py.base.errors import OWN_ERROR, PenrootError, with_status
 from enroot_py.base.frozen import Frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-OWN_ERROR = 125  # as docker: an error of ours, not of the command
 
 
 class Option(Frozen):
@@ -35,11 +33,12 @@ class Option(Frozen):
 
 
 class Argument(Frozen):
-    """A word after the options, or with ``many`` all words that remain, at least one. ``kind`` selects completions."""
+    """A word after the options, or with ``many`` all words that remain. ``kind`` selects completions."""
 
     name: str
     metavar: str
     many: bool = False
+    required: bool = True
     kind: str = ""
 
 
@@ -88,9 +87,9 @@ def parse(verb: Verb, words: list[str]) -> dict[str, Any] | None:
 
 def _with_arguments(verb: Verb, values: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
     for argument in verb.arguments:
-        if not words:
+        if not words and argument.required:
             return None
-        values[argument.name] = tuple(words) if argument.many else words.pop(0)
+        values[argument.name] = tuple(words) if argument.many else words.pop(0) if words else None
         words = [] if argument.many else words
     return None if words else values
 
@@ -100,14 +99,7 @@ def run(verb: Verb, values: dict[str, Any]) -> int:
     try:
         return verb.run(**values)
     except PenrootError as e:
-        raise own(e, verb.own_error) from e.__cause__
-
-
-def own(error: PenrootError, status: int) -> PenrootError:
-    """Give an error of ours the exit status of its verb."""
-    if error.exit_code == PenrootError.exit_code:
-        error.exit_code = status
-    return error
+        raise with_status(e, verb.own_error) from e.__cause__
 
 
 def main(verb: Verb, words: list[str]) -> int | None:
@@ -180,6 +172,8 @@ VERBS = {
             (
                 _ENV,
                 Option(("-w", "--workdir"), "DIR", "Run in DIR of the container (default: that of PID)."),
+                Option(("-i", "--interactive"), "", "No effect: a command has its caller's stdin."),
+                Option(("-t", "--tty"), "", "No effect: a command has its caller's terminal."),
                 Option(("-u", "--user"), "USER", "Be USER in the container: root, or yourself."),
                 Option(("--timeout",), "SECONDS", "End the command after SECONDS, and exit with 124."),
             ),
@@ -200,9 +194,9 @@ VERBS = {
         ),
         Verb(
             "ps",
-            "List the processes of a running container.",
+            "List the processes of a container, or running containers.",
             (_JSON,),
-            (_RUNNING,),
+            (Argument("name", "[NAME]", required=False, kind="running"),),
             _ps,
             own_error=OWN_ERROR,
         ),

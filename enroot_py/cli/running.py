@@ -39,8 +39,10 @@ def execute(
     workdir: str | None,
     user: str | None,
     timeout: str | None,
+    interactive: bool,
+    tty: bool,
 ) -> int:
-    """Run ``penroot exec``. Raises PenrootError."""
+    """Run ``penroot exec``; ``interactive`` and ``tty`` are for users of docker. Raises PenrootError."""
     from enroot_py.runtime import joining
 
     timeout_s = seconds(timeout, "--timeout")
@@ -76,12 +78,16 @@ def kill_in(spaces: set[int]) -> None:
         sleep(_PAUSE_S)
 
 
-def ps(name: str, json: bool) -> int:
-    """Print the processes of a running container. Raises PenrootError."""
+def ps(name: str | None, json: bool) -> int:
+    """Print the processes of a running container, or all running containers. Raises PenrootError."""
     from enroot_py.cli import listing
 
     settings = load()
-    space = space_of(find(name, settings), settings)
-    pids = processes.by_mount_namespace().get(space, [])
-    listing.write(listing.of_processes(name, sorted(pids), space, as_json=json))
+    if name is None:
+        text = listing.in_json(settings, idle=False) if json else listing.short_table(settings, idle=False)
+    else:
+        space = space_of(find(name, settings), settings)
+        pids = processes.by_mount_namespace().get(space, [])
+        text = listing.of_processes(name, sorted(pids), space, as_json=json)
+    listing.write(text)
     return 0

@@ -274,7 +274,14 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options.detach:
         from enroot_py.cli import detached
 
-        detached.start(options, settings, superuser=superuser)
+        def run(source: Source, ready: Callable[[], None]) -> NoReturn:
+            with Recording("start", settings):
+                container = entered(source, settings, options)
+            ready()
+            execute(container, settings, options.command, superuser=superuser)
+
+        name = options.name[-1] if options.name else ""
+        detached.start(name, options.target, settings, lambda: find(options.target, settings), run)
         return
     with Recording("start", settings):
         container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)

@@ -209,7 +209,10 @@ def _confirmed(question: str) -> bool:
 @click.option("-f", "--force", is_flag=True, help="Remove without a prompt.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=container_names)
 def remove(force: bool, names: tuple[str, ...]) -> None:
-    """Delete containers with all their files, and the logs of those that ran in the background."""
+    """Delete containers with all their files.
+
+    The name of a container that ran in the background deletes its log.
+    """
     options = loaded(force=force)
     failed = False
     for name in names:
@@ -280,7 +283,7 @@ def _of_table(verb: quick.Verb) -> click.Command:
                 [argument.name],
                 metavar=argument.metavar,
                 nargs=-1 if argument.many else 1,
-                required=True,
+                required=argument.required,
                 type=click.UNPROCESSED if argument.many and not verb.mixed else None,
                 shell_complete=container_names if argument.kind else None,
             )
@@ -404,7 +407,7 @@ def help_(ctx: click.Context, verb: str | None) -> None:
         click.echo(ctx.parent.get_help())
 
 
-section(RUN, *(penroot.commands[name] for name in ("batch", "create", "exec", "list", "remove", "start")))
+section(RUN, *(penroot.commands[name] for name in ("batch", "create", "remove", "start", *quick.VERBS)))
 section(IMAGES, *(penroot.commands[name] for name in ("digest", "export", "import", "inspect", "load")))
 section(CACHE, cache)
 for feature in plugged("verbs"):

@@ -95,9 +95,7 @@ def enter(start: Start) -> Container:
     uid, gid, umask = os.geteuid(), os.getegid(), os.umask(0o022)
     if own & linux.CLONE_NEWPID:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
-    scratch = rootfs.make_scratch(settings)
-    if start.source.directory or start.source.upper:
-        named.note(start.source.name, scratch)
+    scratch = make_scratch(start)
     first = hooks.look_outside(settings, start.host) or not start.is_served
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
     sysfs, follower = caller_sysfs(own), start_follower(start, [*(site.mounts if site else ()), *start.mounts], own)
@@ -145,6 +143,14 @@ def enter(start: Start) -> Container:
     os.umask(umask)
     recording.phase("mounts")
     return Container(variables, image, login_shell=settings.login_shell)
+
+
+def make_scratch(start: Start) -> str:
+    """Return the directory under which this start mounts. Note there who starts a named container."""
+    scratch = rootfs.make_scratch(start.settings)
+    if start.source.directory or start.source.upper:
+        named.note(start.source.name, scratch)
+    return scratch
 
 
 def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:

@@ -59,7 +59,7 @@ def program(user: User, name: str = "job") -> int:
     return int(process["pid"])
 
 
-@pytest.mark.parity("start --detach")
+@pytest.mark.parity("start --name", "logs --follow", "wait", "ps --json", "list --json")
 def test_container_in_the_background(user: User) -> None:
     assert detach(user, "box", "sh", "-c", "echo out; echo err >&2; exec sleep 600") == "job"
     assert user.penroot("logs", "job").stdout == "out\nerr\n"
@@ -72,7 +72,7 @@ def test_container_in_the_background(user: User) -> None:
     assert not listed(user, "job") and not processes(user)
 
 
-@pytest.mark.parity("start --detach")
+@pytest.mark.parity("start --detach, -d: prints")
 def test_names_are_invented(user: User) -> None:
     first, second = (user.penroot("start", "-d", "box", "sleep", "600").stdout.strip() for _ in range(2))
     assert first != second and first.startswith("box-")
@@ -87,7 +87,7 @@ def test_end_of_the_program_ends_what_it_left(user: User, options: tuple[str, ..
     until(lambda: not processes(user), "nothing is left")
 
 
-@pytest.mark.parity("start --detach: exit statuses 125, 126 and 127")
+@pytest.mark.parity("start --detach, -d: 125", "start --workdir")
 def test_failed_start_leaves_nothing(user: User) -> None:
     for words, status, reason in (
         (("nothing",), 125, "no such container: nothing"),
@@ -128,6 +128,7 @@ def test_impossible_name_is_refused(user: User, name: str) -> None:
     assert not processes(user)
 
 
+@pytest.mark.parity("start --detach, -d: a killed client")
 def test_killed_program_is_reported(user: User) -> None:
     detach(user, "box", "sh", "-c", "sleep 1234 & exec sleep 600")
     os.kill(program(user), signal.SIGKILL)
@@ -135,6 +136,7 @@ def test_killed_program_is_reported(user: User) -> None:
     until(lambda: not processes(user), "nothing is left")
 
 
+@pytest.mark.parity("start --detach, -d: a killed client", "penroot-monitor")
 @pytest.mark.parametrize("options", [(), ("--pid",)])
 def test_killed_monitor_ends_its_container(user: User, options: tuple[str, ...]) -> None:
     detach(user, *options, "box", "sleep", "600")
@@ -146,6 +148,7 @@ def test_killed_monitor_ends_its_container(user: User, options: tuple[str, ...])
     user.penroot("stop", "job")
 
 
+@pytest.mark.parity("start --detach, -d: a killed client")
 def test_killed_client_leaves_a_container_or_nothing(user: User, soak: bool) -> None:
     """Whenever the client is killed: the container is listed, or there is none."""
 
@@ -173,6 +176,7 @@ def test_stopped_container_is_shown_and_ended(user: User) -> None:
     assert user.penroot("wait", "job").stdout == "143\n"
 
 
+@pytest.mark.parity("stop --signal")
 def test_program_that_ignores_signals_is_killed(user: User) -> None:
     detach(user, "box", "sh", "-c", "trap '' TERM HUP; echo ready; while :; do sleep 0.1; done")
     until(lambda: user.penroot("logs", "job").stdout, "the trap is set")
@@ -189,6 +193,7 @@ def test_stop_ends_a_container_of_the_foreground(user: User) -> None:
     until(lambda: not processes(user), "nothing is left")
 
 
+@pytest.mark.parity("stop --signal")
 def test_stop_of_several_names_reports_each(user: User) -> None:
     detach(user, "box", "sleep", "600", name="one")
     done = user.penroot("stop", "one", "nothing", status=125)
@@ -203,6 +208,7 @@ def test_process_outside_of_containers_is_not_stopped(user: User) -> None:
     assert "not in a container" in user.penroot("stop", "1", status=125).stderr
 
 
+@pytest.mark.parity("logs --follow")
 def test_logs_follow_until_the_end(user: User) -> None:
     detach(user, "box", "sh", "-c", "echo one; sleep 1; echo two")
     assert user.penroot("logs", "-f", "job").stdout == "one\ntwo\n"

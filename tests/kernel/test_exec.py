@@ -41,14 +41,14 @@ def comm(pid: int) -> str:
         return ""
 
 
-@pytest.mark.parity("exec --workdir, --user, --timeout")
+@pytest.mark.parity("exec --workdir")
 def test_exec_runs_in_a_directory(job: User) -> None:
     assert job.penroot("exec", "--workdir", "/opt", "job", "sh", "-c", "pwd; echo $PWD").stdout == "/opt\n/opt\n"
     done = job.penroot("exec", "-w", "/none", "job", "pwd", status=1)
     assert "cannot enter the working directory /none of the container" in done.stderr
 
 
-@pytest.mark.parity("exec --workdir, --user, --timeout")
+@pytest.mark.parity("exec --user")
 def test_exec_as_root_and_as_oneself(job: User) -> None:
     for user in ("root", "0", "0:0"):
         assert job.penroot("exec", "--user", user, "job", "id", "-u").stdout == "0\n"
@@ -60,6 +60,12 @@ def test_exec_as_root_and_as_oneself(job: User) -> None:
     assert (job.data / "box/opt/by-root").stat().st_uid == job.uid
 
 
+@pytest.mark.parity("exec --interactive")
+def test_options_of_docker_have_no_effect(job: User) -> None:
+    assert job.penroot("exec", "-it", "job", "echo", "inside").stdout == "inside\n"
+    assert job.penroot("exec", "-i", "--tty", "-e", "A=1", "job", "sh", "-c", "echo $A").stdout == "1\n"
+
+
 def test_exec_as_oneself_in_a_container_of_root(user: User, rootfs: pathlib.Path) -> None:
     detach(user, "--root", "box", "sleep", "600")
     assert user.penroot("exec", "job", "id", "-u").stdout == "0\n"
@@ -68,7 +74,7 @@ def test_exec_as_oneself_in_a_container_of_root(user: User, rootfs: pathlib.Path
     user.penroot("stop", "job")
 
 
-@pytest.mark.parity("exec --workdir, --user, --timeout")
+@pytest.mark.parity("exec --timeout")
 @pytest.mark.parametrize("options", [(), ("--pid",)])
 def test_timeout_ends_all_that_was_started(user: User, rootfs: pathlib.Path, options: tuple[str, ...]) -> None:
     detach(user, *options, "box", "sleep", "600")
@@ -83,6 +89,7 @@ def test_stopped_command_is_ended_by_the_timeout(job: User) -> None:
     job.penroot("exec", "--timeout", "0.3", "job", "sh", "-c", "kill -STOP $$", status=124, prefix=("setsid", "-w"))
 
 
+@pytest.mark.parity("exec: a killed client")
 @pytest.mark.parametrize("options", [(), ("--pid",), ("--root",)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_client_ends_grandchildren(
@@ -161,7 +168,7 @@ def test_copy_into_a_read_only_container_says_so(user: User, rootfs: pathlib.Pat
     user.penroot("stop", "job")
 
 
-@pytest.mark.security("cp")
+@pytest.mark.security("I13")
 def test_links_of_a_container_lead_nowhere_else(job: User) -> None:
     """Absolute links, ``..``, links in /proc, links that an earlier copy has brought, and links instead of files."""
     outside = job.write("outside/secret", "kept").parent
@@ -215,6 +222,7 @@ def test_files_that_change_during_a_copy_stay_inside(job: User, soak: bool) -> N
             job.run("rm", "-rf", "out")
 
 
+@pytest.mark.parity("exec: a killed client")
 def test_first_process_is_found_without_a_look_at_others(job: User) -> None:
     """The process of ``box`` and ``job`` is noted: exec reads /proc of no other process."""
     pid = program(job)
