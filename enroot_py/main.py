@@ -111,12 +111,13 @@ def _run(arguments: list[str]) -> int:
     if verb in QUICK:
         from enroot_py.base import pack
 
-        pack.load(pack.QUICK)
+        pack.load(pack.LIST if verb == "list" else pack.EXEC)
         from enroot_py.cli import quick
 
         status = quick.main(quick.VERBS[verb], arguments[1:])
         if status is not None:
-            return status
+            sys.stdout.flush()
+            os._exit(status)  # to free all objects would take a tenth of the time
     from enroot_py.cli.verbs import main as cli
 
     gc.freeze()

@@ -97,8 +97,11 @@ def execute_in(
     """
     given = environ.of_options(env, os.environ)
     wanted = _wanted(user)
-    proc = os.open("/proc", _PATH)
-    joined = Joined(processes.find(target, settings), settings)
+    pid = processes.find(target, settings)
+    guard = supervise.guard(timeout_s)
+    if guard:
+        return supervise.wait(guard)
+    joined = Joined(pid, settings)
     is_root = os.geteuid() == 0
     if wanted and wanted != ("root" if is_root else "you"):
         _refuse(user, is_root=is_root)
@@ -109,9 +112,9 @@ def execute_in(
     joined.environ.update(given)
     if settings.close_descriptors:
         execute.close_descriptors(joined.environ)
-    status = supervise.guard(proc, timeout_s)
-    if status is not None:
-        return status
+    child = supervise.fork() if joined.has_pid_namespace else 0
+    if child:
+        return supervise.wait(child)
     _execute(joined, command, is_root=is_root)
 
 
