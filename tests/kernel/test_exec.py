@@ -89,7 +89,7 @@ def test_stopped_command_is_ended_by_the_timeout(job: User) -> None:
     job.penroot("exec", "--timeout", "0.3", "job", "sh", "-c", "kill -STOP $$", status=124, prefix=("setsid", "-w"))
 
 
-@pytest.mark.parity("exec: a killed client")
+@pytest.mark.parity("exec: a killed client", "penroot-guard")
 @pytest.mark.parametrize("options", [(), ("--pid",), ("--root",)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_client_ends_grandchildren(
