@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 QUICK = ("cp", "exec", "list", "logs", "ps", "stop", "wait")  # the keys of quick.VERBS
+_LINES = {"start": "start", "batch": "start", **dict.fromkeys(QUICK, "exec"), "list": "list"}  # of base/pack.py
 
 
 def main(command: Callable[[list[str]], int] | None = None) -> None:
@@ -22,10 +23,11 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 
     from enroot_py.base import pack
 
-    if sys.argv[1:2] in (["start"], ["batch"]):
+    line = _LINES.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    if line and command is None:
         # A start is too short to need garbage collection, which takes 5 % of its time. A pull turns it on again.
         gc.disable()
-        pack.load(pack.START)
+        pack.load(line)
     from enroot_py.base.errors import PenrootError, cause
 
     # If the parent ignores SIGCHLD, the kernel drops the status of our children, and Python reports success for each.
@@ -109,9 +111,6 @@ def _run(arguments: list[str]) -> int:
         return 0
     gc.disable()  # imports leave no garbage
     if verb in QUICK:
-        from enroot_py.base import pack
-
-        pack.load(pack.LIST if verb == "list" else pack.EXEC)
         from enroot_py.cli import quick
 
         status = quick.main(quick.VERBS[verb], arguments[1:])

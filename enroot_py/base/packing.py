@@ -90,6 +90,9 @@ class _Recorder(pack.Pack):
         self._imported = []
         for name in self._modules.keys() - _IN_C:
             sys.modules.pop(name, None)
+            above, _, last = name.rpartition(".")
+            if above in sys.modules:
+                vars(sys.modules[above]).pop(last, None)  # or "from above import last" would import nothing
         for name in names:
             import_module(name)
         return self._imported
