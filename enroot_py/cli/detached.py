@@ -6,9 +6,9 @@ import _signal
 import os
 import select
 import sys
-from time import monotonic
+from time import monotonic, sleep
 
-from enroot_py.base import log
+from enroot_py.base import log, proc
 from enroot_py.base.errors import OWN_ERROR, ContainerError, PenrootError, UsageError, with_status
 from enroot_py.base.fds import Fd
 from enroot_py.cli import running
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.1
 _TIMEOUT_S = 10  # as docker stop
 _CHUNK_BYTES = 1 << 16
+_BATCH = 500  # containers that are stopped at once; each needs a descriptor
 _HINT = "penroot list shows your containers"
 
 
@@ -128,9 +129,9 @@ def _runs_for(record: detached.Record, seconds: float | None) -> bool:
     try:
         with Fd(os.pidfd_open(record.monitor)) as monitor:
             if record.is_running:
-                select.select([monitor], [], [], seconds)
+                _ends(monitor, seconds)
     except (OSError, ValueError):  # it has just ended, or is being started
-        select.select([], [], [], _TICK_S / 10)
+        sleep(_TICK_S / 10)
     return record.is_running
 
 
@@ -150,8 +151,17 @@ def stop(names: tuple[str, ...], signal: str | None, timeout: str | None) -> int
     """End containers: a signal, then SIGKILL after a timeout. Raises PenrootError."""
     settings, number = load(), _signal_number(signal or "TERM")
     seconds = running.seconds(timeout, "--timeout")
-    deadline = monotonic() + (_TIMEOUT_S if seconds is None else seconds)
-    stopping, failed = [], False
+    wait_s, failed = _TIMEOUT_S if seconds is None else seconds, False
+    for at in range(0, len(names), _BATCH):
+        failed |= not _stop(names[at : at + _BATCH], number, wait_s, settings)
+    if failed:
+        raise PenrootError("not every container was stopped", hint=_HINT)
+    return 0
+
+
+def _stop(names: tuple[str, ...], number: int, wait_s: float, settings: Settings) -> bool:
+    """End containers. Return whether all of them could be ended."""
+    deadline, stopping, failed = monotonic() + wait_s, [], False
     for name in names:
         try:
             stopping.append(_Stopping(name, settings))
@@ -162,54 +172,74 @@ def stop(names: tuple[str, ...], signal: str | None, timeout: str | None) -> int
             failed = True
     for each in stopping:
         each.await_end(deadline)
-    running.kill_in({each.mntns for each in stopping})
-    if failed:
-        raise PenrootError("not every container was stopped", hint=_HINT)
-    return 0
+    running.kill_in([each.space for each in stopping if each.space])
+    return not failed
 
 
 class _Stopping:
-    """A running container that is to end: its first process, and the process whose end is waited for."""
+    """A running container that is to end: its first process, its namespace, and the process whose end is waited for."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         """Find the container. Raises ContainerError."""
         self._name = name
-        self._ends = -1
-        self.mntns = 0
         record = detached.find(name, settings)
         if record is None:
-            self._program = self._waited = running.find(name, settings)
+            program = waited = running.find(name, settings)
         else:
             with record:
                 while record.is_running and not record.monitor:
-                    select.select([], [], [], _TICK_S)  # it is being started
-                self._program, self._waited = record.program, record.monitor
-        try:
-            if self._waited:
-                self._ends = os.pidfd_open(self._waited)
-                self._process = os.pidfd_open(self._program or self._waited)
-                self.mntns = running.space_of(self._program, settings)
-        except ProcessLookupError:
-            pass  # it has just ended
+                    sleep(_TICK_S)  # it is being started
+                program, waited = record.program, record.monitor
+        self._program, self._waited = _Process(program), _Process(waited)
+        self.space = running.open_space(program, settings)
 
     def send(self, number: int) -> None:
         """Send a signal to the first process, and SIGCONT, since a stopped process handles no signal."""
-        try:
-            if self._ends >= 0:
-                _signal.pidfd_send_signal(self._process, number)
-                _signal.pidfd_send_signal(self._process, _signal.SIGCONT)
-        except ProcessLookupError:
-            return
-        except PermissionError as e:
-            raise ContainerError(f"cannot stop {self._name}: {e.strerror}", hint=_HINT) from e
+        with self._program.open() as process:
+            try:
+                if process >= 0:
+                    _signal.pidfd_send_signal(process, number)
+                    _signal.pidfd_send_signal(process, _signal.SIGCONT)
+            except ProcessLookupError:
+                return
+            except PermissionError as e:
+                raise ContainerError(f"cannot stop {self._name}: {e.strerror}", hint=_HINT) from e
 
     def await_end(self, deadline: float) -> None:
         """Wait for the end until the deadline, then kill the first process and wait."""
-        if self._ends < 0 or select.select([self._ends], [], [], max(0, deadline - monotonic()))[0]:
-            return
-        log.info(f"{self._name} has not ended in time: killing it")
-        self.send(_signal.SIGKILL)
-        select.select([self._ends], [], [])
+        with self._waited.open() as process:
+            if process < 0 or _ends(process, max(0, deadline - monotonic())):
+                return
+            log.info(f"{self._name} has not ended in time: killing it")
+            self.send(_signal.SIGKILL)
+            _ends(process, None)
+
+
+class _Process:
+    """A process, known by its PID and start time; PID 0 is none."""
+
+    def __init__(self, pid: int) -> None:
+        stat = proc.look(pid) if pid else None
+        self._pid, self._started = (pid, stat.started) if stat else (0, 0)
+
+    def open(self) -> Fd:
+        """Open a pidfd; -1 if the process has ended."""
+        try:
+            fd = Fd(os.pidfd_open(self._pid)) if self._pid else Fd(-1).keep()
+        except ProcessLookupError:
+            return Fd(-1).keep()
+        stat = proc.look(self._pid)
+        if stat and stat.started == self._started:
+            return fd
+        with fd:
+            return Fd(-1).keep()
+
+
+def _ends(process: int, seconds: float | None) -> bool:
+    """Wait for the end of a process that is open as a pidfd. Return whether it has ended."""
+    ends = select.poll()
+    ends.register(process, select.POLLIN)
+    return bool(ends.poll(None if seconds is None else seconds * 1000))
 
 
 def _signal_number(text: str) -> int:

@@ -8,6 +8,7 @@ from time import sleep
 
 from enroot_py.base import proc
 from enroot_py.base.errors import ContainerError, UsageError
+from enroot_py.base.fds import Fd
 from enroot_py.config.settings import load
 from enroot_py.runtime import processes
 
@@ -15,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
 
-_PAUSE_S = 0.02
+_PAUSE_S, _KILLS = 0.02, 3000  # a minute: a process may wait for a disk
 _HINT = "penroot list --fancy shows your running containers"
 
 
@@ -59,23 +60,36 @@ def find(name: str, settings: Settings) -> int:
     raise ContainerError(f"process {name} is not in a container of yours", hint=_HINT)
 
 
-def space_of(pid: int, settings: Settings) -> int:
-    """Return the mount namespace of the container of ``pid``, or of its child if ``pid`` waits for one; 0 if none."""
+def open_space(pid: int, settings: Settings) -> Fd | None:
+    """Open the mount namespace of the container of ``pid``, or of its child if ``pid`` waits for one.
+
+    The kernel gives the number of a namespace to no other one while it is open.
+    """
     for each in (pid, *proc.children(pid)) if pid else ():
-        if processes.is_inside(each, settings):
-            return processes.inode(each, "mnt")
-    return 0
+        try:
+            if processes.is_inside(each, settings):
+                return Fd(os.open(f"/proc/{each}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:  # it has ended
+            continue
+    return None
 
 
-def kill_in(spaces: set[int]) -> None:
-    """Kill all processes in mount namespaces."""
-    while killed := [pid for space, pids in processes.by_mount_namespace().items() if space in spaces for pid in pids]:
-        for pid in killed:
+def kill_in(spaces: list[Fd]) -> None:
+    """Kill all processes in mount namespaces, and close them."""
+    numbers = {os.fstat(space).st_ino for space in spaces}
+    for _ in range(_KILLS if numbers else 0):
+        by_number = processes.by_mount_namespace()
+        found = [pid for number in numbers & by_number.keys() for pid in by_number[number]]
+        if not found:
+            break
+        for pid in found:
             try:
                 os.kill(pid, SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
         sleep(_PAUSE_S)
+    for space in spaces:
+        os.close(space)
 
 
 def ps(name: str | None, json: bool) -> int:
@@ -86,7 +100,7 @@ def ps(name: str | None, json: bool) -> int:
     if name is None:
         text = listing.in_json(settings, idle=False) if json else listing.short_table(settings, idle=False)
     else:
-        space = space_of(find(name, settings), settings)
+        space = processes.inode(find(name, settings), "mnt")
         pids = processes.by_mount_namespace().get(space, [])
         text = listing.of_processes(name, sorted(pids), space, as_json=json)
     listing.write(text)
