@@ -18,6 +18,10 @@ from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import rootfs, supervise
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _MONITOR = f"{LIBRARY}/libexec/penroot-monitor"
 _RECORD = 3  # the descriptor of a record in the monitor
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,6 +41,18 @@ def names(settings: Settings) -> list[str]:
         return sorted(os.listdir(place(settings)))
     except FileNotFoundError:
         return []
+
+
+def programs(settings: Settings) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each detached container with the PID and the start time of its program; 0 if unknown."""
+    directory = place(settings)
+    for name in names(settings):
+        try:
+            with Fd(os.open(f"{directory}/{name}/processes", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
+                _, _, pid, started = map(int, fd.content(_MAX_BYTES).split())
+        except (OSError, ValueError):
+            pid = started = 0
+        yield name, pid, started
 
 
 def find(name: str, settings: Settings) -> Record | None:

@@ -22,7 +22,7 @@ from enroot_py.runtime.namespaces import hide
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
-_ROOT_BYTES = 1024  # of mountinfo that are read at a time
+_ROOT_BYTES = 256  # of mountinfo that are read at a time
 _LOOKS = 100  # at a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
@@ -39,21 +39,21 @@ class Process:
         self.pid = pid
         self.comm = stat.comm
         self.state = stat.state
-        self.started = boot_time() + stat.started / os.sysconf("SC_CLK_TCK")
+        self.started = seconds(stat.started)
         self.cpu = stat.processor_s()
         self.mntns = mntns
         self.userns = inode(pid, "user")
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            self.command = os.fsdecode(f.read().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
+        with Fd(os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            self.command = os.fsdecode(fd.content().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
 
 
-def boot_time() -> float:
-    """Return when the node was booted, in seconds since the epoch."""
+def seconds(ticks: int) -> float:
+    """Return a start time of proc.Stat in seconds since the epoch."""
     global _boot
     if not _boot:
         with open("/proc/stat") as f:
             _boot = next(int(line.split()[1]) for line in f if line.startswith("btime "))
-    return _boot
+    return _boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
 _boot = 0
@@ -131,8 +131,14 @@ def _container(pid: int, settings: Settings) -> str | None:
 def _root_mount(pid: int) -> Mounted | None:
     """Return the mount that is the root of a process. Raises OSError."""
     # The root is among the first mounts: mounts that are not read are not formatted by the kernel either.
-    with open(f"/proc/{pid}/mountinfo", "rb", buffering=_ROOT_BYTES) as f:
-        return next((mount for line in f for mount in mountinfo.parse(line) if mount.target == "/"), None)
+    with Fd(os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        rest = b""
+        while part := os.read(fd, _ROOT_BYTES):
+            lines, _, rest = (rest + part).rpartition(b"\n")
+            for mount in mountinfo.parse(lines + b"\n") if lines else ():
+                if mount.target == "/":
+                    return mount
+    return None
 
 
 def changing(upper: str) -> Process | None:
