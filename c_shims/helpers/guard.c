@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -155,7 +156,7 @@ int main(int argc, char *argv[])
 	if (argc != 3)
 		errx(1, "usage: penroot-guard PID TIMEOUT");
 	command = atoi(argv[1]);
-	(void)sigfillset(&all);
+	(void)memset(&all, 0xff, sizeof(all)); /* musl's sigfillset(3) leaves out signals of its own */
 	(void)sigprocmask(SIG_SETMASK, &all, NULL);
 	/* SIGCONT also continues this process if it is stopped. */
 	if (linux_prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0 || linux_prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0) < 0)

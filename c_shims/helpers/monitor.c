@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -116,7 +117,7 @@ int main(int argc, char *argv[])
 
 	if (argc != 3)
 		errx(1, "usage: penroot-monitor PID NAME");
-	(void)sigfillset(&all);
+	(void)memset(&all, 0xff, sizeof(all)); /* musl's sigfillset(3) leaves out signals of its own */
 	(void)sigprocmask(SIG_SETMASK, &all, NULL); /* only SIGKILL ends the monitor, and thereby its container */
 	if (linux_prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
 		err(1, "PR_SET_CHILD_SUBREAPER");
