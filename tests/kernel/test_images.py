@@ -112,6 +112,22 @@ def content(path: Path, name: str) -> bytes:
     return subprocess.run(["unsquashfs", "-cat", path, name], capture_output=True, check=True).stdout
 
 
+def test_name_with_tag_is_a_reference_without_scheme(user: User, registry: Server) -> None:
+    registry.pusher.image("test/tagged", "1", images.busybox())
+    image = f"{registry.host}/test/tagged:1"
+    created = user.penroot("create", "--name", "box", image)
+    assert created.stderr.endswith("[INFO] created the container box: penroot start box\n")
+    assert user.start(image, "echo", "up") == user.start("box", "echo", "up") == "up\n"
+    assert json.loads(user.penroot("inspect", image).stdout) == json.loads(
+        user.penroot("inspect", f"docker://{image}").stdout
+    )
+
+
+def test_container_takes_precedence_over_a_tag(user: User, rootfs: Path) -> None:
+    rootfs.rename(rootfs.with_name("one:1"))
+    assert user.start("one:1", "echo", "up") == "up\n"
+
+
 @pytest.mark.parity("import docker://")
 def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None:
     user.penroot("import", f"docker://{registry.host}/test/one:1")
