@@ -1028,11 +1028,24 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer)
         os.close(ours)
         assert process.wait() == 0
     text = seen.decode()
-    assert text.count("\r\x1b[K[INFO]") > 5 and " MB/s" in text and " of 1 layer, " in text
+    assert text.count("\r\x1b[K") > 5 and " MB/s" in text and "  [###" in text
     # The final text of each line on a terminal, after the last rewrite.
     lines = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not any("MB/s" in line for line in lines), lines
     assert any("trying again" in line for line in lines) and lines[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("env", "tag"),
+    [({}, "\x1b[31m[ERROR]\x1b[0m "), ({"NO_COLOR": "1"}, "[ERROR] "), ({"TERM": "dumb"}, "[ERROR] ")],
+)
+def test_errors_on_a_terminal_are_red(user: User, env: dict[str, str], tag: str) -> None:
+    ours, theirs = pty.openpty()
+    process = user.begin("penroot", "start", "nothing", env=env, stdout=subprocess.DEVNULL, stderr=theirs)
+    process.wait()
+    os.close(theirs)
+    assert os.read(ours, 65536).decode().startswith(f"{tag}no such container: nothing")
+    os.close(ours)
 
 
 def test_progress_elsewhere_is_a_line_now_and_then(user: User, big: Transfer) -> None:
