@@ -33,7 +33,7 @@ def set_default_acl(path: Path, named: int) -> None:
 
 
 def with_acl(path: Path) -> list[str]:
-    """What has an ACL beneath ``path``."""
+    """Return the files with an ACL beneath ``path``."""
     found = []
     for here in path.rglob("*"):
         if not here.is_symlink() and {DEFAULT, ACCESS} & set(os.listxattr(here)):

@@ -99,7 +99,7 @@ def nothing_is_left(user: User) -> Iterator[None]:
 
 
 def listing(path: Path) -> dict[str, str]:
-    """What a squashfs holds: name -> mode, owner, size or target."""
+    """Return the entries of a squashfs: name -> mode, owner, size or target."""
     out = subprocess.run(["unsquashfs", "-lls", path], capture_output=True, text=True, check=True).stdout
     found = {}
     for line in out.splitlines():

@@ -181,7 +181,7 @@ class Place:
             (self.home / "bin" / path.name).symlink_to(path)
         for name in ("environ.d", "mounts.d", "hooks.d"):
             for path in (site / name).iterdir():
-                # What these do depends on the machine: its devices, its kind of cgroups.
+                # These hooks depend on the machine: its devices, its kind of cgroups.
                 if path.name not in ("10-cgroups.sh", "98-nvidia.sh", "99-mellanox.sh"):
                     shutil.copy(path, self.home / "etc" / name)
 
@@ -298,13 +298,13 @@ def registry() -> Iterator[str]:
 
 
 def outcomes(found: Transcript, program: pathlib.Path | None, host: str) -> list[str]:
-    """What the lines of a file give, one after the other in a place of their own."""
+    """Run the lines of a file one after the other in a private directory, and return the results."""
     with place(program, host) as here:
         return [here.run(line.command) for line in found.lines]
 
 
 def compare(found: Transcript, enroot: list[str], ours: list[str]) -> Iterator[str]:
-    """What is not as it is written down, and where the two differ."""
+    """Yield the results that differ from the file, and the lines on which both programs differ."""
     for line, theirs, mine in zip(found.lines, enroot, ours, strict=True):
         where = f"{found.path.name}:{line.number}: $ {line.command}"
         if theirs != line.enroot:

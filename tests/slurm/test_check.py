@@ -19,7 +19,7 @@ PLUGIN = f"{LIBRARY}/spank_pyxis.so"
 
 
 def check(lab: Lab, script: str = CHECK, user: str = "root") -> str:
-    """What it says of n1, which must not be good."""
+    """Return the report of a check on n1 that must fail."""
     done = lab.run(["sh", "-ec", script], node="n1", user=user, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr == ""

@@ -16,7 +16,7 @@ MPI = "registry:5000#mpi:1"
 
 @pytest.fixture(autouse=True)
 def nothing_left(lab: Lab) -> Iterator[None]:
-    """Whatever a test does, its jobs leave nothing on any node; it removes the named containers that it made."""
+    """The jobs of a test leave nothing on any node. A test removes its named containers."""
     yield
     assert_nothing_left(lab)
 

@@ -75,7 +75,7 @@ def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
 
 @pytest.fixture
 def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What slurmctld has sent to this machine, which has a slurm.conf of its own in ``programs``."""
+    """The copy that slurmctld sent to this machine, which has its own slurm.conf in ``programs``."""
     directory = programs / "run"
     directory.mkdir()
     (directory / "slurm.conf").touch()

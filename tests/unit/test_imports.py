@@ -40,7 +40,7 @@ ENTERING = set(
     "check manual settings".split()
 )
 
-# What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
+# A swarm decides without sockets and clocks: the same code runs in virtual time.
 DECIDING = {f"enroot_py.features.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
 PURE = set("__future__ collections collections.abc dataclasses random typing".split())
 
