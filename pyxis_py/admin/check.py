@@ -198,7 +198,8 @@ def _private_directories(kind: str, directory: str) -> list[str]:
     with contextlib.suppress(OSError, yaml.YAMLError):
         if kind.endswith("linux"):
             with open(f"{directory}/namespace.yaml", "rb") as file:
-                dirs = list(_all_of("dirs", yaml.safe_load(file)))
+                document = yaml.safe_load(file)
+            dirs = [*_all_of("dirs", document), *_all_of("path", document)]  # path: of dir_confs, Slurm 26.11
         else:
             with open(f"{directory}/job_container.conf", errors="surrogateescape") as conf:
                 dirs = _DIRS.findall(conf.read())
