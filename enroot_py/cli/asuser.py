@@ -97,6 +97,8 @@ def _read(output: int, name: str, deadline_s: float) -> Iterator[Finding]:
         size += len(data)
         *lines, rest = (rest + data).split(b"\n")
         yield from map(_parsed, lines)
+        if not size:
+            yield Finding("bad", f"penroot does not run as {name}", f"runuser -u {name} -- penroot doctor")
         if not data or size > _MAX_BYTES:
             return
 

@@ -22,10 +22,15 @@ from enroot_py.config.settings import Settings
 from enroot_py.runtime import isolated, mounting, mounts, rootfs
 
 
-def findings(settings: Settings) -> Iterator[Finding]:
-    """Run all checks, in the order in which a start depends on them."""
+def findings(load: Callable[[], Settings]) -> Iterator[Finding]:
+    """Run all checks, in the order in which a start depends on them. ``load`` reads the settings."""
     yield from machine()
     yield from programs()
+    try:
+        settings = load()
+    except PenrootError as e:
+        yield Finding("bad", str(e), e.hint)
+        return
     yield from places.findings(settings, os.environ)
     yield from of_features(settings)
 

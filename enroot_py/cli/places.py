@@ -131,11 +131,9 @@ def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     if owner == os.geteuid():
         yield Finding("ok", f"XDG_RUNTIME_DIR={given} is yours")
         return
-    is_used = f"{path}/".startswith(f"{given.rstrip('/')}/")
-    what = f"XDG_RUNTIME_DIR={given} belongs to user {owner}, not to you: starts " + (
-        "fail" if is_used else f"use {path}"
-    )
-    yield Finding("bad" if is_used else "warn", what, "unset XDG_RUNTIME_DIR, or become the user with: su --login USER")
+    instead = "one in /tmp" if f"{path}/".startswith(f"{given.rstrip('/')}/") else path
+    what = f"XDG_RUNTIME_DIR={given} belongs to user {owner}, not to you: starts use another directory, {instead}"
+    yield Finding("warn", what, "unset XDG_RUNTIME_DIR, or become the user with: su --login USER")
 
 
 def acls(settings: Settings) -> Iterator[Finding]:

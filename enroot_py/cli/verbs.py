@@ -372,7 +372,7 @@ def doctor(as_json: bool, user: str | None) -> None:
     from enroot_py.cli import doctor as checks
     from enroot_py.cli.findings import report
 
-    results = checks.findings(loaded()) if user is None else asuser.findings(user)
+    results = checks.findings(loaded) if user is None else asuser.findings(user)
     if not report(results, as_json=as_json):
         click.get_current_context().exit(1)
 
