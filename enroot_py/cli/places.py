@@ -7,6 +7,7 @@ import errno
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from enroot_py.base import filesystems, log, trees, trusted
 from enroot_py.base.errors import ImageError
@@ -104,7 +105,7 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
 def temp_path(path: str) -> Finding:
     """Check where import and export unpack images: /tmp unless a setting or TMPDIR names another directory."""
     if closed := _closed(path, "import and export unpack images in", "ENROOT_TEMP_PATH"):
-        return closed
+        return replace(closed, verdict="warn")  # a start of a stored image needs no such place
     kind = filesystems.kind(path)
     if kind in _IN_MEMORY:
         what = f"import and export unpack images in {path}, {_in_memory(path, kind)}"

@@ -81,7 +81,7 @@ def test_places_in_memory_are_warned_of(user: User) -> None:
 def test_closed_places_are_told(user: User) -> None:
     out = user.penroot("doctor", env={"ENROOT_DATA_PATH": "/sys/data", "ENROOT_TEMP_PATH": "/sys/tmp"}, status=1).stdout
     assert "bad  containers are in /sys/data, but you cannot make it in /sys\n" in out
-    assert "bad  import and export unpack images in /sys/tmp, but you cannot make it in /sys\n" in out
+    assert "warn import and export unpack images in /sys/tmp, but you cannot make it in /sys\n" in out
 
 
 def test_runtime_directory_of_another_user(user: User, rootfs: pathlib.Path) -> None:
@@ -178,6 +178,7 @@ def test_paths_of_a_user_are_checked_as_he(user: User, account: str, monkeypatch
     assert silent == Finding("bad", "penroot does not run as tester", "runuser -u tester -- penroot doctor")
 
 
+@pytest.mark.security("R9")
 def test_nothing_of_root_reaches_the_user(
     user: User, account: str, program: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_nothing_of_root_reaches_the_user(
     assert environ == f"unset {user.home}"
 
 
+@pytest.mark.security("R9")
 def test_hostile_output_is_bounded(user: User, account: str, program: pathlib.Path) -> None:
     lines = ['{"verdict": "ok", "what": "\\u001b[2J", "fix": "a\\nok   b"}', '{"verdict": "good"}', "[" * 9999]
     output = user.write("output", "\n".join([*lines, ("x" * 999 + "\n") * 2048]))
@@ -210,6 +212,7 @@ def test_hostile_output_is_bounded(user: User, account: str, program: pathlib.Pa
     assert sum(len(finding.what) for finding in found) < 1 << 20
 
 
+@pytest.mark.security("R9")
 def test_user_who_hangs_is_ended(user: User, account: str, program: pathlib.Path) -> None:
     user.write("program", "#!/bin/sh\necho $$ > ~/pid\ntrap '' TERM\nsleep 600 & wait\n", 0o755)
     start = time.monotonic()
