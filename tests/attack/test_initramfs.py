@@ -108,7 +108,7 @@ def pack(root: pathlib.Path) -> pathlib.Path:
     return path
 
 
-@pytest.mark.security("C11")
+@pytest.mark.security("C12")
 @pytest.mark.skipif(not KERNEL, reason="PENROOT_TEST_KERNEL names no kernel")
 def test_container_on_initramfs_stays_inside(initramfs: pathlib.Path) -> None:
     [kernel] = pathlib.Path(KERNEL).glob("boot/vmlinuz-*")
