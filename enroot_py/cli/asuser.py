@@ -22,6 +22,7 @@ from enroot_py.base.errors import UsageError
 from enroot_py.cli.findings import Finding
 
 _DEADLINE_S = 60.0
+_MOMENT_S, _TICK_S = 1.0, 0.01
 _MAX_BYTES = 1 << 20
 _MAX_TEXT = 2000
 _FDS_END = 0xFFFFFFFF
@@ -41,8 +42,13 @@ def findings(name: str, deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
     if pid == 0:
         _run(program, account, written)
     os.close(written)
+    is_bad = False
     try:
-        yield from _read(output, name, deadline_s)
+        for finding in _read(output, name, deadline_s):
+            is_bad = is_bad or finding.verdict == "bad"
+            yield finding
+        if not is_bad and not _has_succeeded(pid):
+            yield Finding("bad", f"the checks as {name} ended early", f"runuser -u {name} -- penroot doctor")
     finally:
         os.close(output)
         _end(pid)
@@ -113,10 +119,21 @@ def _parsed(line: bytes) -> Finding:
     return Finding("bad", f"no finding: {log.printable(line[:100].decode(errors='replace'))}")
 
 
+def _has_succeeded(pid: int) -> bool:
+    """Return whether the child has ended well, or does within a moment. It stays a zombie, and the PID its own."""
+    end = time.monotonic() + _MOMENT_S
+    while (state := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+        if time.monotonic() > end:
+            return False
+        time.sleep(_TICK_S)
+    return state.si_code == os.CLD_EXITED and state.si_status == 0
+
+
 def _end(pid: int) -> None:
     """End the child and its group, without waiting for a process that a file server holds up."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    end = time.monotonic() + 1
+    for kill in (os.killpg, os.kill):  # the child may not have its group yet
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+    end = time.monotonic() + _MOMENT_S
     while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
-        time.sleep(0.01)
+        time.sleep(_TICK_S)

@@ -176,6 +176,9 @@ def test_paths_of_a_user_are_checked_as_he(user: User, account: str, monkeypatch
     monkeypatch.setattr(sys, "argv", [str(user.home / "program")])
     [silent] = asuser.findings(account)
     assert silent == Finding("bad", "penroot does not run as tester", "runuser -u tester -- penroot doctor")
+    good = '{"verdict": "ok", "what": "a", "fix": ""}'
+    user.write("program", f"#!/bin/sh\necho '{good}'\nexit 1\n", 0o755)
+    assert [finding.what for finding in asuser.findings(account)] == ["a", "the checks as tester ended early"]
 
 
 @pytest.mark.security("R9")
