@@ -378,12 +378,10 @@ def enter_shared(settings: Settings, options: Options) -> Container:
 
 def find(target: str, settings: Settings) -> Source:
     """Find the root file system of a container, an image file or a reference. Raises PenrootError."""
-    if ":" in target:  # saves an import otherwise
+    if containers.is_reference(target, settings):
         from enroot_py.registry import reference
+        from enroot_py.store import pull
 
-        if reference.is_uri(target):
-            from enroot_py.store import pull
-
-            image = reference.of_command_line(target)
-            return containers.of_image(reference.without_password(target), pull.pull(image, settings))
+        image = reference.of_command_line(target)
+        return containers.of_image(reference.without_password(target), pull.pull(image, settings))
     return containers.find(target, settings)
