@@ -365,14 +365,19 @@ def _info_of_enroot(options: Settings) -> None:
 
 
 @command
-def doctor() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print each result as a JSON object in one line.")
+@click.option("--user", metavar="NAME", help="As root, run the checks as this user.")
+def doctor(as_json: bool, user: str | None) -> None:
     """Check whether this machine can run containers.
 
     Prints a fix for each problem, and exits with 1 if there is any. On a node of a Slurm cluster run pyxis-py check.
     """
-    from enroot_py.cli.doctor import findings, report
+    from enroot_py.cli import asuser
+    from enroot_py.cli import doctor as checks
+    from enroot_py.cli.findings import report
 
-    if not report(findings(loaded())):
+    results = checks.findings(loaded) if user is None else asuser.findings(user)
+    if not report(results, as_json=as_json):
         click.get_current_context().exit(1)
 
 

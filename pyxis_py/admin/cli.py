@@ -222,10 +222,10 @@ def check_command(plugstack: str | None, nodes: str | None) -> None:
     Prints a fix for each problem, and exits with 1 if there is any. With --nodes, a step on these nodes tests the
     connections by which nodes share an image, within swarm_network and SrunPortRange.
     """
-    from enroot_py.cli import doctor
+    from enroot_py.cli.findings import report
     from pyxis_py.admin import check
 
-    if not doctor.report(check.findings_of_nodes(plugstack, nodes) if nodes else check.findings(plugstack)):
+    if not report(check.findings_of_nodes(plugstack, nodes) if nodes else check.findings(plugstack)):
         sys.exit(1)
 
 

@@ -125,6 +125,21 @@ def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: P
     assert f"setfacl -R -b {place}/data" in after
 
 
+@pytest.mark.parametrize(("mode", "verdict", "right"), [(0o755, "warn", "read"), (0o775, "bad ", "change")])
+def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: int, verdict: str, right: str) -> None:
+    """Made by hand, or inherited by an older version: users whom the ACL names may change layers."""
+    layers = user.home / "cache/layers"
+    layers.mkdir(parents=True)
+    user.own(user.home / "cache")
+    set_default_acl(layers.parent, USER)
+    (layers.parent / "blobs").mkdir()
+    user.own(layers.parent)
+    os.removexattr(layers.parent, DEFAULT)
+    (layers.parent / "blobs").chmod(mode)
+    out = user.penroot("doctor", status=None).stdout
+    assert f"{verdict} {layers.parent}/blobs/ has an ACL: users whom it names may {right} your images\n" in out
+
+
 def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, place: Path) -> None:
     image = squashed(user, rootfs)
     inside = place / "y.sqsh"

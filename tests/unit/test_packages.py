@@ -100,7 +100,7 @@ def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
     """Directories that penroot makes, with incomplete files, and directories that its pages recommend."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
-    texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/doctor.py")]
+    texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/places.py")]
     said = {place for text in texts for place in re.findall(r"/(?:var/)?tmp/\.?p?enroot[\w.-]*", text)}
     assert said
     runtime = base_directories({"HOME": "/home/alice"})["XDG_RUNTIME_DIR"]
