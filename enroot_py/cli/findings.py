@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+
+from enroot_py.base import log
+
+_COLOURS = {"ok": log.GREEN, "warn": log.YELLOW, "bad": log.RED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,7 @@ class Finding:
     def text(self) -> str:
         """Return the lines for people."""
         fix = f"\n     fix: {self.fix}" if self.fix else ""
-        return f"{self.verdict:<5}{self.what}{fix}"
+        return f"{log.coloured(f'{self.verdict:<5}', _COLOURS[self.verdict], sys.stdout)}{self.what}{fix}"
 
 
 def report(results: Iterable[Finding], *, as_json: bool = False) -> bool:
