@@ -148,7 +148,7 @@ def enter(start: Start) -> Container:
 def make_scratch(start: Start) -> str:
     """Return the directory under which this start mounts. Note there who starts a named container."""
     scratch = rootfs.make_scratch(start.settings)
-    if start.source.directory or start.source.upper:
+    if (start.source.directory or start.source.upper) and not start.in_step:
         named.note(start.source.name, scratch)
     return scratch
 
