@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
-from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
+from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.messages import Documents, Joined, Progress, Report, report_interval
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.tracker_process import TrackerProcess
 
 NODES = (100, 1000, 10_000)
@@ -122,7 +123,7 @@ def _row(nodes: int) -> bool:
     if process == 0:
         os.close(life)
         try:
-            TrackerProcess(swarm, _Host(), sock.detach()).serve(lifeline)
+            TrackerProcess(swarm, _Host(), sock).serve(lifeline)
         finally:
             os._exit(0)
     os.close(lifeline)

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from enroot_py.features.swarm.invitation import Swarm
-from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.loop import Connection, Loop
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.tls import Identity
 from tests.swarm_tls import CONTEXT, KEY, End
 
@@ -60,11 +61,9 @@ class Ends:
         self.loop = Loop(Swarm(KEY, CONTEXT, 2), 0)
         self._other = Loop(Swarm(KEY, CONTEXT, 2), node)
         self._file = file
-        self._sock = listener()
-        self.wire = Wire(self._sock.getsockname()[1])
+        self.wire = Wire(self.loop.listen("p", listener(), self._greet))
         self.came = bytearray()
         self.lost: list[str] = []
-        self.loop.listen("p", self._sock, self._greet)
         self._one = self._other.connect("p", ("127.0.0.1", self.wire.port))
         self._one.on_ready = lambda: self._one.send({"is": "Wish"})
         self._one.on_bytes = self._take
