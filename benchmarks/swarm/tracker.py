@@ -49,7 +49,7 @@ class _Nodes:
         self.trees = 0
         self.planned: set[int] = set()
         self.released: set[int] = set()
-        self.heard = 0  # messages
+        self.received = 0  # messages
         self.informed: set[int] = set()  # nodes that have the documents
         self.fetched: dict[int, int] = {}  # bytes from the registry, by node
         self.errors: list[str] = []  # of connections that have ended
@@ -68,7 +68,7 @@ class _Nodes:
         return len(self.planned) == self.swarm.nodes
 
     def _hear(self, node: int, message: Mapping[str, object]) -> None:
-        self.heard += 1
+        self.received += 1
         kind = message["is"]
         if kind == "Documents":
             self.informed.add(node)
@@ -146,7 +146,7 @@ def _row(nodes: int) -> bool:
         return False
     ended = usage.ru_utime + usage.ru_stime
     share = (reported - planned) / PERIODS
-    costs = f"{planned:12.2f}{share:12.2f}{ended - reported:12.2f}{all_nodes.heard:12}{usage.ru_maxrss / 1e3:12.0f}"
+    costs = f"{planned:12.2f}{share:12.2f}{ended - reported:12.2f}{all_nodes.received:12}{usage.ru_maxrss / 1e3:12.0f}"
     print(
         f"{nodes:28}{costs}  {'ok' if share <= MAX_CPU_SHARE * period else 'OVER'}: a period is {period:.0f} s",
         flush=True,

@@ -327,33 +327,33 @@ class Talk:
 
     def send(self) -> None:
         """Send the pending bytes of TLS."""
-        self.sent.append(self._end.said())
+        self.sent.append(self._end.pending())
         self._sock.sendall(self.sent[-1])
 
     def is_admitted(self) -> bool:
         try:
             self.send()
-            return self.hear()["is"] == "Hello"
+            return self.receive()["is"] == "Hello"
         except (EOFError, ConnectionError):
             return False
 
-    def say(self, message: Mapping[str, object]) -> None:
-        self.say_plainly(wire.frame(message))
+    def send_message(self, message: Mapping[str, object]) -> None:
+        self.send_plain(wire.frame(message))
 
-    def say_plainly(self, data: bytes) -> None:
-        self._end.say(data)
+    def send_plain(self, data: bytes) -> None:
+        self._end.send(data)
         self.send()
 
     def read(self) -> bytes:
-        """Read, and return all bytes that are no heard message. Raises EOFError."""
+        """Read, and return all bytes that are no message. Raises EOFError."""
         data = self._sock.recv(65536)
         if not data:
             raise EOFError
-        self._in += self._end.hear(data)
+        self._in += self._end.receive(data)
         self.send()
         return bytes(self._in)
 
-    def hear(self) -> Mapping[str, object]:
+    def receive(self) -> Mapping[str, object]:
         """Return the next message. Raises EOFError."""
         while (message := wire.unframe(self._in, wire.MAX_TRACKER_BYTES)) is None:
             self.read()
@@ -399,7 +399,7 @@ def test_many_strangers_do_not_keep_members_out(make: Callable[..., Lab]) -> Non
 
 
 # A ClientHello of a stranger.
-HELLO = End("t", 1, (b"x" * 32, CONTEXT)).said()
+HELLO = End("t", 1, (b"x" * 32, CONTEXT)).pending()
 
 
 def flood(port: int, network: str, address: str) -> None:
@@ -506,8 +506,8 @@ def test_member_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong:
 def test_replayed_bytes_of_a_member_are_refused(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     with admitted(lab.port) as (_, first):
-        first.say({"is": "Come", "lacks": True})
-        assert first.hear()["is"] == "Documents"
+        first.send_message({"is": "Come", "lacks": True})
+        assert first.receive()["is"] == "Documents"
     with stranger(lab.port) as sock:
         for each in first.sent:
             with contextlib.suppress(ConnectionError):
@@ -529,7 +529,7 @@ def test_replayed_bytes_of_a_member_are_refused(make: Callable[..., Lab]) -> Non
 def test_bad_message_ends_only_its_connection(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
     with admitted(lab.port) as (sock, talk):
-        talk.say(message)
+        talk.send_message(message)
         assert is_closed(sock)
     lab.start(0, 2)
     assert lab.all_get_the_image(0, 2)
@@ -552,10 +552,10 @@ def test_false_message_harms_only_its_sender(make: Callable[..., Lab], message: 
     lab = make(SIZES, 3)
     lab.start(0)
     with admitted(lab.port) as (_, talk):
-        talk.say({"is": "Come", "lacks": True})
-        assert talk.hear()
+        talk.send_message({"is": "Come", "lacks": True})
+        assert talk.receive()
         with contextlib.suppress(ConnectionError):  # a long message ends the connection before all of it is sent
-            talk.say(message)
+            talk.send_message(message)
         lab.start(2)
         assert lab.all_get_the_image(0, 2)
 
@@ -727,9 +727,9 @@ def until_later(here: Loop) -> None:
 def endless(sock: socket.socket) -> None:
     talk = Talk(sock)
     assert talk.is_admitted()
-    talk.say_plainly((1 << 31).to_bytes(4, "big"))
+    talk.send_plain((1 << 31).to_bytes(4, "big"))
     while True:
-        talk.say_plainly(bytes(1 << 16))
+        talk.send_plain(bytes(1 << 16))
 
 
 def says(data: bytes) -> Callable[[socket.socket], None]:
@@ -801,12 +801,12 @@ class Member:
         self._sock = stranger(lab.port)
         self._talk = Talk(self._sock)
         assert self._talk.is_admitted()
-        self._talk.say({"is": "Come", "lacks": True})
-        assert self._talk.hear()["is"] == "Documents"
-        self._talk.say(wire.encode(Joined(("", 9), (3,))))
+        self._talk.send_message({"is": "Come", "lacks": True})
+        assert self._talk.receive()["is"] == "Documents"
+        self._talk.send_message(wire.encode(Joined(("", 9), (3,))))
         links: list[list[object]] = []
         while not links:
-            message = self._talk.hear()
+            message = self._talk.receive()
             self.trees, links = message.get("trees"), message.get("links", [])  # type: ignore[assignment]
         _, self.parent, (host, self.port), _ = links[0]
         assert host == "127.0.0.1"
@@ -820,7 +820,7 @@ class Member:
         """Connect to the parent and send a request."""
         sock, talk = self.connect()
         assert talk.is_admitted()
-        talk.say(message)
+        talk.send_message(message)
         return sock, talk
 
     def close(self) -> None:
@@ -852,7 +852,7 @@ def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None
         until(here, lambda: len(heard) > 1)
         with admitted(heard[1]["address"][1], "p") as (member, talk):  # type: ignore[index]
             for message in ({"is": "Take", "tree": 99, "trees": 9, "wanted": [[0, 0]]},) * 2:
-                talk.say(message)
+                talk.send_message(message)
             until_later(here)
             peers[0].send(wire.encode(Routes(1, (0,), False, ())))
             until(here, lambda: readable(member.fileno(), 0) or reasons)
@@ -911,7 +911,7 @@ def test_child_that_does_not_read_delays_no_node(make: Callable[..., Lab]) -> No
                 deaf.enter_context(sock)
                 assert talk.is_admitted() == (number < 2)
                 if number < 2:
-                    talk.say(take)
+                    talk.send_message(take)
             assert lab.all_get_the_image(0, 2)
 
 
@@ -981,6 +981,6 @@ def test_objects_of_a_parent_close_no_later_file() -> None:
     ours.close()
     assert other.recv(1) == b"", "the child still has the socket open"
     other.close()
-    with open(read, "rb") as said:
-        assert said.read() == b"whole"
+    with open(read, "rb") as reader:
+        assert reader.read() == b"whole"
     os.waitpid(child, 0)

@@ -151,11 +151,11 @@ def test_false_server_gets_no_message(tmp_path: Path) -> None:
     came, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     stranger = context.wrap_bio(came, out, server_side=True)
     member = End("p", 1)
-    came.write(member.said())
+    came.write(member.pending())
     with pytest.raises(ssl.SSLWantReadError):
         stranger.do_handshake()
     with pytest.raises(ssl.SSLCertVerificationError):
-        member.hear(out.read())
+        member.receive(out.read())
 
 
 @pytest.mark.security("N1")

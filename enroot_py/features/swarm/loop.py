@@ -51,7 +51,7 @@ class Loop:
         """The process may listen at ``ports``. Raises ConfigError, see tls.Identity."""
         self.swarm, self.node, self.ports = swarm, node, ports
         self._networks = [ip_network(network) for network in swarm.networks.split(",") if network]
-        self._identity = Identity(swarm.key, swarm.context)
+        self.identity = Identity(swarm.key, swarm.context)
         self.running = True
         self.tick: Callable[[float], None] = lambda now: None
         self._selector = selectors.DefaultSelector()
@@ -107,7 +107,7 @@ class Loop:
         """Accept ``max_connections`` from each node. Call ``accept`` for each complete handshake. Return the port."""
         sock = socket.socket(fileno=listener.detach())
         sock.setblocking(False)
-        context = self._identity.listening(role)
+        context = self.identity.listening(role)
 
         def serve(events: int) -> None:
             try:
@@ -143,7 +143,7 @@ class Loop:
         except OSError as e:
             log.debug(f"swarm: {host}: {e}")
             return  # the socket is closed
-        connection = Connection(self, secure, host, self._identity, self._keepalive_factor(role))
+        connection = Connection(self, secure, host, role)
 
         def on_ready() -> None:
             self._add_member(connection, max_connections)
@@ -194,12 +194,9 @@ class Loop:
         sock.setblocking(False)
         if self.admits(address[0]):  # otherwise the connection fails at once, as its socket is not connected
             sock.connect_ex(address)
-        connection = Connection(self, sock, address[0], self._identity, self._keepalive_factor(role), role)
+        connection = Connection(self, sock, address[0], role, connects=True)
         self._deadlines[connection] = self._served + CONNECT_TIMEOUT_S
         return connection
-
-    def _keepalive_factor(self, role: str) -> float:
-        return report_interval(self.swarm.nodes) / REPORT_INTERVAL_S if role == TO_TRACKER else 1.0
 
     def admits(self, host: str) -> bool:
         """Check whether an address is in a network of the swarm."""
@@ -244,13 +241,8 @@ def _nothing_to_send() -> bool:
 class Connection:
     """A socket with a stream of messages or pieces. Its user sets the callbacks."""
 
-    def __init__(
-        self, loop: Loop, sock: socket.socket, host: str, identity: Identity, keepalive: float = 1.0, role: str = ""
-    ) -> None:
-        """``keepalive`` multiplies the keepalive times.
-
-        With a ``role`` this end connects, and TLS begins when the socket is connected.
-        """
+    def __init__(self, loop: Loop, sock: socket.socket, host: str, role: str, *, connects: bool = False) -> None:
+        """If this end ``connects``, TLS begins when the socket is connected."""
         self.host = host
         self.max_bytes = MAX_PEER_BYTES  # of a message
         self.on_ready: Callable[[], None] = _ignore
@@ -264,26 +256,26 @@ class Connection:
         self.node = -1  # node number of the other end, after the handshake
         self._loop = loop
         self._socket = sock
-        self._identity, self._role, self._own_node = identity, role, loop.node
+        self._role, self._connects = role, connects
         self._is_secure = False  # the handshake is complete
-        self._is_blocked = bool(role)  # until the socket can be written to
+        self._is_blocked = connects  # until the socket can be written to
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, to be sent after _out
         self._closed = False
-        self._keepalive = keepalive
-        if role:
+        if connects:
             self._set_options()
         self._watch()
 
     def _set_options(self) -> None:
         """Turn on keepalive, tcp(7); not for a stranger, as it costs six system calls."""
+        factor = report_interval(self._loop.swarm.nodes) / REPORT_INTERVAL_S if self._role == TO_TRACKER else 1
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in {
             socket.TCP_NODELAY: 1,
-            socket.TCP_KEEPIDLE: int(_KEEPALIVE_IDLE_S * self._keepalive),
-            socket.TCP_KEEPINTVL: int(_KEEPALIVE_INTERVAL_S * self._keepalive),
+            socket.TCP_KEEPIDLE: int(_KEEPALIVE_IDLE_S * factor),
+            socket.TCP_KEEPINTVL: int(_KEEPALIVE_INTERVAL_S * factor),
             socket.TCP_KEEPCNT: (_KEEPALIVE_TIMEOUT_S - _KEEPALIVE_IDLE_S) // _KEEPALIVE_INTERVAL_S,
-            socket.TCP_USER_TIMEOUT: int(_KEEPALIVE_TIMEOUT_S * self._keepalive * 1000),
+            socket.TCP_USER_TIMEOUT: int(_KEEPALIVE_TIMEOUT_S * factor * 1000),
         }.items():
             self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -372,19 +364,19 @@ class Connection:
 
     def _handshake(self) -> None:
         """Continue the handshake. Raises WireError, OSError, SSLWantReadError and SSLWantWriteError."""
-        if self._role and not isinstance(self._socket, SSLSocket):
+        if self._connects and not isinstance(self._socket, SSLSocket):
             if error := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, os.strerror(error))
-            self._socket = self._identity.connect(self._socket, self._role, self._own_node)  # the same descriptor
+            self._socket = self._loop.identity.connect(self._socket, self._role, self._loop.node)  # same descriptor
         assert isinstance(self._socket, SSLSocket)
         try:
-            self._identity.handshake(self._socket)
+            self._loop.identity.handshake(self._socket)
         except (SSLWantReadError, SSLWantWriteError):
             self._check_claim()
             raise
         self._check_claim()
         self._is_secure, self._is_blocked = True, False
-        if not self._role:
+        if not self._connects:
             self.send(wire.encode(Hello(self._loop.node)))
             self._begin(self.claimed)
         self._watch()
