@@ -62,7 +62,7 @@ class Ends:
         self._other = Loop(Swarm(KEY, CONTEXT, 2), node)
         self._file = file
         self.wire = Wire(self.loop.listen("p", listener(), self._greet))
-        self.came = bytearray()
+        self.received = bytearray()
         self.lost: list[str] = []
         self._one = self._other.connect("p", ("127.0.0.1", self.wire.port))
         self._one.on_ready = lambda: self._one.send({"is": "Wish"})
@@ -70,7 +70,7 @@ class Ends:
         self._one.on_close = self.lost.append
 
     def _greet(self, connection: Connection) -> None:
-        def heard(message: object) -> None:
+        def on_message(message: object) -> None:
             assert message == {"is": "Wish"}
             connection.send_more = more
             connection.wake()
@@ -80,16 +80,16 @@ class Ends:
             connection.send_file(b"head", self._file, 0, len(WORDS))
             return True
 
-        connection.on_message = heard
+        connection.on_message = on_message
 
     def _take(self, data: bytearray) -> int:
-        self.came += data
+        self.received += data
         return len(data)
 
     def run(self) -> None:
         """Serve both ends until the whole file has arrived or the connection has ended."""
         deadline = time.monotonic() + 60
-        while len(self.came) < len(WORDS) + 4 and not self.lost:
+        while len(self.received) < len(WORDS) + 4 and not self.lost:
             assert time.monotonic() < deadline
             for loop in (self.loop, self._other):
                 loop.running = True
@@ -108,7 +108,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 def test_blobs_and_messages_cannot_be_read(file: int) -> None:
     ends = Ends(file)
     ends.run()
-    assert ends.came == b"head" + WORDS
+    assert ends.received == b"head" + WORDS
     assert b"nobody else" not in ends.wire.seen and b"Wish" not in ends.wire.seen
 
 
@@ -121,7 +121,7 @@ def test_changed_bytes_end_the_connection(file: int) -> None:
     ends.wire.change = flip
     ends.run()
     assert ends.lost
-    assert (b"head" + WORDS).startswith(ends.came)
+    assert (b"head" + WORDS).startswith(ends.received)
 
 
 def test_certificate_is_the_same_everywhere() -> None:
@@ -148,10 +148,10 @@ def test_false_server_gets_no_message(tmp_path: Path) -> None:
     subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "own", tmp_path / "key")
-    came, out = ssl.MemoryBIO(), ssl.MemoryBIO()
-    stranger = context.wrap_bio(came, out, server_side=True)
+    received, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    stranger = context.wrap_bio(received, out, server_side=True)
     member = End("p", 1)
-    came.write(member.pending())
+    received.write(member.pending())
     with pytest.raises(ssl.SSLWantReadError):
         stranger.do_handshake()
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -163,4 +163,4 @@ def test_connection_to_itself_is_refused(file: int) -> None:
     """Both ends have the same certificate, so TLS alone does not notice."""
     ends = Ends(file, node=0)
     ends.run()
-    assert ends.lost and not ends.came
+    assert ends.lost and not ends.received
