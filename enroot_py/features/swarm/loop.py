@@ -37,6 +37,7 @@ _Group = tuple[int, str | int]
 
 _RECORD_BYTES = 16 << 10  # OpenSSL decrypts one record at a time, RFC 8446
 _FILE_BYTES = 64 << 10  # to encrypt at a time
+_BATCH_BYTES = 48 << 10  # to wait for while a piece arrives
 _MAX_READS = 16  # records to read before other connections are served
 _MAX_PIECES = 4  # to send before other connections are served
 _MAX_UNSENT_BYTES = 64 << 20
@@ -261,6 +262,7 @@ class Connection:
         self._is_blocked = connects  # until the socket can be written to
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, to be sent after _out
+        self._low_water = 1  # SO_RCVLOWAT, socket(7)
         self._closed = False
         if connects:
             self._set_options()
@@ -300,6 +302,17 @@ class Connection:
         """Send some bytes and a part of a file. Only send_more() may call this."""
         self._out += header
         self._file = (descriptor, offset, count)
+
+    def expect(self, count: int) -> None:
+        """Wait for many bytes at once while ``count`` bytes are still to come.
+
+        On a slow link an event for each packet would cost more CPU than its bytes. OpenSSL may hold a part of a record
+        already.
+        """
+        low_water = _BATCH_BYTES if count > _BATCH_BYTES + _RECORD_BYTES else 1
+        if low_water != self._low_water and not self._closed:
+            self._low_water = low_water
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def wake(self) -> None:
         """Call send_more() soon."""

@@ -279,6 +279,7 @@ class _Parent:
         while True:
             if self._piece is None:
                 if len(data) - used < _HEADER.size:
+                    self._connection.expect(0)
                     return used
                 self._begin_piece(*_HEADER.unpack_from(data, used))
                 used += _HEADER.size
@@ -292,6 +293,7 @@ class _Parent:
             used += count
             if count < remaining:
                 self._piece = (blob, tree, offset + count if offset >= 0 else -1, remaining - count)
+                self._connection.expect(remaining - count)
                 return used
             self._piece = None
             link = next((link for link in self.links if link.tree == tree), None)
