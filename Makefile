@@ -110,10 +110,11 @@ $(VENV)/docs: $(VENV)/done
 # time.
 launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2).new && \
 	chmod 755 $(2).new && mv -f $(2).new $(2)
-# A package build installs to ROOT. The programs below run from the modules in NEW.
+# A package build installs to ROOT. The programs below run from MODULES: those in NEW may be for another machine.
 ROOT := $(DESTDIR)$(PREFIX)
 NEW  ?= $(ROOT)/lib/penroot
-from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv[0] = "$(1)"; $(2)'
+MODULES ?= $(NEW)
+from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(MODULES)"); sys.argv[0] = "$(1)"; $(2)'
 run  = $(call from,$(2),from $(1) import main; main())
 
 install: ## install into PREFIX for all users, with the plugin if slurm/spank.h exists; EXTRAS=ssh,signatures,swarm
