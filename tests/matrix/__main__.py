@@ -14,7 +14,7 @@ from xml.etree.ElementTree import ParseError
 
 from . import __doc__ as manual
 from . import report, source, vm
-from .roots import MatrixError, Root, prepared, tail
+from .roots import EMULATED, MatrixError, Root, prepared, tail
 
 RELEASES = ("bookworm", "trixie", "forky")
 # What of Slurm differs from release to release, in ten minutes.
@@ -30,6 +30,7 @@ def main() -> int:
         prog="python3 -m tests.matrix", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     tiers = ["demo", *(tier for lane in LANES for tier in lane), "systemd"]
+    parser.add_argument("--arch", default="", choices=EMULATED, help="another architecture, emulated: unit and kernel")
     parser.add_argument("--release", action="append", metavar="NAME", help=f"of Debian: {', '.join(RELEASES)}")
     parser.add_argument("--tier", action="append", choices=tiers, help="all")
     parser.add_argument("--test", action="append", metavar="PATH", help="instead of all that a tier has")
@@ -37,10 +38,11 @@ def main() -> int:
     parser.add_argument("--vm", action="store_true", help=f"{' and '.join(IN_MACHINE)} in a virtual machine")
     parser.add_argument("--slurm-source", metavar="DIR", help="build Slurm from here and test with it")
     given = parser.parse_args()
-    releases = given.release or (RELEASES[1:] if given.quick else RELEASES)
+    releases = given.release or (RELEASES[1:2] if given.arch else RELEASES[1:] if given.quick else RELEASES)
     if given.quick:
         given.tier, given.test = ["slurm"], [f"tests/slurm/test_{name}.py" for name in QUICK]
-    given.tier = given.tier or (IN_MACHINE if given.vm else tiers[bool(given.test) : -1])
+    own = LANES[0] if given.arch else tiers[bool(given.test) : -1]
+    given.tier = given.tier or (IN_MACHINE if given.vm else own)
 
     # So that what was started ends, and the labs go.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("matrix: ended by SIGTERM"))
@@ -63,7 +65,7 @@ INSTALL = "make install .venv/done PREFIX=/opt/penroot EXTRAS=ssh,signatures"
 def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
     """What each tier came to on one release. Raises MatrixError."""
     log = logs / f"{release}.log"
-    with prepared(release, log, say) as root:
+    with prepared(release, log, say, arch=given.arch) as root:
         if given.slurm_source:
             root = source.built(root, given.slurm_source, log, say)
         slurm = slurm_version(root, logs) + (f" of {given.slurm_source}" if given.slurm_source else "")

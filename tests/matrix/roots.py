@@ -21,6 +21,9 @@ ENTER = Path(__file__).parent / "enter"
 PROJECT = Path(__file__).parents[2]
 CHECKOUT = "/usr/src/penroot"  # where the working tree is in a root: ordinary users read it there
 MIRROR = "http://deb.debian.org/debian"
+# Architectures that qemu-user(1) runs here, and its name for each.
+EMULATED = {"arm64": "aarch64"}
+BINFMT = Path("/proc/sys/fs/binfmt_misc")
 # debootstrap knows no release that is younger than itself; its script for unstable makes them all.
 SCRIPT = "/usr/share/debootstrap/scripts/sid"
 INCLUDED = ("ca-certificates", "git", "make")
@@ -72,20 +75,23 @@ class Root:
 
 @contextlib.contextmanager
 def prepared(
-    release: str, log: Path, say: Callable[[str], None], *, kind: str = "", packages: Sequence[str] = ()
+    release: str, log: Path, say: Callable[[str], None], *, arch: str = "", kind: str = "", packages: Sequence[str] = ()
 ) -> Iterator[Root]:
     """A root of this release with the working tree and its prerequisites, for this run alone. Raises MatrixError.
 
-    A root with other ``packages`` than the tests need is of another ``kind``, as its directory's name says.
+    Programs of another ``arch`` run in qemu-user(1). A root with other ``packages`` than the tests need is of another
+    ``kind``. The directory's name has both.
     """
+    if arch:
+        emulate(arch)
     top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
     top.mkdir(parents=True, exist_ok=True)
-    path = top / "-".join(filter(None, (release, kind)))
+    path = top / "-".join(filter(None, (release, arch, kind)))
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             say(f"{release}: making {path} (once)")
-            bootstrap(release, path, (*INCLUDED, *packages), log)
+            bootstrap(release, path, (*INCLUDED, *packages), log, arch)
         # Cgroups of a lab are named after its directory; those of two roots must not meet.
         lab = f"/srv/matrix-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
@@ -101,7 +107,20 @@ def prepared(
             root.run(f"for l in {lab} {lab}-*; do PENROOT_LAB=$l .venv/bin/python -m tests.slurm.lab down; done", log)
 
 
-def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path) -> None:
+def emulate(arch: str) -> None:
+    """Have the kernel run programs of another architecture in qemu-user(1). Raises MatrixError."""
+    emulator = f"qemu-{EMULATED[arch]}"
+    if os.path.exists(BINFMT / emulator):
+        return
+    settings = Path(f"/usr/lib/binfmt.d/{emulator}.conf")
+    if not settings.exists():
+        raise MatrixError(f"not installed: {emulator}: apt-get install qemu-user-static")
+    if not os.path.exists(BINFMT / "register"):
+        output("mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT))
+    (BINFMT / "register").write_text(settings.read_text())
+
+
+def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path, arch: str = "") -> None:
     """Make a root by debootstrap(8)."""
     if not shutil.which("debootstrap"):
         raise MatrixError("not installed: debootstrap: apt-get install debootstrap")
@@ -113,7 +132,8 @@ def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path) -> N
     include = f"--include={','.join(packages)}"
     # Hide the /proc that it mounts, as a lab looks for left mounts.
     apart = ["unshare", "--mount"]
-    command = [*apart, "debootstrap", "--variant=minbase", include, release, str(new), mirror(), SCRIPT]
+    options = ["--variant=minbase", include, *([f"--arch={arch}"] if arch else [])]
+    command = [*apart, "debootstrap", *options, release, str(new), mirror(), SCRIPT]
     with log.open("ab") as file:
         done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     if done.returncode != 0:
