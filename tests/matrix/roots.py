@@ -21,9 +21,6 @@ ENTER = Path(__file__).parent / "enter"
 PROJECT = Path(__file__).parents[2]
 CHECKOUT = "/usr/src/penroot"  # where the working tree is in a root: ordinary users read it there
 MIRROR = "http://deb.debian.org/debian"
-# Architectures that qemu-user(1) runs here, and its name for each.
-EMULATED = {"arm64": "aarch64"}
-BINFMT = Path("/proc/sys/fs/binfmt_misc")
 # debootstrap knows no release that is younger than itself; its script for unstable makes them all.
 SCRIPT = "/usr/share/debootstrap/scripts/sid"
 INCLUDED = ("ca-certificates", "git", "make")
@@ -79,11 +76,8 @@ def prepared(
 ) -> Iterator[Root]:
     """A root of this release with the working tree and its prerequisites, for this run alone. Raises MatrixError.
 
-    Programs of another ``arch`` run in qemu-user(1). A root with other ``packages`` than the tests need is of another
-    ``kind``. The directory's name has both.
+    A root of another ``arch``, or of a ``kind`` with other ``packages`` than the tests need, has another directory.
     """
-    if arch:
-        emulate(arch)
     top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
     top.mkdir(parents=True, exist_ok=True)
     path = top / "-".join(filter(None, (release, arch, kind)))
@@ -96,7 +90,7 @@ def prepared(
         lab = f"/srv/matrix-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
         environ = {**passed, "CI": "true", "PENROOT_LAB": lab, "PENROOT_PREFIX": "/opt/penroot"}
-        root = Root(release, path, environ=environ)
+        root = Root("-".join(filter(None, (release, arch))), path, environ=environ)
         settle(path)
         copy_checkout(path / CHECKOUT[1:])
         root.must("tests/prerequisites", log)
@@ -105,19 +99,6 @@ def prepared(
             yield root
         finally:
             root.run(f"for l in {lab} {lab}-*; do PENROOT_LAB=$l .venv/bin/python -m tests.slurm.lab down; done", log)
-
-
-def emulate(arch: str) -> None:
-    """Have the kernel run programs of another architecture in qemu-user(1). Raises MatrixError."""
-    emulator = f"qemu-{EMULATED[arch]}"
-    if os.path.exists(BINFMT / emulator):
-        return
-    settings = Path(f"/usr/lib/binfmt.d/{emulator}.conf")
-    if not settings.exists():
-        raise MatrixError(f"not installed: {emulator}: apt-get install qemu-user-static")
-    if not os.path.exists(BINFMT / "register"):
-        output("mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT))
-    (BINFMT / "register").write_text(settings.read_text())
 
 
 def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path, arch: str = "") -> None:
