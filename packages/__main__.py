@@ -67,10 +67,11 @@ def main() -> None:
         for each in TARGETS.values():
             if each.foreign:
                 cross(each, output)
-    report(make(arguments.kinds or (RELEASE if arguments.release else KINDS), output), output)
+    make(arguments.kinds or (RELEASE if arguments.release else KINDS), output)
+    report(output)
 
 
-def make(kinds: Iterable[str], output: Path) -> list[Path]:
+def make(kinds: Iterable[str], output: Path) -> None:
     """Build the packages of ``kinds`` in ``output``."""
     work = tree.place_of(place.version())
     work.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,8 @@ def make(kinds: Iterable[str], output: Path) -> list[Path]:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         root = tree.build(work)
-        return [path for kind in kinds for path in RELEASE[kind](root, work, output)]
+        for kind in kinds:
+            RELEASE[kind](root, work, output)
 
 
 def cross(target: Target, output: Path) -> None:
@@ -92,10 +94,10 @@ def cross(target: Target, output: Path) -> None:
             path.rename(output / path.name)
 
 
-def report(built: Iterable[Path], output: Path) -> None:
+def report(output: Path) -> None:
     """Write checksums, and print sizes."""
-    sums = [f"{vendored.sha256(path)}  {path.name}\n" for path in sorted(output.glob("penroot[-_]*"))]
-    (output / "SHA256SUMS").write_text("".join(sums))
+    built = sorted(output.glob("penroot[-_]*"))
+    (output / "SHA256SUMS").write_text("".join(f"{vendored.sha256(path)}  {path.name}\n" for path in built))
     for path in built:
         print(f"{path.stat().st_size / 1e6:7.2f} MB  {path}")
 

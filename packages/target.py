@@ -34,8 +34,11 @@ class Target:
     def triplet(self) -> str:
         return f"{self.machine}-linux-gnu"
 
+    def binutils(self, name: str) -> str:
+        return f"{self.triplet}-{name}" if self.foreign else name
+
     def strip(self, path: Path) -> None:
-        run(f"{self.triplet}-strip" if self.foreign else "strip", "--strip-unneeded", path)
+        run(self.binutils("strip"), "--strip-unneeded", path)
 
     def compiler(self) -> dict[str, str]:
         """Return the variables by which setuptools compiles a module."""
@@ -54,7 +57,7 @@ class Target:
 
         They are not installed, because Debian's gcc-multilib conflicts with each cross compiler.
         """
-        if not shutil.which(f"{self.triplet}-strip"):
+        if not shutil.which(self.binutils("strip")):
             raise PackageError(f"no binutils for {self.machine}, run: tests/prerequisites cross")
         gcc, python = gcc_version(), run(PYTHON, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
         place = CACHE / f"toolchain-{self.debian}-gcc{gcc}-python{python}"
