@@ -32,7 +32,7 @@ KNOWN: tuple[Known, ...] = (
         test="tests/(unit|kernel)/",
         says="cannot create a user namespace: Invalid argument",
         why="qemu-user has two threads",
-        source="unshare(2): CLONE_NEWUSER, EINVAL",
+        source="https://man7.org/linux/man-pages/man2/unshare.2.html#ERRORS",
     ),
     Known(
         where="forky 26[.0-9]*$",
