@@ -81,13 +81,15 @@ def usage(verb: str) -> str:
 
 def help_text() -> str:
     """Return HELP with the options of features."""
-    rows = ((f"       {row.name} {row.metavar}".ljust(27), row.help) for row in feature_flags().values())
+    flags = feature_flags().values()
+    shown = {row.name: f"{row.name}{'=' if row.name in FLAGS else ' '}{row.metavar}" for row in flags}
+    rows = ((f"       {shown[row.name]}".ljust(27), row.help) for row in flags)
     lines = "".join(f"{name} {text}\n" if len(name) == 27 else f"{name}\n{'':28}{text}\n" for name, text in rows)
     return HELP.replace("       --explain ", f"{lines}       --explain ")
 
 
 class FeatureFlag(Frozen):
-    """An option of ``start`` that a feature adds; a flag has no metavar.
+    """An option of ``start`` that a feature adds; a flag has no metavar. If FLAGS has the name, it adds NAME=VALUE.
 
     ``change`` returns the settings with the value applied. ``describe`` returns the start that the value describes.
     """
