@@ -44,8 +44,8 @@ def main() -> int:
         given.tier, given.test = ["slurm"], [f"tests/slurm/test_{name}.py" for name in QUICK]
     if given.arch and not given.test:
         given.test = SMOKE if given.vm else WITHOUT_NAMESPACES
-    every = tiers[bool(given.test) : -1]
-    given.tier = given.tier or (IN_MACHINE if given.vm and not given.arch else every)
+    in_machine = (*LANES[0], *IN_MACHINE) if given.arch else IN_MACHINE
+    given.tier = given.tier or (in_machine if given.vm else tiers[bool(given.test) : -1])
 
     # So that what was started ends, and the labs go.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("matrix: ended by SIGTERM"))
@@ -69,7 +69,7 @@ SMOKE = (
     "tests/kernel/test_start.py::test_runs_the_command_with_its_arguments_and_status",
     "tests/kernel/test_start.py::test_squashfs_image",
     "tests/kernel/test_bundle.py::test_a_bundle_runs_and_leaves_nothing",
-    "tests/slurm/test_mpi.py::test_ranks_find_each_other",
+    "tests/systemd/test_units.py::test_ranks_of_mpi_find_each_other",
 )
 INSTALL = "make install .venv/done PREFIX=/opt/penroot EXTRAS=ssh,signatures"
 
