@@ -36,6 +36,8 @@ class Start(Frozen):
     user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
     ``in_step``: a helper outlives this process.
+    ``forked`` is called after the fork that makes process 1 of a private PID namespace: with its PID in the parent, where
+    it does not return, and with 0 in process 1.
     """
 
     source: rootfs.Source
@@ -50,6 +52,7 @@ class Start(Frozen):
     command: tuple[str, ...] = ()
     program: str = ""
     in_step: bool = False
+    forked: Callable[[int], object] | None = None
 
     @property
     def is_overlaid(self) -> bool:
@@ -107,7 +110,7 @@ def enter(start: Start) -> Container:
     if follower:
         os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
-    inner = enter_namespaces(inside, own, superuser=start.superuser, nested=nested)
+    inner = enter_namespaces(inside, own, start, nested=nested)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     recording.phase("rootfs")
@@ -115,7 +118,7 @@ def enter(start: Start) -> Container:
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     system = own_mounts(site.mounts, own, sysfs)
-    system = copy_host_files(start, system, scratch, all_files=nested and (bool(follower) or start.in_step))
+    system = copy_host_files(start, system, scratch, all_files=keeps_copies(start, follower, nested=nested))
     fstab = [*image_mounts(root, settings, site.variables), *system]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
@@ -152,7 +155,7 @@ def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
     a PID namespace, the process that waits for the container reports its servers.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
-    if start.in_step:
+    if start.in_step or start.forked:
         return 0
     if not waits:
         if start.is_served:
@@ -162,6 +165,11 @@ def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
     if start.settings.rootfs_writable and not servers:
         return 0
     return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers)
+
+
+def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
+    """Return whether the container needs copies of all host files: its mounts are locked, or no process follows them."""
+    return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
@@ -230,14 +238,14 @@ def await_servers(own: int) -> None:
             server.await_start()
 
 
-def enter_namespaces(inside: tuple[int, int], own: int, *, superuser: bool, nested: bool) -> int:
+def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested: bool) -> int:
     """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does."""
     if not own:
-        namespaces.enter(*inside, superuser=superuser)
+        namespaces.enter(*inside, superuser=start.superuser)
         return -1
     from enroot_py.runtime import isolated
 
-    return isolated.enter(*inside, own, superuser=superuser, nested=nested)
+    return isolated.enter(*inside, own, superuser=start.superuser, nested=nested, forked=start.forked)
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:

@@ -33,7 +33,7 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 class Source:
     """The source of a root file system: directories from top to bottom, or one squashfs image.
 
-    The image begins at ``offset`` of its file, as in a bundle.
+    The image begins at ``offset`` of its file, as in a bundle; it lies below ``lowerdirs``, if there are any.
     ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
     without one a writable container keeps them in memory. ``shared`` is the detached mount
     of the same container where it runs already, or -1. If the container ``lends`` its root file
@@ -152,7 +152,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         lowerdirs = (source.directory,)
     if server is not None:
         server.attach(scratch + "/lower")
-        lowerdirs = (scratch + "/lower",)
+        lowerdirs = (*lowerdirs, scratch + "/lower")
         options.append("xino=off")  # FUSE gives it no room for layer numbers
     if not (upper and writable):
         if upper:

@@ -1,0 +1,313 @@
+"""What children of the launcher do, each for one request: make containers, run programs in them, copy files."""
+
+from __future__ import annotations
+
+import _signal
+import _socket
+import gc
+import grp  # noqa: F401  # of the hooks, as all that starts need: no child imports it again
+import os
+import pwd  # noqa: F401
+import resource
+import select
+import sys
+
+from enroot_py import LIBRARY
+from enroot_py.api.messages import Conversation, send_status, send_with_fds
+from enroot_py.base import filesystems, linux, log, mountinfo, trees  # noqa: F401
+from enroot_py.base.errors import ContainerError, ImageError, PenrootError
+from enroot_py.base.fds import Fd
+from enroot_py.base.recording import Recording
+from enroot_py.cli import start as command_line
+from enroot_py.config.settings import load
+from enroot_py.runtime import enter, environ, execute, hooks, isolated, mounts, namespaces, processes, supervise
+from enroot_py.store import containers, policies, store, throwaway
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from enroot_py.base.making import Directory
+    from enroot_py.config.settings import Settings
+    from enroot_py.runtime.execute import Container
+    from enroot_py.runtime.rootfs import Source
+
+    Request = dict[str, Any]
+
+_INIT = f"{LIBRARY}/libexec/penroot-init"
+
+
+class Tools:
+    """What the launcher hands to its children: descriptors, and the limits that programs get back."""
+
+    __slots__ = ("reports", "life", "init", "limits")
+
+    def __init__(self, reports: _socket.socket, life: int, init: int, limits: tuple[int, int]) -> None:
+        self.reports = reports
+        self.life = life  # a pipe that closes when the launcher ends
+        self.init = init  # the program penroot-init
+        self.limits = limits  # RLIMIT_NOFILE
+
+    def fds(self) -> list[int]:
+        return [self.reports.fileno(), self.life, self.init]
+
+    def report(self, verb: str, number: int, value: object, fds: tuple[int, ...] = ()) -> None:
+        send_with_fds(self.reports, os.fsencode(f"{verb} {number} {value}"), fds)
+
+
+def preload() -> None:
+    """Load what starts need, once for all children."""
+    hooks.preload()
+
+
+def open_init() -> int:
+    """Return a descriptor of penroot-init that no container can write to, even if it can open the file."""
+    with Fd(os.open(_INIT, os.O_RDONLY | os.O_CLOEXEC)) as file:
+        try:
+            sealed = os.memfd_create("penroot-init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:  # vm.memfd_noexec of sysctl(8)
+            return file.keep()
+        os.write(sealed, file.content())
+    import fcntl
+
+    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return sealed
+
+
+def answer(fds: list[int], conversation: Conversation, act: Callable[[Conversation], None]) -> NoReturn:
+    """Answer a request in a child, in which only ``fds`` and stderr stay open."""
+    try:
+        kept = sorted((2, *fds))
+        for low, high in zip(kept, (*kept[1:], 1 << 31), strict=True):
+            if low + 1 < high:
+                linux.close_range(low + 1, high - 1, 0)
+        log.sink = conversation.log
+        act(conversation)
+    except BaseException as e:
+        if not isinstance(e, (PenrootError, OSError)):
+            sys.excepthook(*sys.exc_info())
+        conversation.fail(e)
+    finally:
+        os._exit(1)
+
+
+def _receive(conversation: Conversation) -> Request:
+    """Return the request, and take on the environment and the working directory of the API process."""
+    request = next(conversation.receive())
+    if request["environ"] != os.environ:
+        os.environ.clear()
+        os.environ.update(request["environ"])
+    try:
+        os.chdir(request["cwd"])
+    except OSError:  # it is gone: only relative paths need it
+        os.chdir("/")
+    return request
+
+
+def start(tools: Tools, conversation: Conversation, number: int) -> NoReturn:
+    """Make a container, and become its process 1."""
+    request = _receive(conversation)
+
+    def keep(directory: Directory) -> None:
+        tools.report("changes", number, directory.path, (directory.fd,))
+
+    def forked(child: int) -> None:
+        if child:
+            tools.report("first", number, child)
+            os._exit(0)
+
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    container, source, confinement = _enter(request, forked, keep)
+    container.enter_workdir()
+    for target, fd in enumerate((tools.life, null, null)):
+        os.dup2(fd, target)
+    directories = (source.directory,) if source.directory else (source.upper, *source.lowerdirs)
+    facts = {"directories": [path for path in directories if path], "image": source.image}
+    conversation.send({"ok": {**facts, "confinement": confinement}})
+    _confine_init(**confinement)
+    resource.setrlimit(resource.RLIMIT_NOFILE, tools.limits)
+    os.execve(tools.init, ["penroot-init"], container.environ)
+
+
+def run_once(tools: Tools, conversation: Conversation, status: int, standard: list[int]) -> NoReturn:
+    """Run a program as process 1 of a new container. The parent stays, and sends the exit status."""
+    request = _receive(conversation)
+    directories: list[Directory] = []
+
+    def forked(child: int) -> None:
+        if child:
+            conversation.send({"pid": child})
+            conversation.socket.close()
+            for fd in standard:
+                os.close(fd)
+            _watch(child, _socket.socket(fileno=status), tools.life, directories)
+        linux.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
+
+    container, _, confinement = _enter(request, forked, directories.append)
+    if request["workdir"]:
+        container.workdir, container.origins["PWD"] = request["workdir"], "cwd"
+    container.enter_workdir()
+    _execute(tools, standard, request["argv"], container.environ, **confinement)
+
+
+def _watch(child: int, status: _socket.socket, life: int, directories: list[Directory]) -> NoReturn:
+    """Wait for process 1 of a container. Kill it if the API process or the launcher ends, or send its signals."""
+    namespaces.hide()
+    poll = select.poll()
+    with Fd(os.pidfd_open(child)) as process:
+        for fd in (process, status.fileno(), life):
+            poll.register(fd, select.POLLIN)
+        while process not in (ready := [fd for fd, _ in poll.poll()]):
+            signal = b"" if life in ready else status.recv(1)
+            os.kill(child, signal[0] if signal else _signal.SIGKILL)
+            if not signal:
+                break
+    _, ended = os.waitpid(child, 0)
+    if module := namespaces.servers():
+        module.report_killed()
+    for directory in directories:
+        directory.__exit__()
+    send_status(status, ended)
+    os._exit(0)
+
+
+def _enter(
+    request: Request, forked: Callable[[int], None], keep: Callable[[Directory], None]
+) -> tuple[Container, Source, dict[str, bool]]:
+    """Enter a new container, and return how to confine its programs. Raises PenrootError.
+
+    ``keep`` gets the directory of the container's changes, if there is one.
+    """
+    host = request["environ"]
+    changes = {name: request[name] for name in ("remap_root", "unshare_net") if request[name] is not None}
+    settings = load(host).replace("enroot_py", rootfs_writable=request["writable"], unshare_pid=True, **changes)
+    superuser = namespaces.privileged(settings)  # before the start: in a user namespace, its root looks like root
+    with Recording("start", settings):
+        source = _find(request["image"], settings)
+        if request["writable"]:
+            directory = throwaway.make(settings)
+            keep(directory)
+            source = throwaway.over(source, directory.path)
+        container = enter.enter(
+            enter.Start(
+                source=source,
+                settings=settings,
+                host=host,
+                superuser=superuser,
+                mounts=tuple(mounts.parse_option(text, host, f"mount {text}") for text in request["mounts"]),
+                env=request["env"],
+                forked=forked,
+            )
+        )
+        environ.warn_of_missing_paths(container.environ)
+    keyring, root = settings.unshare_keyring, settings.remap_root
+    return container, source, {"root": root, "superuser": superuser, "keyring": keyring}
+
+
+def _find(image: str | Request, settings: Settings) -> Source:
+    """Return the root file system of a stored image, or of what ``penroot start`` accepts. Raises PenrootError."""
+    if isinstance(image, str):
+        return command_line.find(image, settings)
+    digest, reference = image["digest"], image["reference"]
+    stored = store.Store(settings.cache_path).image(digest)
+    if stored is None or not stored.hold():
+        hint = "pull it again, with the same ENROOT_CACHE_PATH"
+        raise ImageError(f"the image {digest} of {reference} is not in the store {settings.cache_path}", hint=hint)
+    if settings.policies:
+        from enroot_py.registry.reference import of_command_line
+
+        admission = policies.admission(settings).Admission(of_command_line(reference), settings)
+        admission.check_stored(stored, digest)
+    return containers.of_image(reference, stored)
+
+
+def _confine(*, root: bool, superuser: bool, keyring: bool) -> None:
+    if not superuser:
+        namespaces.confine(remap_root=root)
+
+
+def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
+    """Let penroot-init keep capabilities that programs lack, so that no program can trace it: ptrace(2).
+
+    Its bounding set is empty, as a program's: processes that join it get none. In a container with root, programs have
+    the same capabilities.
+    """
+    if not (root or superuser):
+        supervise.keep_capabilities()
+        for capability in range(linux.capget_permitted().bit_length()):
+            linux.prctl(linux.PR_CAPBSET_DROP, capability)
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def join(tools: Tools, conversation: Conversation, first: int, program: int, standard: list[int]) -> NoReturn:
+    """Run a program in a container. The parent reports its PID and exits, and the launcher gets the exit status."""
+    request = _receive(conversation)
+    confinement = request["confinement"]
+    variables = {**_join(first, new_keyring=confinement["keyring"]), **request["env"]}
+    child = os.fork()
+    if child:
+        tools.report("program", program, child)
+        conversation.send({"pid": child})
+        os._exit(0)
+    if request["workdir"]:
+        _change_directory(request["workdir"], variables)
+    _execute(tools, standard, request["argv"], variables, **confinement)
+
+
+def _join(first: int, *, new_keyring: bool) -> dict[str, str]:
+    """Enter the namespaces and the working directory of process 1; return its environment. Raises ContainerError."""
+    try:
+        variables = processes.of_process(first)
+        workdir = os.readlink(f"/proc/{first}/cwd")
+        spaces = processes.namespaces(first)
+    except OSError as e:
+        raise ContainerError(f"cannot join the container: {e.strerror}", hint="it has just ended") from e
+    processes.enter(spaces, first, new_keyring=new_keyring)
+    os.chdir(workdir if os.path.isdir(workdir) else "/")
+    return variables
+
+
+def _change_directory(path: str, variables: dict[str, str]) -> None:
+    try:
+        os.chdir(path)
+    except OSError as e:
+        message = f"cannot enter the working directory {path} of the container: {e.strerror}"
+        raise ContainerError(message, hint="create it first, or give another cwd") from e
+    variables["PWD"] = os.path.normpath(path)
+
+
+def _execute(tools: Tools, standard: list[int], argv: list[str], variables: dict[str, str], **confinement: bool) -> NoReturn:
+    """Execute a program in a session of its own. Raises CommandError, NamespaceError."""
+    os.setsid()
+    for target, fd in enumerate(standard):
+        os.dup2(fd, target)
+    _confine(**confinement)
+    resource.setrlimit(resource.RLIMIT_NOFILE, tools.limits)
+    execute.execute(tuple(argv), variables)
+
+
+def act(conversation: Conversation) -> NoReturn:
+    """Do what needs no container: pull an image, write an image."""
+    gc.enable()
+    request = _receive(conversation)
+    from enroot_py.api import images
+
+    conversation.send({"ok": getattr(images, request["act"])(load(request["environ"]), **request["arguments"])})
+    os._exit(0)
+
+
+def copy(conversation: Conversation, first: int) -> NoReturn:
+    """Copy a file or a directory into a container, or out of it, as the user that programs run as."""
+    from enroot_py.api import copying
+
+    request = _receive(conversation)
+    copying.copy(request["source"], request["target"], lambda: _join(first, new_keyring=False), into=request["into"])
+    conversation.send({"ok": {}})
+    os._exit(0)
+
+
+def remove(conversation: Conversation, directory: str) -> NoReturn:
+    """Remove the changes of a container that has ended."""
+    trees.remove(directory)
+    os._exit(0)
