@@ -5,22 +5,23 @@ from __future__ import annotations
 import _signal
 import _socket
 import gc
-import grp  # noqa: F401  # of the hooks, as all that starts need: no child imports it again
+import grp
 import os
-import pwd  # noqa: F401
+import pwd
 import resource
 import select
 import sys
 
 from enroot_py import LIBRARY
 from enroot_py.api.messages import Conversation, send_status, send_with_fds
-from enroot_py.base import filesystems, linux, log, mountinfo, trees  # noqa: F401
+from enroot_py.base import filesystems, linux, log, mountinfo, trees  # noqa: F401  # no child imports them again
 from enroot_py.base.errors import ContainerError, ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.recording import Recording
 from enroot_py.cli import start as command_line
 from enroot_py.config.settings import load
-from enroot_py.runtime import enter, environ, execute, hooks, isolated, mounts, namespaces, processes, supervise
+from enroot_py.runtime import enter, environ, execute, hooks, mounts, namespaces, processes, supervise
+from enroot_py.runtime import isolated as isolated
 from enroot_py.store import containers, policies, store, throwaway
 
 TYPE_CHECKING = False
@@ -57,8 +58,13 @@ class Tools:
 
 
 def preload() -> None:
-    """Load what starts need, once for all children."""
+    """Load what starts need, once for all children: our hooks, and the libraries of nsswitch.conf(5)."""
     hooks.preload()
+    try:
+        pwd.getpwuid(os.geteuid())
+        grp.getgrgid(os.getegid())
+    except KeyError:
+        return
 
 
 def open_init() -> int:
@@ -71,7 +77,9 @@ def open_init() -> int:
         os.write(sealed, file.content())
     import fcntl
 
-    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    fcntl.fcntl(
+        sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+    )
     return sealed
 
 
@@ -277,7 +285,9 @@ def _change_directory(path: str, variables: dict[str, str]) -> None:
     variables["PWD"] = os.path.normpath(path)
 
 
-def _execute(tools: Tools, standard: list[int], argv: list[str], variables: dict[str, str], **confinement: bool) -> NoReturn:
+def _execute(
+    tools: Tools, standard: list[int], argv: list[str], variables: dict[str, str], **confinement: bool
+) -> NoReturn:
     """Execute a program in a session of its own. Raises CommandError, NamespaceError."""
     os.setsid()
     for target, fd in enumerate(standard):

@@ -23,7 +23,15 @@ from enroot_py.api.messages import Conversation
 from enroot_py.base import errors
 from enroot_py.base.errors import ContainerError, PenrootError
 
-_MAIN = "import sys; sys.path[:0] = {path}; from enroot_py.api import launcher; launcher.main({fd})"
+# Our dependencies come first from where penroot has them, then from where the API process has them.
+_MAIN = """
+import sys
+sys.path.insert(0, {library!r})
+import enroot_py
+sys.path += {path}
+from enroot_py.api import launcher
+launcher.main({fd})
+"""
 _END_TIMEOUT_S = 30.0  # for the launcher to end all containers
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING}
 _log = logging.getLogger("penroot")
@@ -39,13 +47,18 @@ class Launcher:
     def __init__(self) -> None:
         self.numbers = itertools.count(1)  # of containers, programs and other requests
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = [LIBRARY, *(os.path.abspath(place) for place in sys.path if place)]
-        command = [sys.executable, "-IS", "-c", _MAIN.format(path=path, fd=theirs.fileno())]
+        path = [os.path.abspath(place) for place in sys.path if place]
+        program = _MAIN.format(library=LIBRARY, path=path, fd=theirs.fileno())
         try:
             with theirs:
                 # A session of its own: a Ctrl-C in the terminal is for the API process, which ends its containers.
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=2, cwd="/", pass_fds=(theirs.fileno(),), start_new_session=True
+                    [sys.executable, "-IS", "-c", program],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    cwd="/",
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
                 )
         except OSError as e:
             self._socket.close()

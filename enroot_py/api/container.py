@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import IO, Any, Union
 
 from enroot_py.api import client
-from enroot_py.api.process import Process, checked_argv, checked_env, finish, finish_async
+from enroot_py.api.process import Process, checked_env, finish, finish_async
 from enroot_py.base.errors import ContainerError, UsageError
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
@@ -291,7 +291,6 @@ def run(
     """
     launcher = client.launcher()
     body = _described(image, mounts, env, writable=writable, root=root, net=net)
-    status = -1
 
     def launch(words: list[str], workdir: str, _: dict[str, str], fds: Sequence[int]) -> int:
         pid: int = launcher.request("once", body={**body, "argv": words, "workdir": workdir}, fds=fds)

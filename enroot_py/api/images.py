@@ -8,7 +8,7 @@ from typing import Any
 from enroot_py.cli import images
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import of_command_line
-from enroot_py.store import layout, mksquashfs
+from enroot_py.store import mksquashfs
 from enroot_py.store.pull import pull as pull_image
 
 

@@ -1,7 +1,7 @@
 """The launcher: a process beside each API process, which has loaded our modules and forks for each container.
 
-The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation, on
-which a child of the launcher reads the request and answers (children.py). The launcher reads no request, and has one
+The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation,
+on which a child of the launcher reads the request and answers (children.py). The launcher reads no request, and has one
 thread. Its children report PIDs to it on another socket. Process 1 of a container becomes a child of the launcher when
 its parent exits, and so does a program that joins a container: PR_SET_CHILD_SUBREAPER of prctl(2).
 
@@ -128,7 +128,7 @@ class Launcher:
         """Return process 1 of a container. Raises ContainerError if the container has ended."""
         held = self._held.get(number)
         while held is not None and held.builder and not held.first:  # the builder has not reported yet
-            select.select([self._reports, self._wakeup], [], [])
+            select.select([self._reports.fileno(), self._wakeup], [], [])
             self._hear()
             self._reap()
         if held is None or not held.first or held.is_ending:

@@ -1,4 +1,4 @@
-"""Messages between an API process, its launcher and the launcher's children: JSON lines, and descriptors beside them."""
+"""Messages between an API process, its launcher and the launcher's children: lines of JSON, and descriptors."""
 
 from __future__ import annotations
 

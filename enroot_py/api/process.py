@@ -38,7 +38,9 @@ class Process(subprocess.Popen[Any]):
     # Popen.__init__() makes the pipes, and calls this instead of fork(2).
     def _execute_child(self, *arguments: Any) -> None:
         argv, cwd, env, handles = arguments[0], arguments[5], arguments[6], arguments[10:16]
-        standard = [handle if handle != -1 else number for number, handle in enumerate((handles[0], handles[3], handles[5]))]
+        standard = [
+            handle if handle != -1 else number for number, handle in enumerate((handles[0], handles[3], handles[5]))
+        ]
         ours, theirs = socket.socketpair()
         self._status = ours
         try:
@@ -122,7 +124,9 @@ class Process(subprocess.Popen[Any]):
 def checked_argv(argv: Sequence[str]) -> list[str]:
     """Return the words of a command. Raises UsageError for a string, and for what is no text."""
     if isinstance(argv, (str, bytes)) or not argv:
-        raise UsageError(f"the command {argv!r} is not a list of words", hint="run(['ls', '-l']), or ['sh', '-c', TEXT]")
+        raise UsageError(
+            f"the command {argv!r} is not a list of words", hint="run(['ls', '-l']), or ['sh', '-c', TEXT]"
+        )
     words = [os.fspath(word) for word in argv]
     if bad := next((word for word in words if not isinstance(word, str) or "\0" in word), None):
         raise UsageError(f"{bad!r} in the command is not text", hint="give strings without NUL")
@@ -137,9 +141,7 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
     return dict(env or {})
 
 
-def finish(
-    process: Process, given: Any, timeout: float | None, *, check: bool
-) -> subprocess.CompletedProcess[Any]:
+def finish(process: Process, given: Any, timeout: float | None, *, check: bool) -> subprocess.CompletedProcess[Any]:
     """Return the result of a process as subprocess.run() does, and end the process in any case.
 
     Raises subprocess.TimeoutExpired, subprocess.CalledProcessError.
@@ -147,9 +149,11 @@ def finish(
     with process:
         try:
             out, err = process.communicate(given, timeout=timeout)
-        except BaseException:
+        except BaseException as e:
             process.kill_group()
             process.wait()
+            if isinstance(e, subprocess.TimeoutExpired) and timeout is not None:
+                e.timeout = timeout  # not what was left of it when the output had come
             raise
     return result(process, out, err, check=check)
 
@@ -169,7 +173,9 @@ async def finish_async(
     streams = (process.stdout, process.stderr)
     readers = [await _reader(stream) if stream else None for stream in streams]
     try:
-        work = asyncio.gather(_feed(process.stdin, given), *(_content(reader) for reader in readers), process.wait_async())
+        work = asyncio.gather(
+            _feed(process.stdin, given), *(_content(reader) for reader in readers), process.wait_async()
+        )
         _, out, err, _ = await asyncio.wait_for(work, timeout)
     except BaseException as e:
         process.kill_group()

@@ -67,6 +67,7 @@ reference such as docker://ubuntu. CONFIG is a configuration script with a line
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
+       --rw=disk            keep changes in a directory that disappears at the end
        --pid, --net, --ipc, --uts
                             use private PID, network, IPC or UTS namespaces
        --explain            print mounts, variables and hooks without a start
@@ -109,7 +110,19 @@ def feature_flags() -> dict[str, FeatureFlag]:
 class Options:
     """The parsed command line of ``penroot start``."""
 
-    __slots__ = ("env", "of_features", "file", "mounts", "conf", "rc", "explain", "changes", "target", "command")
+    __slots__ = (
+        "env",
+        "of_features",
+        "file",
+        "mounts",
+        "conf",
+        "rc",
+        "explain",
+        "changes",
+        "target",
+        "command",
+        "on_disk",
+    )
 
     def __init__(self) -> None:
         self.env: list[str] = []
@@ -120,6 +133,7 @@ class Options:
         self.rc: list[str] = []
         self.explain = False
         self.changes: dict[str, bool] = {}
+        self.on_disk = False
         self.target = ""
         self.command: tuple[str, ...] = ()
 
@@ -178,6 +192,10 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
             getattr(options, VALUES[name]).append(_value(verb, name, value, [] if equals else rest))
         elif word == "--explain":
             options.explain = True
+        elif name == "--rw":
+            if value != "disk":
+                raise mistake(verb, f"unknown value: {word}", "--rw keeps changes in memory, --rw=disk on disk")
+            options.on_disk = options.changes["rootfs_writable"] = True
         else:
             row = _feature_flag(verb, word, name)
             text = _value(verb, name, value, [] if equals else rest) if row.metavar else ""
@@ -259,7 +277,8 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
             hint="set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is not an MPI rank",
         )
     with Recording("start", settings):
-        container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
+        joined = joins(settings) and not options.on_disk
+        container = enter_shared(settings, options) if joined else enter_own(settings, options)
     execute(container, settings, options.command, superuser=superuser)
 
 
@@ -277,6 +296,10 @@ def enter_own(settings: Settings, options: Options) -> Container:
     source = find(options.target, settings)
     recording.phase("image")
     recording.fact(**source.facts)
+    if options.on_disk:
+        from enroot_py.store import throwaway
+
+        source = throwaway.fork(source, settings)
     return entered(source, settings, options)
 
 
@@ -329,7 +352,7 @@ def asked(source: Source, settings: Settings, options: Options) -> Start:
         script=read_script(options.rc[-1]) if options.rc else None,
         command=options.command,
     )
-    if source.upper and settings.rootfs_writable:
+    if source.upper and settings.rootfs_writable and not options.on_disk:
         from enroot_py.store import claims
 
         claims.change_alone(source)

@@ -25,6 +25,7 @@ ROOMS = {
     "runtime": "base config",
     "store": "base config registry runtime",
     "cli": "base config registry runtime store",
+    "api": "base config registry runtime store cli",
     "features": "base config registry runtime store cli request node admin",
     "main": "base cli",
     "errors": "base",
