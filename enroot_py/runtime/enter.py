@@ -36,8 +36,8 @@ class Start(Frozen):
     user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
     ``in_step``: a helper outlives this process.
-    ``forked`` is called after the fork that makes process 1 of a private PID namespace: with its PID in the parent, where
-    it does not return, and with 0 in process 1.
+    ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the parent,
+    where it does not return, and with 0 in process 1.
     """
 
     source: rootfs.Source
@@ -168,7 +168,7 @@ def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
-    """Return whether the container needs copies of all host files: its mounts are locked, or no process follows them."""
+    """Return whether the container gets copies of all host files: the mounts are locked, or no process follows them."""
     return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 

@@ -77,7 +77,8 @@ def test_programs_of_a_container_share_it(user: User, rootfs: Path) -> None:
         user,
         """
         with enroot_py.Container("box", env={"A": "1"}, mounts=[f"{os.environ['HOME']}:/mnt/home:ro"]) as box:
-            box.run(["sh", "-c", "sleep 60 & echo $! > /tmp/pid; echo $A $B $FROM_IMAGE; pwd"], env={"B": "2"}, cwd="/tmp")
+            text = "sleep 60 & echo $! > /tmp/pid; echo $A $B $FROM_IMAGE; pwd"
+            box.run(["sh", "-c", text], env={"B": "2"}, cwd="/tmp")
             box.run(["sh", "-c", "kill -0 $(cat /tmp/pid) && echo runs; test -d /mnt/home/data && echo mounted"])
             box.run(["sh", "-c", "touch /file 2>/dev/null || echo read-only; ps | head -n 2 | cut -c 1-6"])
         try:
@@ -190,7 +191,8 @@ def test_threads_start_containers_at_once(user: User, rootfs: Path) -> None:
         from concurrent.futures import ThreadPoolExecutor
         def one(number):
             with enroot_py.Container("box", env={"N": str(number)}, writable=number % 2 == 0) as box:
-                mine = box.run(["sh", "-c", "echo $N > /tmp/n; cat /tmp/n; ps | grep -c '[p]enroot-init'"], capture_output=True)
+                text = "echo $N > /tmp/n; cat /tmp/n; ps | grep -c '[p]enroot-init'"
+                mine = box.run(["sh", "-c", text], capture_output=True)
             once = enroot_py.run("box", ["sh", "-c", f"exit {number}"])
             return mine.stdout.split()[:2] == [b"%d" % number, b"1"] and once.returncode == number
         with ThreadPoolExecutor(8) as pool:
@@ -368,8 +370,8 @@ def test_first_process_cannot_be_influenced(user: User, rootfs: Path) -> None:
         user,
         """
         with enroot_py.Container("box", writable=True) as box:
-            box.run(["sh", "-c", "kill -9 1; kill -STOP 1; cat /proc/1/environ; readlink /proc/1/exe; echo > /proc/1/fd/0"],
-                    stderr=subprocess.DEVNULL)
+            attack = "kill -9 1; kill -STOP 1; cat /proc/1/environ; readlink /proc/1/exe; echo > /proc/1/fd/0"
+            box.run(["sh", "-c", attack], stderr=subprocess.DEVNULL)
             box.run(["sh", "-c", "cut -d' ' -f3 /proc/1/stat; grep CapEff /proc/self/status"])
         """,
     )
