@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import images
-from tests.installation import LIBRARY
+from tests.installation import LIBRARY, ROOT
 from tests.kernel.conftest import User, mounts_under, servers
 from tests.kernel.registry import Server, serve
 from tests.waiting import until
@@ -413,6 +416,35 @@ def test_warnings_go_to_the_log(user: User, rootfs: Path) -> None:
     assert output.startswith("penroot WARNING no such file or directory in the container: SSL_CERT_FILE=/nowhere")
 
 
+def test_agent_runs_commands(user: User, rootfs: Path) -> None:
+    program = ROOT / "examples/agent.py"
+    done = user.run(
+        *("/usr/bin/python3", str(program), "box"),
+        env={"PYTHONPATH": LIBRARY},
+        stdin="echo one > file\ncat file; false\nnothing\n",
+    )
+    observed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["status"] for each in observed] == [0, 1, 127]
+    assert observed[1]["output"] == "one\n"
+    assert (user.home / "work/file").read_text() == "one\n"
+    nothing_is_left(user)
+
+
+def test_fixture_gives_each_test_a_container(user: User, rootfs: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(ROOT / "examples/test_in_container.py"),
+    ]
+    done = user.run(*command, env={"PYTHONPATH": LIBRARY, "IMAGE": "box", "PYTHONDONTWRITEBYTECODE": "1"})
+    assert "2 passed" in done.stdout
+    nothing_is_left(user)
+
+
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serve(tmp_path_factory.mktemp("registry")) as server:
@@ -441,3 +473,19 @@ def test_pulled_image_runs(user: User, registry: Server) -> None:
         """,
     )
     assert output == "sha256: 71 /srv 1 True\nTrue 1\nhello\n/srv\nonce\ntwice\nrefused\n"
+
+
+def test_tutorial_runs(user: User, registry: Server, packed: Path) -> None:
+    registry.pusher.image("library/debian", "12", images.busybox())
+    text = (
+        (ROOT / "docs/tutorials/python.md")
+        .read_text()
+        .replace("docker://debian:12", f"docker://{registry.host}/debian:12")
+    )
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert len(blocks) == 5
+    output = user.run("/usr/bin/python3", "-c", HEAD + "\n".join(blocks)).stdout
+    assert output.startswith("no such container: no-such-container in ")
+    assert (user.home / "result").read_text() == "data\n"
+    assert user.start("mine.sqsh", "cat", "/app/file") == "data\n"
+    nothing_is_left(user)
