@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -65,7 +66,10 @@ class Launcher:
             raise PenrootError(f"cannot start the launcher {sys.executable}: {e.strerror}") from e
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        """Return whether the launcher has its end of the socket. A process that is killed closes it first of all."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return not poll.poll(0)
 
     def send(self, verb: str, *numbers: int, fds: Sequence[int] = ()) -> None:
         """Send a packet. Raises LauncherEnded."""
@@ -139,7 +143,10 @@ def launcher() -> Launcher:
     """Return the launcher of this process; start it if there is none, or if it was killed. Raises PenrootError."""
     global _current
     with _lock:
-        if _current is None or not _current.is_alive():
+        if _current is not None and not _current.is_alive():
+            _current.close()
+            _current = None
+        if _current is None:
             _current = Launcher()
         return _current
 

@@ -16,8 +16,8 @@ HEAD = f"""{NOTE}
 `import enroot_py` costs nothing until a name is used. These names are stable. [Containers from
 Python](../tutorials/python.md) introduces them.
 
-`Path` is a string or an `os.PathLike`. `Stream` is what `subprocess.Popen` takes: a file, a descriptor, `PIPE`, `STDOUT`,
-`DEVNULL`, or None.
+`Path` is a string or an `os.PathLike`. `Stream` is what `subprocess.Popen` takes: a file, a descriptor, `PIPE`,
+`STDOUT`, `DEVNULL`, or None.
 """
 CLASSES = ("Container", "Image", "Process")
 FUNCTIONS = ("pull", "run")

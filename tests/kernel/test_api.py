@@ -476,7 +476,7 @@ def test_pulled_image_runs(user: User, registry: Server) -> None:
 
 
 def test_tutorial_runs(user: User, registry: Server, packed: Path) -> None:
-    registry.pusher.image("library/debian", "12", images.busybox())
+    registry.pusher.image("debian", "12", images.busybox())
     text = (
         (ROOT / "docs/tutorials/python.md")
         .read_text()
