@@ -12,6 +12,7 @@ from benchmarks.against import bench_against
 from benchmarks.cold import bench_pytorch
 from benchmarks.first import bench_first
 from benchmarks.images import bench_images
+from benchmarks.many import bench_many
 from benchmarks.originals import bench_originals
 from benchmarks.reading import bench_reading
 from benchmarks.start import bench_devices, bench_start
@@ -21,6 +22,7 @@ from benchmarks.swarm.tracker import bench_tracker
 
 BENCHMARKS = {
     "start": (bench_start, 60),
+    "many": (bench_many, 240),
     "devices": (bench_devices, 60),
     "step": (bench_step, 40),
     "images": (bench_images, 2),
