@@ -26,15 +26,16 @@ from enroot_py.store import containers, policies, store, throwaway
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, NoReturn
 
     from enroot_py.base.making import Directory
-    from enroot_py.config.settings import Settings
+    from enroot_py.runtime.enter import Site
     from enroot_py.runtime.execute import Container
     from enroot_py.runtime.rootfs import Source
+    from enroot_py.store.store import Image
 
-    Request = dict[str, Any]
+    Request = Mapping[str, Any]
 
 _INIT = f"{LIBRARY}/libexec/penroot-init"
 
@@ -83,15 +84,15 @@ def open_init() -> int:
     return sealed
 
 
-def answer(fds: list[int], conversation: Conversation, act: Callable[[Conversation], None]) -> NoReturn:
+def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoReturn]) -> NoReturn:
     """Answer a request in a child, in which only ``fds`` and stderr stay open."""
     try:
-        kept = sorted((2, *fds))
+        kept = sorted({2, *fds})
         for low, high in zip(kept, (*kept[1:], 1 << 31), strict=True):
             if low + 1 < high:
                 linux.close_range(low + 1, high - 1, 0)
         log.sink = conversation.log
-        act(conversation)
+        act()
     except BaseException as e:
         if not isinstance(e, (PenrootError, OSError)):
             sys.excepthook(*sys.exc_info())
@@ -100,22 +101,116 @@ def answer(fds: list[int], conversation: Conversation, act: Callable[[Conversati
         os._exit(1)
 
 
-def _receive(conversation: Conversation) -> Request:
-    """Return the request, and take on the environment and the working directory of the API process."""
-    request = next(conversation.receive())
+def take_environment(request: Request) -> Request:
+    """Take on the environment of the API process."""
     if request["environ"] != os.environ:
         os.environ.clear()
         os.environ.update(request["environ"])
-    try:
-        os.chdir(request["cwd"])
-    except OSError:  # it is gone: only relative paths need it
-        os.chdir("/")
     return request
 
 
-def start(tools: Tools, conversation: Conversation, number: int) -> NoReturn:
+def _enter_directory(request: Request) -> None:
+    """Enter the working directory of the API process, for relative paths."""
+    try:
+        os.chdir(request["cwd"])
+    except OSError:  # it is gone
+        os.chdir("/")
+
+
+def _never(_: int) -> None:
+    raise AssertionError("a prepared start does not fork")
+
+
+class Plan:
+    """A container to start. The launcher reads what a simple start needs once, and a child of it all other starts.
+
+    ``flags`` are the namespaces into which the launcher clones the child for a prepared start, or 0.
+    """
+
+    def __init__(self, request: Request) -> None:
+        """Prepare a simple start in the launcher. Raises PenrootError."""
+        self.flags = 0
+        self._request = request
+        self._ids = os.geteuid(), os.getegid()
+        self._image: Image | None = None
+        self._site: Site | None = None
+        image, host = request["image"], request["environ"]
+        is_name = not isinstance(image, str) or "/" not in image and ":" not in image
+        if request["writable"] or not is_name or os.path.isfile(f"{request['cwd']}/{image}"):
+            return
+        self._settings(host)
+        if not self.settings.policies and not self.settings.is_extended:
+            self._describe(self._find())
+            self._site = enter.prepare(self.start)
+        if self._site is not None:
+            self.flags = linux.CLONE_NEWUSER | linux.CLONE_NEWPID
+
+    def release(self) -> None:
+        """Release the image, which children hold."""
+        if self._image is not None:
+            self._image.release()
+
+    def enter(self, forked: Callable[[int], None], keep: Callable[[Directory], None]) -> Container:
+        """In a child: enter the container. ``keep`` gets the directory of its changes. Raises PenrootError."""
+        _enter_directory(self._request)
+        if self._site is not None:
+            namespaces.map_user(*self._ids, self._ids)
+            container = enter.enter(self.start, self._site)
+        else:
+            self._settings(self._request["environ"])
+            with Recording("start", self.settings):
+                source = self._find()
+                if self._request["writable"]:
+                    directory = throwaway.make(self.settings)
+                    keep(directory)
+                    source = throwaway.over(source, directory.path)
+                self._describe(source, forked)
+                container = enter.enter(self.start)
+        environ.warn_of_missing_paths(container.environ)
+        return container
+
+    def _settings(self, host: Mapping[str, str]) -> None:
+        request = self._request
+        changes = {name: request[name] for name in ("remap_root", "unshare_net") if request[name] is not None}
+        settings = load(host).replace("enroot_py", rootfs_writable=request["writable"], unshare_pid=True, **changes)
+        superuser = namespaces.privileged(settings)  # before the start: in a user namespace, its root looks like root
+        self.settings = settings
+        self.confinement = {"root": settings.remap_root, "superuser": superuser, "keyring": settings.unshare_keyring}
+
+    def _describe(self, source: Source, forked: Callable[[int], None] = _never) -> None:
+        host = self._request["environ"]
+        texts = self._request["mounts"]
+        self.start = enter.Start(
+            source=source,
+            settings=self.settings,
+            host=host,
+            superuser=self.confinement["superuser"],
+            mounts=tuple(mounts.parse_option(text, host, f"mount {text}") for text in texts),
+            env=self._request["env"],
+            forked=forked,
+        )
+
+    def _find(self) -> Source:
+        """Return the root file system of a stored image, or of what ``penroot start`` accepts. Raises PenrootError."""
+        image, settings = self._request["image"], self.settings
+        if isinstance(image, str):
+            return command_line.find(image, settings)
+        digest, reference = image["digest"], image["reference"]
+        stored = store.Store(settings.cache_path).image(digest)
+        if stored is None or not stored.hold():
+            hint = "pull it again, with the same ENROOT_CACHE_PATH"
+            raise ImageError(f"the image {digest} of {reference} is not in the store {settings.cache_path}", hint=hint)
+        if settings.policies:
+            from enroot_py.registry.reference import of_command_line
+
+            admission = policies.admission(settings).Admission(of_command_line(reference), settings)
+            admission.check_stored(stored, digest)
+        self._image = stored
+        return containers.of_image(reference, stored)
+
+
+def start(tools: Tools, conversation: Conversation, number: int, plan: Plan) -> NoReturn:
     """Make a container, and become its process 1."""
-    request = _receive(conversation)
 
     def keep(directory: Directory) -> None:
         tools.report("changes", number, directory.path, (directory.fd,))
@@ -126,37 +221,37 @@ def start(tools: Tools, conversation: Conversation, number: int) -> NoReturn:
             os._exit(0)
 
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    container, source, confinement = _enter(request, forked, keep)
+    container = plan.enter(forked, keep)
     container.enter_workdir()
     for target, fd in enumerate((tools.life, null, null)):
         os.dup2(fd, target)
+    source = plan.start.source
     directories = (source.directory,) if source.directory else (source.upper, *source.lowerdirs)
     facts = {"directories": [path for path in directories if path], "image": source.image}
-    conversation.send({"ok": {**facts, "confinement": confinement}})
-    _confine_init(**confinement)
+    conversation.send({"ok": {**facts, "confinement": plan.confinement}})
+    _confine_init(**plan.confinement)
     resource.setrlimit(resource.RLIMIT_NOFILE, tools.limits)
     os.execve(tools.init, ["penroot-init"], container.environ)
 
 
-def run_once(tools: Tools, conversation: Conversation, status: int, standard: list[int]) -> NoReturn:
-    """Run a program as process 1 of a new container. The parent stays, and sends the exit status."""
-    request = _receive(conversation)
+def run_once(tools: Tools, conversation: Conversation, fds: list[int], request: Request, plan: Plan) -> NoReturn:
+    """Run a program as process 1 of a new container. Unless the start is prepared, the parent waits for it."""
+    status, *standard = fds
     directories: list[Directory] = []
 
     def forked(child: int) -> None:
         if child:
-            conversation.send({"pid": child})
+            conversation.send({"ok": {"pid": child, "is_watched": True}})
             conversation.socket.close()
             for fd in standard:
                 os.close(fd)
             _watch(child, _socket.socket(fileno=status), tools.life, directories)
-        linux.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
 
-    container, _, confinement = _enter(request, forked, directories.append)
+    container = plan.enter(forked, directories.append)
     if request["workdir"]:
         container.workdir, container.origins["PWD"] = request["workdir"], "cwd"
     container.enter_workdir()
-    _execute(tools, standard, request["argv"], container.environ, **confinement)
+    _execute(tools, standard, request["argv"], container.environ, is_first=True, **plan.confinement)
 
 
 def _watch(child: int, status: _socket.socket, life: int, directories: list[Directory]) -> NoReturn:
@@ -180,56 +275,6 @@ def _watch(child: int, status: _socket.socket, life: int, directories: list[Dire
     os._exit(0)
 
 
-def _enter(
-    request: Request, forked: Callable[[int], None], keep: Callable[[Directory], None]
-) -> tuple[Container, Source, dict[str, bool]]:
-    """Enter a new container, and return how to confine its programs. Raises PenrootError.
-
-    ``keep`` gets the directory of the container's changes, if there is one.
-    """
-    host = request["environ"]
-    changes = {name: request[name] for name in ("remap_root", "unshare_net") if request[name] is not None}
-    settings = load(host).replace("enroot_py", rootfs_writable=request["writable"], unshare_pid=True, **changes)
-    superuser = namespaces.privileged(settings)  # before the start: in a user namespace, its root looks like root
-    with Recording("start", settings):
-        source = _find(request["image"], settings)
-        if request["writable"]:
-            directory = throwaway.make(settings)
-            keep(directory)
-            source = throwaway.over(source, directory.path)
-        container = enter.enter(
-            enter.Start(
-                source=source,
-                settings=settings,
-                host=host,
-                superuser=superuser,
-                mounts=tuple(mounts.parse_option(text, host, f"mount {text}") for text in request["mounts"]),
-                env=request["env"],
-                forked=forked,
-            )
-        )
-        environ.warn_of_missing_paths(container.environ)
-    keyring, root = settings.unshare_keyring, settings.remap_root
-    return container, source, {"root": root, "superuser": superuser, "keyring": keyring}
-
-
-def _find(image: str | Request, settings: Settings) -> Source:
-    """Return the root file system of a stored image, or of what ``penroot start`` accepts. Raises PenrootError."""
-    if isinstance(image, str):
-        return command_line.find(image, settings)
-    digest, reference = image["digest"], image["reference"]
-    stored = store.Store(settings.cache_path).image(digest)
-    if stored is None or not stored.hold():
-        hint = "pull it again, with the same ENROOT_CACHE_PATH"
-        raise ImageError(f"the image {digest} of {reference} is not in the store {settings.cache_path}", hint=hint)
-    if settings.policies:
-        from enroot_py.registry.reference import of_command_line
-
-        admission = policies.admission(settings).Admission(of_command_line(reference), settings)
-        admission.check_stored(stored, digest)
-    return containers.of_image(reference, stored)
-
-
 def _confine(*, root: bool, superuser: bool, keyring: bool) -> None:
     if not superuser:
         namespaces.confine(remap_root=root)
@@ -248,15 +293,16 @@ def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
 
 
-def join(tools: Tools, conversation: Conversation, first: int, program: int, standard: list[int]) -> NoReturn:
+def join(
+    tools: Tools, conversation: Conversation, first: int, program: int, standard: list[int], request: Request
+) -> NoReturn:
     """Run a program in a container. The parent reports its PID and exits, and the launcher gets the exit status."""
-    request = _receive(conversation)
     confinement = request["confinement"]
     variables = {**_join(first, new_keyring=confinement["keyring"]), **request["env"]}
     child = os.fork()
     if child:
         tools.report("program", program, child)
-        conversation.send({"pid": child})
+        conversation.send({"ok": child})
         os._exit(0)
     if request["workdir"]:
         _change_directory(request["workdir"], variables)
@@ -286,38 +332,47 @@ def _change_directory(path: str, variables: dict[str, str]) -> None:
 
 
 def _execute(
-    tools: Tools, standard: list[int], argv: list[str], variables: dict[str, str], **confinement: bool
+    tools: Tools,
+    standard: list[int],
+    argv: list[str],
+    variables: dict[str, str],
+    *,
+    is_first: bool = False,
+    **confinement: bool,
 ) -> NoReturn:
     """Execute a program in a session of its own. Raises CommandError, NamespaceError."""
     os.setsid()
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
     _confine(**confinement)
+    if is_first:  # it ends with the parent; other programs end with process 1
+        linux.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
+        if select.select([tools.life], [], [], 0)[0]:
+            os._exit(1)
     resource.setrlimit(resource.RLIMIT_NOFILE, tools.limits)
     execute.execute(tuple(argv), variables)
 
 
-def act(conversation: Conversation) -> NoReturn:
+def act(conversation: Conversation, request: Request) -> NoReturn:
     """Do what needs no container: pull an image, write an image."""
     gc.enable()
-    request = _receive(conversation)
+    _enter_directory(request)
     from enroot_py.api import images
 
     conversation.send({"ok": getattr(images, request["act"])(load(request["environ"]), **request["arguments"])})
     os._exit(0)
 
 
-def copy(conversation: Conversation, first: int) -> NoReturn:
+def copy(conversation: Conversation, first: int, request: Request) -> NoReturn:
     """Copy a file or a directory into a container, or out of it, as the user that programs run as."""
     from enroot_py.api import copying
 
-    request = _receive(conversation)
     copying.copy(request["source"], request["target"], lambda: _join(first, new_keyring=False), into=request["into"])
     conversation.send({"ok": {}})
     os._exit(0)
 
 
-def remove(conversation: Conversation, directory: str) -> NoReturn:
+def remove(directory: str) -> NoReturn:
     """Remove the changes of a container that has ended."""
     trees.remove(directory)
     os._exit(0)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enroot_py import LIBRARY
-from enroot_py.api.messages import Conversation
+from enroot_py.api.messages import Conversation, encoded
 from enroot_py.base import errors
 from enroot_py.base.errors import ContainerError, PenrootError
 
@@ -33,6 +33,7 @@ sys.path += {path}
 from enroot_py.api import launcher
 launcher.main({fd})
 """
+_SHORT_BYTES = 1 << 15
 _END_TIMEOUT_S = 30.0  # for the launcher to end all containers
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING}
 _log = logging.getLogger("penroot")
@@ -78,27 +79,29 @@ class Launcher:
         except OSError as e:
             raise _ended() from e
 
-    def request(self, verb: str, *numbers: int, body: Mapping[str, Any] | None = None, fds: Sequence[int] = ()) -> Any:
-        """Send a request and return its answer: the value of "ok" or "pid". Raises PenrootError."""
+    def request(self, verb: str, *numbers: int, body: Sequence[Mapping[str, Any]] = (), fds: Sequence[int] = ()) -> Any:
+        """Send a request with the messages ``body`` and return the answer. Raises PenrootError."""
         ours, theirs = socket.socketpair()
         with ours:
-            with theirs:
-                self.send(verb, *numbers, fds=(theirs.fileno(), *fds))
-            conversation = Conversation(ours)
-            result = None
+            conversation, result = Conversation(ours), None
+            lines = b"".join(encoded(message) for message in body)
             try:
-                if body is not None:
-                    conversation.send({**body, "environ": dict(os.environ), "cwd": _cwd()})
+                with theirs:
+                    # The launcher reads the request at once. A long one would fill the socket before.
+                    is_short = len(lines) <= _SHORT_BYTES
+                    ours.sendall(lines if is_short else b"")
+                    self.send(verb, *numbers, fds=(theirs.fileno(), *fds))
+                ours.sendall(b"" if is_short else lines)
                 for message in conversation.receive():
                     if "log" in message:
                         _log.log(_LEVELS.get(message["level"], logging.WARNING), "%s", message["log"])
                     elif "error" in message:
                         raise _error(message)
                     else:
-                        result = message.get("ok", message.get("pid"))
+                        result = message["ok"]
             except (OSError, json.JSONDecodeError) as e:
                 raise _ended() from e
-            if result is None and body is not None:
+            if result is None and body:
                 raise _ended()
             return result
 
@@ -128,11 +131,13 @@ def _error(message: Mapping[str, Any]) -> PenrootError:
     return error
 
 
-def _cwd() -> str:
+def surroundings() -> dict[str, Any]:
+    """Return what a child of the launcher takes on: the environment and the working directory of this process."""
     try:
-        return os.getcwd()
+        cwd = os.getcwd()
     except FileNotFoundError:
-        return "/"
+        cwd = "/"
+    return {"environ": dict(os.environ), "cwd": cwd}
 
 
 _current: Launcher | None = None

@@ -51,9 +51,9 @@ def pull(reference: str, *, arch: str | None = None) -> Image:
     """
     launcher = client.launcher()
     number = next(launcher.numbers)
-    body = {"act": "pull", "arguments": {"uri": reference, "arch": arch}}
+    body = {"act": "pull", "arguments": {"uri": reference, "arch": arch}, **client.surroundings()}
     with _Ending(launcher, number):
-        pulled = launcher.request("act", number, body=body)
+        pulled = launcher.request("act", number, body=[body])
     return Image(**{**pulled, "layers": tuple(pulled["layers"])})
 
 
@@ -95,7 +95,7 @@ class Container:
         self._end = weakref.finalize(self, _end, self._launcher, self._number)
         body = _described(image, mounts, env, writable=writable, root=root, net=net)
         try:
-            facts = self._launcher.request("start", self._number, body=body)
+            facts = self._launcher.request("start", self._number, body=[body])
         except BaseException:
             self._end()
             raise
@@ -149,10 +149,10 @@ class Container:
 
         def launch(words: list[str], workdir: str, variables: dict[str, str], fds: Sequence[int]) -> int:
             body = {"argv": words, "workdir": workdir, "env": variables, "confinement": self._confinement}
-            pid: int = launcher.request("join", number, program, body=body, fds=fds)
+            pid: int = launcher.request("join", number, program, body=[body], fds=fds)
             return pid
 
-        def send_signal(signal: int, group: bool) -> None:
+        def send_signal(_: Process, signal: int, group: bool) -> None:
             launcher.send("signal", program, signal, int(group))
 
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "bufsize": bufsize}
@@ -252,13 +252,13 @@ class Container:
         self._check_open()
         number = next(self._launcher.numbers)
         arguments = {"directories": self._directories, "image": self._file, "overwrite": overwrite}
-        body = {"act": "export", "arguments": {"output": os.path.abspath(path), **arguments}}
+        body = {"act": "export", "arguments": {"output": os.path.abspath(path), **arguments}, **client.surroundings()}
         with _Ending(self._launcher, number):
-            self._launcher.request("act", number, body=body)
+            self._launcher.request("act", number, body=[body])
 
     def _copy(self, source: str, target: str, *, into: bool) -> None:
         self._check_open()
-        self._launcher.request("copy", self._number, body={"source": source, "target": target, "into": into})
+        self._launcher.request("copy", self._number, body=[{"source": source, "target": target, "into": into}])
 
     def _check_open(self) -> None:
         if self.closed:
@@ -290,15 +290,26 @@ def run(
     errors are those of Container and Container.run().
     """
     launcher = client.launcher()
+    number = next(launcher.numbers)
     body = _described(image, mounts, env, writable=writable, root=root, net=net)
+    is_watched = False
 
     def launch(words: list[str], workdir: str, _: dict[str, str], fds: Sequence[int]) -> int:
-        pid: int = launcher.request("once", body={**body, "argv": words, "workdir": workdir}, fds=fds)
-        return pid
+        nonlocal is_watched
+        facts = launcher.request("once", number, body=[body, {"argv": words, "workdir": workdir}], fds=fds)
+        is_watched, pid = facts["is_watched"], facts["pid"]
+        return int(pid)
+
+    def send_signal(process: Process, signal: int, group: bool) -> None:
+        if is_watched:
+            process.ask(signal)
+        else:
+            launcher.send("signal", number, signal, int(group))
 
     streams = _streams(input, stdin, stdout, stderr, capture_output=capture_output)
     workdir = os.fspath(cwd) if cwd is not None else None
-    return finish(Process(launch, None, argv, cwd=workdir, text=text, **streams), input, timeout, check=check)
+    process = Process(launch, send_signal, argv, cwd=workdir, text=text, **streams)
+    return finish(process, input, timeout, check=check)
 
 
 class _Ending:
@@ -345,6 +356,7 @@ def _described(
         "writable": bool(writable),
         "remap_root": root,
         "unshare_net": net,
+        **client.surroundings(),
     }
 
 

@@ -1,8 +1,8 @@
 """The launcher: a process beside each API process, which has loaded our modules and forks for each container.
 
 The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation,
-on which a child of the launcher reads the request and answers (children.py). The launcher reads no request, and has one
-thread. Its children report PIDs to it on another socket. Process 1 of a container becomes a child of the launcher when
+on which the launcher reads the request and a child answers (children.py). The launcher has one thread. Its children
+report PIDs to it on another socket. Process 1 of a container becomes a child of the launcher when
 its parent exits, and so does a program that joins a container: PR_SET_CHILD_SUBREAPER of prctl(2).
 
 The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
@@ -17,10 +17,11 @@ import os
 import resource
 import select
 import sys
+import time
 
 from enroot_py.api import children
-from enroot_py.api.messages import Conversation, receive_with_fds, send_status
-from enroot_py.base import linux
+from enroot_py.api.messages import Conversation, decoded, receive_with_fds, send_status
+from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError
 
 TYPE_CHECKING = False
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 8192  # PATH_MAX, and some
 _MAX_FDS = 5
+_PLAN_S = 0.5  # for which starts use what the last one has read
 _GRACE_S = 30  # for the end of all containers when the API process has ended
 
 
@@ -66,6 +68,8 @@ class Launcher:
         self._joining: dict[int, int] = {}  # numbers of programs, by the process that starts the program
         self._programs: dict[int, int] = {}  # numbers of programs, by process
         self._statuses: dict[int, _socket.socket] = {}  # by the number of the program
+        self._plan: children.Plan | None = None  # of the last start
+        self._last_line, self._plan_until = b"", 0.0
 
     def serve(self) -> NoReturn:
         """Serve until the API process ends."""
@@ -73,7 +77,9 @@ class Launcher:
         for fd in (self._requests.fileno(), self._reports.fileno(), self._wakeup):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll()]
+            ready = [fd for fd, _ in poll.poll(1000 * _PLAN_S if self._plan else None)]
+            if not ready:
+                self._forget_plan()
             if self._wakeup in ready:
                 os.read(self._wakeup, _PACKET_BYTES)
             self._hear()
@@ -86,43 +92,80 @@ class Launcher:
         if not data:
             self._end_all()
         verb, *numbers = data.decode().split()
+        act = getattr(self, f"_do_{verb}")
+        if not fds:
+            act(*map(int, numbers))
+            return
+        conversation = Conversation(_socket.socket(fileno=fds[0]))
         try:
-            getattr(self, f"_do_{verb}")(fds, *map(int, numbers))
-        except (OSError, ContainerError) as e:
-            Conversation(_socket.socket(fileno=os.dup(fds[0]))).fail(e)
+            log.sink = conversation.log
+            act(conversation, fds, *map(int, numbers))
+        except Exception as e:
+            conversation.fail(e)
         finally:
+            conversation.socket.detach()
             for fd in fds:
                 os.close(fd)
 
-    def _do_act(self, fds: list[int], number: int) -> None:
+    def _do_act(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Let a child do what the request names."""
-        self._hold(number, self._fork(fds, children.act))
+        request = children.take_environment(next(conversation.receive()))
+        self._hold(number, self._fork(conversation, fds, lambda: children.act(conversation, request)))
 
-    def _do_start(self, fds: list[int], number: int) -> None:
+    def _do_start(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Make a container."""
-        tools = self._tools
-        self._hold(number, self._fork(fds, lambda talk: children.start(tools, talk, number)))
+        tools, plan = self._tools, self._planned(next(conversation.lines()))
+        act = lambda: children.start(tools, conversation, number, plan)  # noqa: E731
+        child = self._fork(conversation, fds, act, plan.flags)
+        self._hold(number, 0 if plan.flags else child)
+        if plan.flags:
+            self._note_first(number, child)
+
+    def _planned(self, line: bytes) -> children.Plan:
+        """Return the plan of a start. If it is like the last one, nothing is read again for a moment."""
+        if line != self._last_line or time.monotonic() > self._plan_until:
+            self._forget_plan()
+            plan = children.Plan(children.take_environment(decoded(line)))
+            self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
+        assert self._plan is not None
+        return self._plan
+
+    def _forget_plan(self) -> None:
+        if self._plan is not None:
+            self._plan.release()
+        self._plan, self._last_line = None, b""
 
     def _hold(self, number: int, builder: int) -> None:
         self._held[number] = Held(builder)
-        self._numbers[builder] = number
+        if builder:
+            self._numbers[builder] = number
 
-    def _do_once(self, fds: list[int]) -> None:
-        """Run a program as process 1 of a container. The child waits for it, and ends it with this process."""
-        tools = self._tools
-        self._fork(fds, lambda talk: children.run_once(tools, talk, fds[1], fds[2:]))
+    def _note_first(self, number: int, pid: int) -> None:
+        self._held[number].first = pid
+        self._numbers[pid] = number
 
-    def _do_join(self, fds: list[int], number: int, program: int) -> None:
+    def _do_once(self, conversation: Conversation, fds: list[int], number: int) -> None:
+        """Run a program as process 1 of a container. Unless it is a child, the child waits for it."""
+        lines = conversation.lines()
+        tools, plan, request = self._tools, self._planned(next(lines)), decoded(next(lines))
+        act = lambda: children.run_once(tools, conversation, fds[1:], request, plan)  # noqa: E731
+        pid = self._fork(conversation, fds, act, plan.flags)
+        if plan.flags:
+            self._programs[pid] = number
+            self._statuses[number] = _socket.socket(fileno=os.dup(fds[1]))
+            conversation.send({"ok": {"pid": pid, "is_watched": False}})
+
+    def _do_join(self, conversation: Conversation, fds: list[int], number: int, program: int) -> None:
         """Run a program in a container."""
-        tools, first = self._tools, self._first(number)
-        child = self._fork(fds, lambda talk: children.join(tools, talk, first, program, fds[2:]))
-        self._joining[child] = program
+        tools, first, request = self._tools, self._first(number), next(conversation.receive())
+        act = lambda: children.join(tools, conversation, first, program, fds[2:], request)  # noqa: E731
+        self._joining[self._fork(conversation, fds, act)] = program
         self._statuses[program] = _socket.socket(fileno=os.dup(fds[1]))
 
-    def _do_copy(self, fds: list[int], number: int) -> None:
+    def _do_copy(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Copy files into a container or out of it."""
-        first = self._first(number)
-        self._fork(fds, lambda talk: children.copy(talk, first))
+        first, request = self._first(number), next(conversation.receive())
+        self._fork(conversation, fds, lambda: children.copy(conversation, first, request))
 
     def _first(self, number: int) -> int:
         """Return process 1 of a container. Raises ContainerError if the container has ended."""
@@ -136,7 +179,7 @@ class Launcher:
             raise ContainerError("the container has ended", hint=hint)
         return held.first
 
-    def _do_signal(self, _: list[int], program: int, number: int, group: int) -> None:
+    def _do_signal(self, program: int, number: int, group: int) -> None:
         """Send a signal to a program, or to its process group."""
         pid = next((pid for pid, other in self._programs.items() if other == program), 0)
         try:
@@ -145,7 +188,7 @@ class Launcher:
         except ProcessLookupError:
             return
 
-    def _do_end(self, fds: list[int], number: int) -> None:
+    def _do_end(self, _: Conversation, fds: list[int], number: int) -> None:
         """End a container. The conversation closes when nothing of the container is left."""
         held = self._held.get(number)
         if held is not None:
@@ -157,13 +200,16 @@ class Launcher:
         for pid in filter(None, (held.builder, held.first)):
             os.kill(pid, _signal.SIGKILL)
 
-    def _fork(self, fds: list[int], act: Callable[[Conversation], None]) -> int:
-        """Fork a child for a request. Only ``fds`` and the tools stay open in the child. Raises OSError."""
-        child = os.fork()
+    def _fork(self, conversation: Conversation, fds: list[int], act: Callable[[], NoReturn], flags: int = 0) -> int:
+        """Fork a child for a request, into new namespaces by ``flags``. Raises OSError.
+
+        Only ``fds``, the conversation and the tools stay open in the child.
+        """
+        child = linux.clone3(flags) if flags else os.fork()
         if not child:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-            children.answer([*fds, *self._tools.fds()], Conversation(_socket.socket(fileno=fds[0])), act)
+            children.answer([conversation.socket.fileno(), *fds, *self._tools.fds()], conversation, act)
         return child
 
     def _hear(self) -> None:
@@ -181,8 +227,7 @@ class Launcher:
             if verb == "changes":
                 held.changes, held.lock = text, fds[0]
             else:
-                held.first = int(text)
-                self._numbers[held.first] = int(number)
+                self._note_first(int(number), int(text))
                 if held.is_ending:
                     self._kill(held)
 
@@ -216,8 +261,8 @@ class Launcher:
         self._numbers.pop(held.builder, None)
         waiting = held.waiting or [_socket.socket()]
         if held.changes:
-            fds = [*(socket.fileno() for socket in waiting), held.lock]
-            self._fork(fds, lambda talk: children.remove(talk, held.changes))
+            fds = [held.lock, *(socket.fileno() for socket in waiting)]
+            self._fork(Conversation(waiting[0]), fds, lambda: children.remove(held.changes))
             os.close(held.lock)
         for socket in waiting:
             socket.close()
@@ -228,6 +273,8 @@ class Launcher:
         os.close(self._life)
         for held in self._held.values():
             self._kill(held)
+        for pid in self._programs:
+            os.kill(pid, _signal.SIGKILL)
         try:
             while True:
                 self._ended(*os.waitpid(-1, 0))

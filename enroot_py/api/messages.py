@@ -12,13 +12,22 @@ from enroot_py.base.errors import PenrootError, cause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
-    Message = dict[str, Any]
+    Message = Mapping[str, Any]
 
 _RECEIVE_BYTES = 1 << 16
 STATUS_BYTES = 4  # of an exit status as subprocess reports it, in the byte order of the machine
+
+
+def encoded(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def decoded(line: bytes) -> Message:
+    message: Message = json.loads(line)
+    return message
 
 
 class Conversation:
@@ -29,15 +38,18 @@ class Conversation:
 
     def send(self, message: Message) -> None:
         """Raises OSError if the peer has ended."""
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        self.socket.sendall(encoded(message))
 
-    def receive(self) -> Iterator[Message]:
-        """Yield the messages of the peer until the conversation ends. Raises OSError, ValueError."""
+    def lines(self) -> Iterator[bytes]:
+        """Yield the messages of the peer as text until the conversation ends. Raises OSError."""
         rest = b""
         while part := self.socket.recv(_RECEIVE_BYTES):
             *lines, rest = (rest + part).split(b"\n") if b"\n" in part else [rest + part]
-            for line in lines:
-                yield json.loads(line)
+            yield from lines
+
+    def receive(self) -> Iterator[Message]:
+        """Yield the messages of the peer until the conversation ends. Raises OSError, ValueError."""
+        return map(decoded, self.lines())
 
     def log(self, level: str, text: str) -> None:
         """Send a line of log.py."""

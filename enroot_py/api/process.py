@@ -18,8 +18,8 @@ from enroot_py.base.errors import UsageError
 # Starts a program: its words, working directory, variables, the socket of its exit status and stdin, stdout and stderr.
 # Returns its PID.
 Launch = Callable[[list[str], str, dict[str, str], Sequence[int]], int]
-# Sends a signal to the program, or with True to its process group.
-Signal = Callable[[int, bool], None]
+# Sends a signal to the program of a Process, or with True to its process group.
+Signal = Callable[["Process", int, bool], None]
 
 
 class Process(subprocess.Popen[Any]):
@@ -30,8 +30,8 @@ class Process(subprocess.Popen[Any]):
     child of this process, and runs in a session of its own. It ends with its container at the latest.
     """
 
-    def __init__(self, launch: Launch, send_signal: Signal | None, argv: Sequence[str], **options: Any) -> None:
-        self._launch, self._send_signal = launch, send_signal or self._ask
+    def __init__(self, launch: Launch, send_signal: Signal, argv: Sequence[str], **options: Any) -> None:
+        self._launch, self._send_signal = launch, send_signal
         self._waiting = threading.Lock()
         super().__init__(checked_argv(argv), **options)
 
@@ -90,7 +90,7 @@ class Process(subprocess.Popen[Any]):
         self.returncode = int.from_bytes(data, sys.byteorder, signed=True) if data else -signal.SIGKILL
         self._status.close()
 
-    def _ask(self, number: int, _: bool) -> None:
+    def ask(self, number: int) -> None:
         """Let the process that waits for the program send it a signal."""
         try:
             self._status.send(bytes((number,)))
@@ -100,12 +100,12 @@ class Process(subprocess.Popen[Any]):
     def send_signal(self, sig: int) -> None:
         """Send a signal to the program, unless it has ended."""
         if self.poll() is None:
-            self._send_signal(sig, False)
+            self._send_signal(self, sig, False)
 
     def kill_group(self) -> None:
         """Kill the program and the processes that it has started, except those in sessions of their own."""
         if self.poll() is None:
-            self._send_signal(signal.SIGKILL, True)
+            self._send_signal(self, signal.SIGKILL, True)
 
     async def wait_async(self) -> int:
         """Wait for the exit status, and let the event loop run meanwhile."""

@@ -109,6 +109,11 @@ def unshare(flags: int) -> None:
     _check(lib.unshare(flags))
 
 
+def clone3(flags: int) -> int:
+    """clone3(2) of a process: fork(2) into new namespaces. The caller must have one thread."""
+    return _check(lib.linux_clone3(flags))
+
+
 def setns(fd: int, nstype: int) -> None:
     """setns(2)"""
     _check(lib.setns(fd, nstype))

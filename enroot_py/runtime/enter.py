@@ -87,11 +87,30 @@ class Site:
         self.environ = environ.of_site(settings, host)
 
 
-def enter(start: Start) -> Container:
+def prepare(start: Start) -> Site | None:
+    """Read what a start reads outside of its container, in a process that lives on and clones one for the start.
+
+    Returns None for a start that is not as simple: one that needs another process, root, or more than the PID
+    namespace. Raises PenrootError.
+    """
+    settings, uid = start.settings, os.geteuid()
+    if start.is_served or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
+        return None
+    if namespaces.own(settings) != linux.CLONE_NEWPID or hooks.look_outside(settings, start.host):
+        return None
+    scratch = rootfs.make_scratch(settings)
+    site = Site(start, uid, os.getegid(), start.source.mount_point(scratch))
+    simple = all(hook.is_ours for hook in site.hooks)
+    simple &= all(mount.fstype != mounting.SQUASHFS for mount in (*site.mounts, *start.mounts))
+    return site if simple and caller_sysfs(linux.CLONE_NEWPID) is None else None
+
+
+def enter(start: Start, prepared: Site | None = None) -> Container:
     """Move this process into a new container and return the container.
 
-    The process keeps its capabilities in the container's user namespace; the caller drops them. Raises
-    PenrootError, after which the process is fit only to exit: nothing that it mounted outlives it.
+    If the start is ``prepared``, this process is process 1 of the new user and PID namespaces already. The process
+    keeps its capabilities in the container's user namespace; the caller drops them. Raises PenrootError, after which
+    the process is fit only to exit: nothing that it mounted outlives it.
     """
     gc.disable()  # nothing here lives long enough to be garbage; with hooks for devices it would cost a tenth
     settings, own = start.settings, namespaces.own(start.settings)
@@ -99,9 +118,10 @@ def enter(start: Start) -> Container:
     if own & linux.CLONE_NEWPID:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
     scratch = rootfs.make_scratch(settings)
-    first = hooks.look_outside(settings, start.host) or not start.is_served
-    site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
-    sysfs, follower = caller_sysfs(own), start_follower(start, [*(site.mounts if site else ()), *start.mounts], own)
+    first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
+    site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
+    sysfs = None if prepared else caller_sysfs(own)
+    follower = start_follower(start, [*(site.mounts if site else ()), *start.mounts], own)
     server, mount = serve(start, scratch)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
@@ -110,7 +130,7 @@ def enter(start: Start) -> Container:
     if follower:
         os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
-    inner = enter_namespaces(inside, own, start, nested=nested)
+    inner = enter_namespaces(inside, 0 if prepared else own, start, nested=nested, entered=bool(prepared))
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     recording.phase("rootfs")
@@ -238,8 +258,14 @@ def await_servers(own: int) -> None:
             server.await_start()
 
 
-def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested: bool) -> int:
-    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does."""
+def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested: bool, entered: bool) -> int:
+    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does.
+
+    With ``entered``, only the mount namespace is missing.
+    """
+    if entered:
+        namespaces.unshare_mounts(superuser=False)
+        return -1
     if not own:
         namespaces.enter(*inside, superuser=start.superuser)
         return -1

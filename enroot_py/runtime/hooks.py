@@ -156,6 +156,11 @@ class Hook:
     def is_script(self) -> bool:
         return self.path.endswith(".sh")
 
+    @property
+    def is_ours(self) -> bool:
+        """Return whether the hook is part of penroot, or switched off."""
+        return not self.path or _is_ours(self.path)
+
     def describe(self) -> str:
         what = f"hook     {self.path}" if self.path else f"no hook  {self.name}"
         return f"{what}  ({self.why})" if self.why else what
