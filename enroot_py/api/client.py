@@ -89,9 +89,11 @@ class Launcher:
                 with theirs:
                     # The launcher reads the request at once. A long one would fill the socket before.
                     is_short = len(lines) <= _SHORT_BYTES
-                    ours.sendall(lines if is_short else b"")
+                    if is_short:
+                        ours.sendall(lines)
                     self.send(verb, *numbers, fds=(theirs.fileno(), *fds))
-                ours.sendall(b"" if is_short else lines)
+                if not is_short:
+                    ours.sendall(lines)
                 for message in conversation.receive():
                     if "log" in message:
                         _log.log(_LEVELS.get(message["level"], logging.WARNING), "%s", message["log"])
