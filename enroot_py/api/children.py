@@ -127,8 +127,8 @@ class Plan:
     ``flags`` are the namespaces into which the launcher clones the child for a prepared start, or 0.
     """
 
-    def __init__(self, request: Request) -> None:
-        """Prepare a simple start in the launcher. Raises PenrootError."""
+    def __init__(self, request: Request, *, may_prepare: bool) -> None:
+        """Prepare a simple start in the launcher, if it ``may_prepare``. Raises PenrootError."""
         self.flags = 0
         self._request = request
         self._ids = os.geteuid(), os.getegid()
@@ -136,14 +136,28 @@ class Plan:
         self._site: Site | None = None
         image, host = request["image"], request["environ"]
         is_name = not isinstance(image, str) or "/" not in image and ":" not in image
-        if request["writable"] or not is_name or os.path.isfile(f"{request['cwd']}/{image}"):
+        if not may_prepare or not is_name or os.path.isfile(f"{request['cwd']}/{image}"):
             return
         self._settings(host)
         if not self.settings.policies and not self.settings.is_extended:
-            self._describe(self._find())
+            source = self._find()
+            self._describe(throwaway.over(source, "later") if self.is_writable else source)
             self._site = enter.prepare(self.start)
         if self._site is not None:
             self.flags = linux.CLONE_NEWUSER | linux.CLONE_NEWPID
+
+    @property
+    def is_writable(self) -> bool:
+        return bool(self._request["writable"])
+
+    def make_changes(self) -> Directory | None:
+        """In the launcher: make the directory for the changes of a prepared start, if any. Raises ContainerError."""
+        return throwaway.make(self.settings, sweep=False) if self.flags and self.is_writable else None
+
+    def use(self, changes: Directory | None) -> None:
+        """In a child: use the directory of make_changes()."""
+        if changes:
+            self.start.source.changes = changes.path
 
     def release(self) -> None:
         """Release the image, which children hold."""
@@ -160,7 +174,7 @@ class Plan:
             self._settings(self._request["environ"])
             with Recording("start", self.settings):
                 source = self._find()
-                if self._request["writable"]:
+                if self.is_writable:
                     directory = throwaway.make(self.settings)
                     keep(directory)
                     source = throwaway.over(source, directory.path)
@@ -209,8 +223,9 @@ class Plan:
         return containers.of_image(reference, stored)
 
 
-def start(tools: Tools, conversation: Conversation, number: int, plan: Plan) -> NoReturn:
+def start(tools: Tools, conversation: Conversation, number: int, plan: Plan, changes: Directory | None) -> NoReturn:
     """Make a container, and become its process 1."""
+    plan.use(changes)
 
     def keep(directory: Directory) -> None:
         tools.report("changes", number, directory.path, (directory.fd,))
@@ -234,8 +249,16 @@ def start(tools: Tools, conversation: Conversation, number: int, plan: Plan) -> 
     os.execve(tools.init, ["penroot-init"], container.environ)
 
 
-def run_once(tools: Tools, conversation: Conversation, fds: list[int], request: Request, plan: Plan) -> NoReturn:
+def run_once(
+    tools: Tools,
+    conversation: Conversation,
+    fds: list[int],
+    request: Request,
+    plan: Plan,
+    changes: Directory | None,
+) -> NoReturn:
     """Run a program as process 1 of a new container. Unless the start is prepared, the parent waits for it."""
+    plan.use(changes)
     status, *standard = fds
     directories: list[Directory] = []
 
@@ -372,7 +395,12 @@ def copy(conversation: Conversation, first: int, request: Request) -> NoReturn:
     os._exit(0)
 
 
-def remove(directory: str) -> NoReturn:
-    """Remove the changes of a container that has ended."""
-    trees.remove(directory)
+def remove(directory: str, *, then: Callable[[], None]) -> NoReturn:
+    """Remove the changes of a container that has ended. The next sweep tries again if that fails."""
+    try:
+        trees.remove(directory)
+    except OSError as e:
+        sys.stderr.write(f"[WARN] cannot remove {directory}: {e.filename}: {e.strerror}\n")
+        sys.stderr.flush()
+    then()
     os._exit(0)

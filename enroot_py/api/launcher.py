@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from enroot_py.base.making import Directory
+
 _PACKET_BYTES = 8192  # PATH_MAX, and some
 _MAX_FDS = 5
 _PLAN_S = 0.5  # for which starts use what the last one has read
@@ -70,6 +72,7 @@ class Launcher:
         self._statuses: dict[int, _socket.socket] = {}  # by the number of the program
         self._plan: children.Plan | None = None  # of the last start
         self._last_line, self._plan_until = b"", 0.0
+        self._has_swept = False  # leftovers of killed launchers from the directory for changes
 
     def serve(self) -> NoReturn:
         """Serve until the API process ends."""
@@ -115,9 +118,10 @@ class Launcher:
     def _do_start(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Make a container."""
         tools, plan = self._tools, self._planned(next(conversation.lines()))
-        act = lambda: children.start(tools, conversation, number, plan)  # noqa: E731
+        changes = plan.make_changes()
+        act = lambda: children.start(tools, conversation, number, plan, changes)  # noqa: E731
         child = self._fork(conversation, fds, act, plan.flags)
-        self._hold(number, 0 if plan.flags else child)
+        self._hold(number, 0 if plan.flags else child, changes)
         if plan.flags:
             self._note_first(number, child)
 
@@ -125,7 +129,9 @@ class Launcher:
         """Return the plan of a start. If it is like the last one, nothing is read again for a moment."""
         if line != self._last_line or time.monotonic() > self._plan_until:
             self._forget_plan()
-            plan = children.Plan(children.take_environment(decoded(line)))
+            request = children.take_environment(decoded(line))
+            plan = children.Plan(request, may_prepare=self._has_swept or not request["writable"])
+            self._has_swept |= plan.is_writable  # a child does it now
             self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
         assert self._plan is not None
         return self._plan
@@ -135,8 +141,10 @@ class Launcher:
             self._plan.release()
         self._plan, self._last_line = None, b""
 
-    def _hold(self, number: int, builder: int) -> None:
-        self._held[number] = Held(builder)
+    def _hold(self, number: int, builder: int, changes: Directory | None = None) -> None:
+        held = self._held[number] = Held(builder)
+        if changes:
+            held.changes, held.lock = changes.path, changes.fd
         if builder:
             self._numbers[builder] = number
 
@@ -148,9 +156,11 @@ class Launcher:
         """Run a program as process 1 of a container. Unless it is a child, the child waits for it."""
         lines = conversation.lines()
         tools, plan, request = self._tools, self._planned(next(lines)), decoded(next(lines))
-        act = lambda: children.run_once(tools, conversation, fds[1:], request, plan)  # noqa: E731
+        changes = plan.make_changes()
+        act = lambda: children.run_once(tools, conversation, fds[1:], request, plan, changes)  # noqa: E731
         pid = self._fork(conversation, fds, act, plan.flags)
         if plan.flags:
+            self._hold(number, 0, changes)
             self._programs[pid] = number
             self._statuses[number] = _socket.socket(fileno=os.dup(fds[1]))
             conversation.send({"ok": {"pid": pid, "is_watched": False}})
@@ -243,8 +253,7 @@ class Launcher:
         self._hear()  # a child reports before it ends
         if (program := self._programs.pop(pid, None)) is not None:
             socket = self._statuses.pop(program)
-            send_status(socket, status)
-            socket.close()
+            self._clear(self._held.pop(program, None), [socket], lambda: send_status(socket, status))
         elif (program := self._joining.pop(pid, None)) is not None:
             if program not in self._programs.values() and (unused := self._statuses.pop(program, None)):
                 unused.close()  # the program was not started
@@ -253,17 +262,18 @@ class Launcher:
             if pid == held.builder:
                 held.builder = 0
             if pid == held.first or not held.first:
-                self._forget(number)
+                self._numbers.pop(held.builder, None)
+                self._clear(self._held.pop(number), held.waiting, lambda: None)
 
-    def _forget(self, number: int) -> None:
-        """Remove what is left of a container."""
-        held = self._held.pop(number)
-        self._numbers.pop(held.builder, None)
-        waiting = held.waiting or [_socket.socket()]
-        if held.changes:
+    def _clear(self, held: Held | None, waiting: list[_socket.socket], then: Callable[[], None]) -> None:
+        """Remove what is left of a container, do what follows, and close the sockets of those who wait for that."""
+        if held and held.changes:
             fds = [held.lock, *(socket.fileno() for socket in waiting)]
-            self._fork(Conversation(waiting[0]), fds, lambda: children.remove(held.changes))
+            spare = Conversation(_socket.socket())
+            self._fork(spare, fds, lambda: children.remove(held.changes, then=then))
             os.close(held.lock)
+        else:
+            then()
         for socket in waiting:
             socket.close()
 

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 _MAX_NAME_CHARS = 100
 
 
-def make(settings: Settings) -> making.Directory:
+def make(settings: Settings, *, sweep: bool = True) -> making.Directory:
     """Make and lock a directory for the changes of one container. Raises ContainerError."""
     place = settings.data_path
     try:
         trusted.place(place, make=True)
-        making.sweep(place)
+        if sweep:
+            making.sweep(place)
         directory = making.Directory(f"{place}/rw", 0o700).__enter__()
         os.mkdir(directory.path + "/upper", 0o755)
         os.mkdir(directory.path + "/work")
