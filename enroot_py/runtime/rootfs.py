@@ -38,10 +38,22 @@ class Source:
     without one a writable container keeps them in memory. ``shared`` is the detached mount
     of the same container where it runs already, or -1. If the container ``lends`` its root file
     system to later steps, ``shared`` is that mount once it has been entered. An overlay shows ``label``
-    as its source, by which a container without a directory of its own is known.
+    as its source, by which a container without a directory of its own is known. Changes that are
+    ``is_volatile`` disappear with the container: the kernel does not write them to the disk at the end.
     """
 
-    __slots__ = ("name", "lowerdirs", "image", "offset", "directory", "changes", "shared", "lends", "label")
+    __slots__ = (
+        "name",
+        "lowerdirs",
+        "image",
+        "offset",
+        "directory",
+        "changes",
+        "shared",
+        "lends",
+        "label",
+        "is_volatile",
+    )
 
     def __init__(
         self,
@@ -61,6 +73,7 @@ class Source:
         self.shared = -1
         self.lends = False
         self.label = ""
+        self.is_volatile = False
 
     @property
     def upper(self) -> str:
@@ -154,6 +167,8 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         server.attach(scratch + "/lower")
         lowerdirs = (*lowerdirs, scratch + "/lower")
         options.append("xino=off")  # FUSE gives it no room for layer numbers
+    if upper and writable and source.is_volatile:
+        options.append("volatile")
     if not (upper and writable):
         if upper:
             lowerdirs = (upper, *lowerdirs)

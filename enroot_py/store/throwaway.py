@@ -44,6 +44,7 @@ def over(source: Source, directory: str) -> Source:
     name = os.path.basename(source.name)[:_MAX_NAME_CHARS] or "overlay"
     changed = Source(name, lowerdirs=lowerdirs, image=source.image, changes=directory)
     changed.offset = source.offset
+    changed.is_volatile = True
     return changed
 
 
