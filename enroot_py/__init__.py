@@ -34,7 +34,7 @@ _PUBLIC = {
 }
 __all__ = list(_PUBLIC)
 __version__ = "1.0.0rc1"
-ENROOT_VERSION = "4.1.2"  # of the enroot that we are compatible with: scripts compare it
+ENROOT_VERSION = "4.2.1"  # of the enroot that we are compatible with: scripts compare it
 
 
 def version() -> str:
