@@ -108,9 +108,8 @@ def prepare(start: Start) -> Site | None:
 def enter(start: Start, prepared: Site | None = None) -> Container:
     """Move this process into a new container and return the container.
 
-    If the start is ``prepared``, this process is process 1 of the new user and PID namespaces already. The process
-    keeps its capabilities in the container's user namespace; the caller drops them. Raises PenrootError, after which
-    the process is fit only to exit: nothing that it mounted outlives it.
+    If the start is ``prepared``, this is process 1 of the new user and PID namespaces already. The process keeps its
+    capabilities in the container's user namespace. After a PenrootError, nothing that it mounted outlives it.
     """
     gc.disable()  # nothing here lives long enough to be garbage; with hooks for devices it would cost a tenth
     settings, own = start.settings, namespaces.own(start.settings)

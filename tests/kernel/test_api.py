@@ -59,6 +59,7 @@ def nothing_is_left(user: User) -> None:
     assert not servers(user.home)
 
 
+@pytest.mark.parity("enroot_py.run, Container")
 def test_run_gives_output_and_status(user: User, rootfs: Path) -> None:
     assert (
         python(
@@ -75,6 +76,7 @@ def test_run_gives_output_and_status(user: User, rootfs: Path) -> None:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("enroot_py.run, Container")
 def test_programs_of_a_container_share_it(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -96,6 +98,7 @@ def test_programs_of_a_container_share_it(user: User, rootfs: Path) -> None:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("enroot_py: errors")
 def test_bad_input_names_the_fix(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -140,6 +143,7 @@ def test_bad_input_names_the_fix(user: User, rootfs: Path) -> None:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("enroot_py: a timeout")
 def test_timeout_ends_program_and_its_children(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -163,6 +167,7 @@ def test_timeout_ends_program_and_its_children(user: User, rootfs: Path) -> None
     nothing_is_left(user)
 
 
+@pytest.mark.parity("Container.popen")
 def test_popen_has_pipes_and_signals(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -187,6 +192,7 @@ def test_popen_has_pipes_and_signals(user: User, rootfs: Path) -> None:
     assert output == "a line\n True None\n0\ncaught\n 5\n-9 -9 None\n-9 False\n"
 
 
+@pytest.mark.parity("enroot_py: threads")
 def test_threads_start_containers_at_once(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -206,6 +212,7 @@ def test_threads_start_containers_at_once(user: User, rootfs: Path) -> None:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("Container.run_async")
 def test_asyncio_runs_programs_at_once(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -231,6 +238,7 @@ def test_asyncio_runs_programs_at_once(user: User, rootfs: Path) -> None:
     assert output == "True {0}\nCancelledError\n1\nb'0\\n'\n"
 
 
+@pytest.mark.parity("Container, writable")
 def test_changes_disappear_with_the_container(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -248,6 +256,7 @@ def test_changes_disappear_with_the_container(user: User, rootfs: Path) -> None:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("Container.copy_to")
 def test_files_are_copied_both_ways(user: User, rootfs: Path) -> None:
     user.write("tree/sub/run.sh", "#!/bin/sh\necho ran\n", 0o755)
     os.symlink("/etc/passwd", user.home / "tree/link")
@@ -277,6 +286,7 @@ def test_files_are_copied_both_ways(user: User, rootfs: Path) -> None:
     assert not list((user.home / "outside").iterdir())
 
 
+@pytest.mark.parity("Container.export")
 def test_exported_image_starts_with_the_changes(user: User, rootfs: Path, image: Path) -> None:
     for name in ("box", str(image)):
         output = python(
@@ -292,6 +302,7 @@ def test_exported_image_starts_with_the_changes(user: User, rootfs: Path, image:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("enroot_py: SIGKILL", "penroot-init")
 def test_container_ends_with_the_api_process(user: User, rootfs: Path) -> None:
     text = """
         box = enroot_py.Container("box", writable=True)
@@ -311,6 +322,7 @@ def test_container_ends_with_the_api_process(user: User, rootfs: Path) -> None:
         nothing_is_left(user)
 
 
+@pytest.mark.parity("enroot_py: SIGKILL")
 def test_killed_launcher_takes_its_containers_along(user: User, rootfs: Path) -> None:
     output = python(
         user,
@@ -335,6 +347,7 @@ def test_killed_launcher_takes_its_containers_along(user: User, rootfs: Path) ->
 
 
 @pytest.mark.parametrize("how", ["container", "start"])
+@pytest.mark.parity("enroot_py: SIGKILL", "start --rw=disk")
 def test_next_start_removes_what_sigkill_left(user: User, rootfs: Path, how: str) -> None:
     if how == "container":
         text = f"box = enroot_py.Container('box', writable=True)\n{MAIN}; sys.stdout.flush(); time.sleep(60)"
@@ -355,6 +368,7 @@ def test_next_start_removes_what_sigkill_left(user: User, rootfs: Path, how: str
     nothing_is_left(user)
 
 
+@pytest.mark.parity("start --rw=disk")
 def test_rw_disk_keeps_nothing(user: User, rootfs: Path, image: Path) -> None:
     for target in ("box", str(image)):
         script = "touch /file && ls -d /opt/work && df / >/dev/null 2>&1; exit 4"
@@ -367,6 +381,7 @@ def test_rw_disk_keeps_nothing(user: User, rootfs: Path, image: Path) -> None:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("penroot-init")
 def test_first_process_cannot_be_influenced(user: User, rootfs: Path) -> None:
     """Programs in the container run as the same user."""
     output = python(
@@ -416,6 +431,7 @@ def test_warnings_go_to_the_log(user: User, rootfs: Path) -> None:
     assert output.startswith("penroot WARNING no such file or directory in the container: SSL_CERT_FILE=/nowhere")
 
 
+@pytest.mark.parity("enroot_py: the tutorial")
 def test_agent_runs_commands(user: User, rootfs: Path) -> None:
     program = ROOT / "examples/agent.py"
     done = user.run(
@@ -430,6 +446,7 @@ def test_agent_runs_commands(user: User, rootfs: Path) -> None:
     nothing_is_left(user)
 
 
+@pytest.mark.parity("enroot_py: the tutorial")
 def test_fixture_gives_each_test_a_container(user: User, rootfs: Path) -> None:
     command = [
         sys.executable,
@@ -451,6 +468,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.parity("enroot_py.pull")
 def test_pulled_image_runs(user: User, registry: Server) -> None:
     config = {"Env": ["GREETING=hello", "PATH=/bin"], "WorkingDir": "/srv", "Cmd": ["sh"]}
     image = images.busybox()
@@ -475,6 +493,7 @@ def test_pulled_image_runs(user: User, registry: Server) -> None:
     assert output == "sha256: 71 /srv 1 True\nTrue 1\nhello\n/srv\nonce\ntwice\nrefused\n"
 
 
+@pytest.mark.parity("enroot_py: the tutorial")
 def test_tutorial_runs(user: User, registry: Server, packed: Path) -> None:
     registry.pusher.image("debian", "12", images.busybox())
     text = (
