@@ -28,6 +28,7 @@ ffibuilder.cdef(
                             uint64_t propagation);
     int linux_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
     int renameat2(int old_dirfd, const char *old, int new_dirfd, const char *new, unsigned int flags);
+    int linux_clone3(uint64_t flags);
     int linux_pivot_root(const char *new_root, const char *put_old);
     int linux_close_range(unsigned int first, unsigned int last, unsigned int flags);
     int syncfs(int fd);

@@ -82,6 +82,7 @@ CLOSE_RANGE_CLOEXEC = 0x4
 # prctl(2), capabilities(7)
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
@@ -107,6 +108,11 @@ def _text(value: str | None) -> bytes:
 def unshare(flags: int) -> None:
     """unshare(2)"""
     _check(lib.unshare(flags))
+
+
+def clone3(flags: int) -> int:
+    """clone3(2) of a process: fork(2) into new namespaces. The caller must have one thread."""
+    return _check(lib.linux_clone3(flags))
 
 
 def setns(fd: int, nstype: int) -> None:

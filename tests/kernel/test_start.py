@@ -50,7 +50,7 @@ def test_user_is_himself_or_root(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("--root", "box", "sh", "-c", "id -u; echo $HOME $USER") == "0\n/root root\n"
 
 
-@pytest.mark.parity("the root filesystem is read-only unless asked", "start --rw")
+@pytest.mark.parity("the root filesystem is read-only unless asked", "start --rw, -w")
 @pytest.mark.parity("nothing is written into a shared root filesystem")
 def test_nothing_is_written_to_the_rootfs_without_rw(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
