@@ -170,7 +170,8 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
 def make_scratch(start: Start) -> str:
     """Return the directory under which this start mounts. Note there who starts a named container."""
     scratch = rootfs.make_scratch(start.settings)
-    if start.source.directory or start.source.upper and not start.source.is_volatile:
+    is_named = bool(start.source.directory or start.source.upper) and not start.source.is_volatile
+    if is_named and not start.in_step:
         named.note(start.source.name, scratch)
     return scratch
 
