@@ -246,4 +246,12 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
     return _check(lib.penroot_start_background(*memory, len(fds), delay_ms, orphan), path)
 
 
+def fork_below(path: str, name: str, word: str, fd: int) -> int:
+    """Fork a program with ``fd`` as descriptor 3, and below it a copy of this process: c_shims/guard.h
+
+    Returns the PID of the program, or 0 in the copy. Block all signals before.
+    """
+    return _check(lib.penroot_fork_below(_text(path), name.encode(), word.encode(), fd), path)
+
+
 _in_use: list[object] = []  # memory of start_background()

@@ -15,7 +15,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime import environ, etc, hooks, hostfiles, mounting, mounts, namespaces, rootfs
+from enroot_py.runtime import environ, etc, hooks, hostfiles, mounting, mounts, named, namespaces, rootfs
 from enroot_py.runtime.execute import Container, withhold
 
 TYPE_CHECKING = False
@@ -117,7 +117,7 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     uid, gid, umask = os.geteuid(), os.getegid(), os.umask(0o022)
     if own & linux.CLONE_NEWPID:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
-    scratch = rootfs.make_scratch(settings)
+    scratch = make_scratch(start)
     first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
     sysfs = None if prepared else caller_sysfs(own)
@@ -166,6 +166,14 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     os.umask(umask)
     recording.phase("mounts")
     return Container(variables, image, login_shell=settings.login_shell)
+
+
+def make_scratch(start: Start) -> str:
+    """Return the directory under which this start mounts. Note there who starts a named container."""
+    scratch = rootfs.make_scratch(start.settings)
+    if start.source.directory or start.source.upper and not start.source.is_volatile:
+        named.note(start.source.name, scratch)
+    return scratch
 
 
 def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
