@@ -98,10 +98,11 @@ def prepare(start: Start) -> Site | None:
         return None
     if namespaces.own(settings) != linux.CLONE_NEWPID or hooks.look_outside(settings, start.host):
         return None
+    if not all(hook.is_ours for hook in hooks.arrange(settings, start.host)):
+        return None
     scratch = rootfs.make_scratch(settings)
     site = Site(start, uid, os.getegid(), start.source.mount_point(scratch))
-    simple = all(hook.is_ours for hook in site.hooks)
-    simple &= all(mount.fstype != mounting.SQUASHFS for mount in (*site.mounts, *start.mounts))
+    simple = all(mount.fstype != mounting.SQUASHFS for mount in (*site.mounts, *start.mounts))
     return site if simple and caller_sysfs(linux.CLONE_NEWPID) is None else None
 
 
