@@ -342,6 +342,31 @@ def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: S
     assert user.start(f"docker://{registry.host}/hub/their/box:1", "cat", "/number") == "6"
 
 
+@pytest.mark.parity("registries.d of podman and skopeo")
+def test_registries_d_can_switch_attachments_off(user: User, registry: Server, key: Path) -> None:
+    """By the narrowest scope that has the key, in the user's directory before the system's."""
+    write(user, wanted(key))
+    uri, place = f"docker://{registry.host}/test/good:1", ".config/containers/registries.d"
+
+    def sections(default: bool, **scopes: bool) -> str:
+        docker = {f"{registry.host}/{name}": {"use-sigstore-attachments": word} for name, word in scopes.items()}
+        return json.dumps({"default-docker": {"use-sigstore-attachments": default}, "docker": docker})
+
+    path = user.write(f"{place}/here.yaml", sections(True, test=False))
+    done = user.penroot("start", uri, "true", status=1)
+    assert "it has no signature" in done.stderr and f"{path}: no signatures are beside" in done.stderr
+    user.write(
+        f"{place}/other.yaml", json.dumps({"docker": {f"{registry.host}/test/good": {"lookaside": "file:///x"}}})
+    )
+    assert "it has no signature" in user.penroot("start", uri, "true", status=1).stderr
+    user.write(f"{place}/here.yaml", sections(False, test=True))
+    assert user.start(uri, "cat", "/number") == "1"
+    user.run("rm", "-rf", str(user.home / "cache"))
+    user.write(f"{place}/other.yaml", sections(True))
+    said = user.penroot("start", uri, "true", status=1).stderr
+    assert f"{place}/other.yaml: default-docker is in" in said and "here.yaml, too" in said
+
+
 class Skopeo:
     """A peer that signs, and verifies by the same policies: skopeo(1), containers-registries.d(5)."""
 

@@ -11,7 +11,7 @@ import os
 from enroot_py.base import log, making
 from enroot_py.base.errors import ImageError, PolicyError, RegistryError
 from enroot_py.config.settings import Settings
-from enroot_py.features.trust import identities, policy, signatures
+from enroot_py.features.trust import attachments, identities, policy, signatures
 from enroot_py.features.trust.policy import Requirement, Rule
 from enroot_py.features.trust.signatures import Evidence, Signature
 from enroot_py.registry import reference
@@ -177,6 +177,10 @@ def evidence(name: Reference, digest: str, named: str, settings: Settings) -> by
 
 def _evidence(place: Repository, digest: str, named: str) -> Iterator[Evidence]:
     """Yield growing evidence from a repository: signatures of the image, then also of its index."""
+    if path := attachments.refusal(place.reference):
+        log.info(f"{path}: no signatures are beside {place.reference}")
+        yield Evidence()
+        return
     signed_so_far: list[Signature] = []
     for signed in dict.fromkeys((digest, named)):
         index = place.named(named) if signed != digest else b""
