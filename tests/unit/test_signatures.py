@@ -15,8 +15,9 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, ImageError, PenrootError
 from enroot_py.features.trust import identities, signatures
+from enroot_py.features.trust.keys import Key
 from enroot_py.features.trust.policy import KeySource, Requirement
-from enroot_py.features.trust.signatures import MAX_SIGNATURES, Evidence, Key, Signature
+from enroot_py.features.trust.signatures import MAX_SIGNATURES, Evidence, Signature
 from enroot_py.registry.manifests import Descriptor
 from tests import images
 from tests.images import OCI, digest

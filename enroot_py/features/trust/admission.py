@@ -11,7 +11,7 @@ import os
 from enroot_py.base import log, making
 from enroot_py.base.errors import ImageError, PolicyError, RegistryError
 from enroot_py.config.settings import Settings
-from enroot_py.features.trust import attachments, identities, policy, signatures
+from enroot_py.features.trust import attachments, identities, keys, policy, signatures
 from enroot_py.features.trust.policy import Requirement, Rule
 from enroot_py.features.trust.signatures import Evidence, Signature
 from enroot_py.registry import reference
@@ -135,8 +135,8 @@ class Admission:
                 error = e
             else:
                 # Drop signatures by other keys: anyone can sign, and could fill the store.
-                sources = [source for rule in self.rules for required in rule.signed for source in required.keys]
-                self._evidence = Evidence(signatures.by_keys(evidence.signatures, sources), evidence.index)
+                signers = [signer for rule in self.rules for each in rule.signed for signer in keys.signers(each)]
+                self._evidence = Evidence(signatures.by_signers(evidence.signatures, signers), evidence.index)
                 return self._evidence
         raise error
 
