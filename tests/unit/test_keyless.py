@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.features.trust import identities, keys, signatures
+from enroot_py.features.trust import identities, signatures, verify
 from enroot_py.features.trust.policy import Fulcio, KeySource, Requirement
 from enroot_py.features.trust.signatures import Evidence, Signature
 from tests.signing import EMAIL, OIDC, Authority, Signer, bundle, hashedrekord, logged, payload, statement
@@ -57,7 +57,7 @@ def requirement(**changes: Any) -> Requirement:
 
 
 def refusal(signature: Signature, required: Requirement | None = None) -> str:
-    return signatures.met(required or requirement(), IMAGE, {DIGEST}, [signature])
+    return verify.met(required or requirement(), IMAGE, {DIGEST}, [signature])
 
 
 def replaced(signature: Signature, **parts: Any) -> Signature:
@@ -256,4 +256,4 @@ def test_bundle_has_certificate_and_entry() -> None:
 
 
 def test_signers_are_named_by_what_they_prove() -> None:
-    assert [str(signer) for signer in keys.signers(requirement())] == [f"{EMAIL} of {OIDC}"]
+    assert [str(signer) for signer in verify.signers_of(requirement())] == [f"{EMAIL} of {OIDC}"]

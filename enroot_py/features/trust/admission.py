@@ -11,7 +11,7 @@ import os
 from enroot_py.base import log, making
 from enroot_py.base.errors import ImageError, PolicyError, RegistryError
 from enroot_py.config.settings import Settings
-from enroot_py.features.trust import attachments, identities, keys, policy, signatures
+from enroot_py.features.trust import attachments, identities, policy, signatures, verify
 from enroot_py.features.trust.policy import Requirement, Rule
 from enroot_py.features.trust.signatures import Evidence, Signature
 from enroot_py.registry import reference
@@ -117,7 +117,7 @@ class Admission:
         covered = evidence.covers(digest)
         for rule in self.rules:
             for requirement in rule.signed:
-                why = signatures.met(requirement, identities.of(self._name), covered, evidence.signatures)
+                why = verify.met(requirement, identities.of(self._name), covered, evidence.signatures)
                 if why:
                     message = (
                         f"{self._name} ({digest[:19]}…) is not signed as {requirement.where} ({rule.scope}) requires"
@@ -135,8 +135,8 @@ class Admission:
                 error = e
             else:
                 # Drop signatures by other keys: anyone can sign, and could fill the store.
-                signers = [signer for rule in self.rules for each in rule.signed for signer in keys.signers(each)]
-                self._evidence = Evidence(signatures.by_signers(evidence.signatures, signers), evidence.index)
+                signers = [signer for rule in self.rules for each in rule.signed for signer in verify.signers_of(each)]
+                self._evidence = Evidence(verify.by_signers(evidence.signatures, signers), evidence.index)
                 return self._evidence
         raise error
 

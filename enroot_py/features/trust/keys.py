@@ -1,4 +1,4 @@
-"""Who may have signed an image: the public keys and identities of a policy.
+"""The public keys of a policy.
 
 Only functions that need a key import ``cryptography``, since the import is slow.
 """
@@ -13,7 +13,7 @@ from enroot_py.base.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from enroot_py.features.trust.policy import KeySource, Requirement
+    from enroot_py.features.trust.policy import KeySource
     from enroot_py.features.trust.signatures import Signature
 
 _MIN_RSA_BITS = 2048
@@ -27,18 +27,6 @@ class Signer(Protocol):
         """Return "" if this signer has made the signature, otherwise the reason why that is not proved."""
 
     def has_signed(self, signature: Signature) -> bool: ...
-
-
-def signers(requirement: Requirement) -> list[Signer]:
-    """Return the signers, one of whom must have signed. Raises ConfigError for a malformed key."""
-    if not requirement.rekor:
-        return [Key(source) for source in requirement.keys]
-    from enroot_py.features.trust import keyless
-
-    log = keyless.Log(requirement.rekor)
-    if requirement.fulcio:
-        return [keyless.Identified(requirement.fulcio, log)]
-    return [keyless.Logged(Key(source), log) for source in requirement.keys]
 
 
 class Key:

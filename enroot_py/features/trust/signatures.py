@@ -1,4 +1,4 @@
-"""Find and verify image signatures that cosign makes, with a key or a certificate.
+"""Find and read image signatures that cosign makes, with a key or a certificate.
 
 cosign signs a payload with the name and digest of an image. The layers of a signature manifest are payloads, and
 annotations of the layers are the signatures. The signature manifest either has the tag ``sha256-HEX.sig``, or it refers
@@ -6,26 +6,24 @@ to the image and is in the list of referrers (in older registries: the tag ``sha
 bundles instead. A bundle signs an in-toto statement with a type prefix; the statement names only a digest.
 
 Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
-distribution specification, "Listing Referrers" and "Referrers Tag Schema". keys.py and keyless.py verify.
+distribution specification, "Listing Referrers" and "Referrers Tag Schema". verify.py verifies.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from enroot_py.base import digests, log
 from enroot_py.base.errors import ImageError
-from enroot_py.features.trust import identities, keys
+from enroot_py.features.trust import identities
 from enroot_py.features.trust.identities import DockerName
 from enroot_py.registry import manifests
 
 if TYPE_CHECKING:
-    from enroot_py.features.trust.keys import Signer
-    from enroot_py.features.trust.policy import Requirement
     from enroot_py.registry.manifests import Descriptor
     from enroot_py.registry.sources import Blob
 
@@ -251,7 +249,7 @@ def unique_json(data: bytes) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# Verifying signatures
+# Reading signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,40 +292,3 @@ def _statement(counted: bytes) -> SignedClaim | None:
         return SignedClaim(None, digest) if size == b"%d" % len(body) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def by_signers(candidates: Iterable[Signature], signers: Iterable[Signer]) -> tuple[Signature, ...]:
-    """Return the signatures that at least one of the signers has made."""
-    known = list(signers)
-    return tuple(signature for signature in candidates if any(signer.has_signed(signature) for signer in known))
-
-
-def met(requirement: Requirement, image: DockerName, covered: Collection[str], candidates: Iterable[Signature]) -> str:
-    """Return "" if a signature satisfies a requirement, otherwise the reason why none does.
-
-    ``covered`` are the accepted digests. Raises ConfigError for a malformed key.
-    """
-    signers = keys.signers(requirement)
-    count, why, unproved = 0, "", ""
-    for signature in candidates:
-        count += 1
-        reasons = [signer.refusal(signature) for signer in signers]
-        if "" not in reasons:
-            unproved = next((reason for reason in reasons if reason != keys.OTHER), unproved)
-            continue
-        claimed = claim(signature.payload)
-        if claimed is None:
-            why = why or "the signed content is not an image signature"
-        elif not requirement.identity.matches(image, claimed.name):
-            why = f"its signature is for {claimed.name}, not for {requirement.identity.describe(image)}"
-            if claimed.name is None:
-                why = "the signature names no image, as with cosign 3: use signedIdentity digestOnly"
-        elif claimed.digest not in covered:
-            why = f"its signature is for {claimed.digest}"
-        else:
-            return ""
-    if why:
-        return why
-    shown = " or ".join(map(str, signers))
-    unproved = unproved and f": {unproved}"
-    return f"none of {log.many(count, 'signature')} is by {shown}{unproved}" if count else "it has no signature"

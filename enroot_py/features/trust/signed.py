@@ -8,7 +8,7 @@ from typing import Any
 from enroot_py.base import log
 from enroot_py.base.errors import RegistryError, UsageError
 from enroot_py.config.settings import Settings
-from enroot_py.features.trust import admission, identities, keys, signatures
+from enroot_py.features.trust import admission, identities, signatures, verify
 from enroot_py.features.trust.keys import Signer
 from enroot_py.features.trust.policy import Requirement, Rule
 from enroot_py.features.trust.signatures import Evidence
@@ -33,7 +33,7 @@ def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, 
     index = next((evidence.index for evidence in gathered if evidence.index), b"")
     evidence = Evidence(tuple(dict.fromkeys(signature for part in gathered for signature in part.signatures)), index)
     rules = admission.rules_for(name, settings)
-    known = {str(signer): signer for rule in rules for each in rule.signed for signer in keys.signers(each)}
+    known = {str(signer): signer for rule in rules for each in rule.signed for signer in verify.signers_of(each)}
     verdicts = [_verdict(rule, each, name, evidence, manifest.digest) for rule in rules for each in rule.requirements]
     return {
         "name": str(name),
@@ -52,7 +52,7 @@ def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Ev
         why = str(error)
     elif requirement.kind == "sigstoreSigned":
         image = identities.of(name)
-        why = signatures.met(requirement, image, evidence.covers(digest), evidence.signatures)
+        why = verify.met(requirement, image, evidence.covers(digest), evidence.signatures)
     shown = {"where": requirement.where, "scope": rule.scope, "type": requirement.kind, "satisfied": not why}
     return {**shown, **({"why": why} if why else {})}
 
