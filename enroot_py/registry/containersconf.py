@@ -14,8 +14,7 @@ from _collections_abc import Iterator, Mapping
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.base.frozen import Frozen
-from enroot_py.config import files, parsed
-from enroot_py.config.settings import Settings
+from enroot_py.config import files
 from enroot_py.config.words import base_directories
 from enroot_py.registry.reference import DOCKER_HUB, Reference
 
@@ -72,18 +71,18 @@ def name_of(reference: Reference) -> str:
     return f"{host}/{reference.repository}" + (f"@{reference.digest}" if reference.digest else f":{reference.tag}")
 
 
-def table_of(reference: Reference, settings: Settings, environ: Mapping[str, str]) -> Table | None:
+def table_of(reference: Reference, environ: Mapping[str, str]) -> Table | None:
     """Return the table with the longest prefix of an image's name, or None. Raises ConfigError."""
     name = name_of(reference)
-    matching = [table for table in tables(settings, environ) if table.rest(name) is not None]
+    matching = [table for table in tables(environ) if table.rest(name) is not None]
     return max(matching, key=lambda table: len(table.prefix), default=None)
 
 
-def tables(settings: Settings, environ: Mapping[str, str]) -> tuple[Table, ...]:
+def tables(environ: Mapping[str, str]) -> tuple[Table, ...]:
     """Return the tables of all files. Raises ConfigError."""
     merged: dict[str, Table] = {}
     for path in paths(environ):
-        for prefix, registry, mirrors, is_blocked in _read(path, settings):
+        for prefix, registry, mirrors, is_blocked in _read(path):
             endpoints = tuple(Endpoint(*mirror) for mirror in mirrors)
             merged[prefix] = Table(prefix, Endpoint(*registry), endpoints, is_blocked, path)
     return tuple(merged.values())
@@ -105,13 +104,14 @@ def paths(environ: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{fragments}/{name}" for name in sorted(files.names(fragments)) if name.endswith(".conf"))
 
 
-def _read(path: str, settings: Settings) -> tuple[containerstoml.Table, ...]:
-    def parse(path: str, data: bytes) -> tuple[containerstoml.Table, ...]:
-        from enroot_py.registry import containerstoml  # its import takes longer than the start of Python
+def _read(path: str) -> tuple[containerstoml.Table, ...]:
+    data = files.content(path) or b""
+    lines = [line for line in data.splitlines() if not line.lstrip().startswith(b"#")]
+    if not any(word in line for line in lines for word in (b"location", b"prefix", b"[registries")):
+        return ()  # without tables, as distributions ship it: the parser's import takes longer than the start of Python
+    from enroot_py.registry import containerstoml
 
-        return containerstoml.parse(path, data)
-
-    return parsed.read(path, settings.runtime_path + "/penroot-settings", parse) or ()
+    return containerstoml.parse(path, data)
 
 
 def certificates(registry: str, environ: Mapping[str, str]) -> Certificates | None:

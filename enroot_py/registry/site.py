@@ -128,7 +128,7 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
     ours = rules(reference.registry, settings, environ)
     if ours.are_of_place:
         return [*(Place(mirrored(reference, mirror)) for mirror in ours.mirrors), Place(reference)]
-    table = containersconf.table_of(reference, settings, environ)
+    table = containersconf.table_of(reference, environ)
     if table is None:
         return [Place(reference)]
     if table.is_blocked:
@@ -159,7 +159,7 @@ def origins(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iter
     known = _known(settings, environ)
     for registry, ours in known.items():
         yield f"{registry} {' '.join(ours.words)}  ({ours.origin})"
-    for table in containersconf.tables(settings, environ):
+    for table in containersconf.tables(environ):
         host = spelling(table.prefix.partition("/")[0])
         ours = rules(DOCKER_HUB if host in HUB_NAMES else host, settings, environ)
         words = ["blocked"] if table.is_blocked else []

@@ -59,6 +59,9 @@ class Peers(Protocol):
     def source(self, image: Reference, settings: Settings, root: str) -> ImageSource:
         """Return a source that shares the image's blobs with the other nodes."""
 
+    def digest(self) -> str:
+        """Return the digest of the step's tag, if srun resolves it for the nodes, or "". Raises RegistryError."""
+
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
         """Send a stored image to nodes that are missing it. Raises OSError."""
 

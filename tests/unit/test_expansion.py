@@ -20,7 +20,7 @@ ${U:-${B}} ${U:-${U:-${A%%.*}}} ${U:-$B} ${U:-a:b/c} ${U:-{x\}} ${U:-a\}b} ${B:+
 """.split()
 
 
-@pytest.mark.parity("${NAME} in bash's forms")
+@pytest.mark.parity("bash's forms of ${NAME}")
 @pytest.mark.parametrize(
     "text", [*SAME, "${A: -2}", "${P//:/ }", "${U:-a b}", "pre${A%.*}post", "${A: 1 }", "${U:- x }"]
 )
@@ -35,7 +35,7 @@ def test_expression_means_what_bash_says(text: str) -> None:
     assert ours == (done.stdout if not done.returncode else "refused"), done.stderr
 
 
-@pytest.mark.parity("${NAME} in bash's forms")
+@pytest.mark.parity("bash's forms of ${NAME}")
 @pytest.mark.parametrize(
     "text",
     ["${!A}", "${A@P}", "${A[0]}", "${}", "${A", "${1}", "${A:x}", "${A:1:-30}", "${A^^a}", "${U}", "${U:?}", "${U%x}"]
