@@ -159,7 +159,7 @@ WRONG: dict[str, tuple[Signature, str]] = {
 
 
 @pytest.mark.parity("cosign's keyless signatures")
-@pytest.mark.security("S2")
+@pytest.mark.security("S1")
 @pytest.mark.parametrize("situation", WRONG)
 def test_signature_that_is_not_proved_is_refused(situation: str) -> None:
     signature, why = WRONG[situation]
@@ -179,7 +179,7 @@ AUTHORITIES = {
 }
 
 
-@pytest.mark.security("S2")
+@pytest.mark.security("S1")
 @pytest.mark.parametrize("situation", AUTHORITIES)
 def test_authority_that_may_not_certify_is_refused(situation: str) -> None:
     bad = AUTHORITIES[situation]
