@@ -12,6 +12,8 @@ from benchmarks.against import bench_against
 from benchmarks.cold import bench_pytorch
 from benchmarks.first import bench_first
 from benchmarks.images import bench_images
+from benchmarks.many import bench_many
+from benchmarks.mpi.lab import bench_mpi
 from benchmarks.originals import bench_originals
 from benchmarks.reading import bench_reading
 from benchmarks.start import bench_devices, bench_start
@@ -21,6 +23,7 @@ from benchmarks.swarm.tracker import bench_tracker
 
 BENCHMARKS = {
     "start": (bench_start, 60),
+    "many": (bench_many, 240),
     "devices": (bench_devices, 60),
     "step": (bench_step, 40),
     "images": (bench_images, 2),
@@ -29,6 +32,7 @@ BENCHMARKS = {
     "pytorch": (bench_pytorch, 2),
     "swarm": (bench_swarm, 1),
     "tracker": (bench_tracker, 1),
+    "mpi": (bench_mpi, 20),
     "originals": (bench_originals, 3),
 }
 
