@@ -32,9 +32,12 @@ _NOTE_AGE_S = 3600  # after which a note is ignored
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free."""
-    note = NodesNote(job, digest, allocation)
-    if note.holds:
+    """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free.
+
+    Without a digest, the tracker resolves the tag when the first node asks.
+    """
+    note = NodesNote(job, digest, allocation) if digest else None
+    if note and note.holds:
         return None
     try:
         return ImageOffer(job, image, digest, allocation, note)
@@ -103,18 +106,19 @@ class Offer:
 
 
 class ImageOffer(Offer):
-    """The tracker of a registry image."""
+    """The tracker of a registry image. Without ``digest``, the image is the tag's when the first node asks."""
 
-    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, note: NodesNote) -> None:
+    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, note: NodesNote | None) -> None:
         arguments = SwarmArguments(plugin_settings.load(job.arguments))
         super().__init__(str(image), arguments.swarm_network, allocation)
         self._job, self._keep = job, arguments.swarm_keep
         self._reference = image
-        self._image = image.at(digest)
+        self._image = image.at(digest) if digest else image
         self._nodes_note = note
 
     def all_have_it(self) -> None:
-        self._nodes_note.write()
+        if self._nodes_note:
+            self._nodes_note.write()
 
     def documents(self) -> tuple[Documents, Sequence[int]]:
         """Raises PenrootError."""
@@ -127,6 +131,7 @@ class ImageOffer(Offer):
         loaded = settings.load(self._job.host(), in_job=False)
         source = open_source(self._image, loaded)
         manifest = source.manifest()
+        self._image = self._image.at(manifest.named)
         config = source.config(manifest)
         sizes = [layer.size for layer in manifest.layers]
         evidence = b""
