@@ -28,6 +28,7 @@ ffibuilder.cdef(
                             uint64_t propagation);
     int linux_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
     int renameat2(int old_dirfd, const char *old, int new_dirfd, const char *new, unsigned int flags);
+    int linux_clone3(uint64_t flags);
     int linux_pivot_root(const char *new_root, const char *put_old);
     int linux_close_range(unsigned int first, unsigned int last, unsigned int flags);
     int syncfs(int fd);
@@ -41,13 +42,14 @@ ffibuilder.cdef(
     int penroot_digest_format(const char *path, char *word);
     int penroot_start_background(const char *path, char *const argv[], const int fds[], int count,
                                  int delay_ms, int orphan);
+    int penroot_fork_below(const char *path, const char *name, const char *word, int fd);
     """
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "digest.h"',
+    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "guard.h"\n#include "digest.h"',
     include_dirs=[HERE],
-    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "background", "digest")],
+    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "background", "guard", "digest")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Werror"],
 )

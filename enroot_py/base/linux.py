@@ -36,6 +36,7 @@ MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_BIND = 0x1000
+MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_UNBINDABLE = 0x20000
 MS_PRIVATE = 0x40000
@@ -81,6 +82,7 @@ CLOSE_RANGE_CLOEXEC = 0x4
 # prctl(2), capabilities(7)
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
@@ -106,6 +108,11 @@ def _text(value: str | None) -> bytes:
 def unshare(flags: int) -> None:
     """unshare(2)"""
     _check(lib.unshare(flags))
+
+
+def clone3(flags: int) -> int:
+    """clone3(2) of a process: fork(2) into new namespaces. The caller must have one thread."""
+    return _check(lib.linux_clone3(flags))
 
 
 def setns(fd: int, nstype: int) -> None:
@@ -237,6 +244,14 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
     memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)
     _in_use.append((words, memory))
     return _check(lib.penroot_start_background(*memory, len(fds), delay_ms, orphan), path)
+
+
+def fork_below(path: str, name: str, word: str, fd: int) -> int:
+    """Fork a program with ``fd`` as descriptor 3, and below it a copy of this process: c_shims/guard.h
+
+    Returns the PID of the program, or 0 in the copy. Block all signals before.
+    """
+    return _check(lib.penroot_fork_below(_text(path), name.encode(), word.encode(), fd), path)
 
 
 _in_use: list[object] = []  # memory of start_background()

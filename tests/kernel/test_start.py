@@ -50,7 +50,7 @@ def test_user_is_himself_or_root(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("--root", "box", "sh", "-c", "id -u; echo $HOME $USER") == "0\n/root root\n"
 
 
-@pytest.mark.parity("the root filesystem is read-only unless asked", "start --rw")
+@pytest.mark.parity("the root filesystem is read-only unless asked", "start --rw, -w")
 @pytest.mark.parity("nothing is written into a shared root filesystem")
 def test_nothing_is_written_to_the_rootfs_without_rw(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
@@ -219,7 +219,7 @@ def test_commands_that_do_not_run(
 
 
 def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path) -> None:
-    """What cannot be executed is passed over, and the working directory is no part of the PATH."""
+    """A file that cannot be executed is passed over. The working directory is no part of the PATH."""
     path = ("--env", "PATH=/nowhere:/etc/environment:/first:/second")
     for place, mode in (("first/tool", 0o644), ("second/tool", 0o755), ("first/shut", 0o644), ("here", 0o755)):
         (rootfs / place).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What pyproject.toml declares is used, what is imported is declared, and docs/explanation/developing.md says why."""
+"""Declared packages are used, imported packages are declared, and docs/explanation/developing.md says why."""
 
 from __future__ import annotations
 
