@@ -66,7 +66,7 @@ docs-test: docs ## check the site in a browser without network
 repeat: $(VENV)/done ## run TESTS=tests (all) TIMES=3 times to find unreliable tests
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.repeat --times $(or $(TIMES),3) $(TESTS)
 
-EMULATED = $(if $(ARCH),tests/prerequisites cross qemu-user-static)
+EMULATED = $(if $(ARCH),tests/prerequisites cross)
 MATRIX = $(PYTHON) -m tests.matrix $(ARCH:%=--arch %) $(RELEASES:%=--release %)
 matrix: prerequisites ## run the tests on Debian's RELEASES="bookworm trixie forky", with SLURM_SOURCE=DIR, or emulated: ARCH=arm64
 	@$(EMULATED)

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from packages import debs
 from packages.place import CACHE, PackageError, run
 
 # Debian's Python: one earlier in PATH may have any version.
@@ -67,31 +68,15 @@ class Target:
             libraries = [f"{name}-{cross}" for name in ("libc6", "libc6-dev", "libgcc-s1", f"libgcc-{gcc}-dev")]
             CACHE.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=CACHE) as new:
-                run("apt-get", "-qq", "download", *tools, *libraries, f"linux-libc-dev-{cross}", cwd=Path(new))
-                self._download(Path(new), "musl-dev", f"libpython{python}-dev")
-                for package in Path(new).glob("*.deb"):
-                    run("dpkg-deb", "--extract", package, f"{new}/root")
+                root = Path(new, "root")
+                debs.unpack(root, *tools, *libraries, f"linux-libc-dev-{cross}")
+                debs.unpack(root, "musl-dev", f"libpython{python}-dev", architecture=self.debian)
                 for pattern in ("lib/*/musl-gcc.specs", "*-linux-gnu/lib/libc.so"):  # texts with absolute paths
-                    (text,) = Path(new, "root/usr").glob(pattern)
+                    (text,) = (root / "usr").glob(pattern)
                     text.write_text(text.read_text().replace("/usr/", f"{place}/usr/"))
-                Path(new, f"root/usr/{self.triplet}/bin").symlink_to(f"/usr/{self.triplet}/bin")  # of binutils
-                Path(new, "root").rename(place)
+                (root / f"usr/{self.triplet}/bin").symlink_to(f"/usr/{self.triplet}/bin")  # of binutils
+                root.rename(place)
         return place
-
-    def _download(self, to: Path, *packages: str) -> None:
-        """Download packages for this architecture. apt-get(8) keeps its lists in ``to``, not in the system."""
-        (to / "lists/partial").mkdir(parents=True)
-        settings = {
-            "APT::Architecture": self.debian,
-            "APT::Architectures": self.debian,
-            "Dir::State::Lists": f"{to}/lists",
-            "Dir::State::status": "/dev/null",
-            "Dir::Cache::pkgcache": "",
-            "Dir::Cache::srcpkgcache": "",
-        }
-        apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
-        run(*apt, "update")
-        run(*apt, "download", *packages, cwd=to)
 
 
 TARGETS = {each.debian: each for each in (Target("amd64", "x86_64"), Target("arm64", "aarch64"))}

