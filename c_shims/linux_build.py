@@ -19,6 +19,7 @@ ffibuilder.cdef(
     int setns(int fd, int nstype);
     int mount(const char *source, const char *target, const char *fstype, unsigned long flags, const char *data);
     int umount2(const char *target, int flags);
+    int linux_pidfd_getfd(int pidfd, int fd);
     int linux_open_tree(int dirfd, const char *path, unsigned int flags);
     int linux_move_mount(int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned int flags);
     int linux_fsopen(const char *fstype, unsigned int flags);

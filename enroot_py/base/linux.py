@@ -123,6 +123,11 @@ def umount2(target: str, flags: int) -> None:
     _check(lib.umount2(_text(target), flags), target)
 
 
+def pidfd_getfd(pidfd: int, fd: int) -> Fd:
+    """pidfd_getfd(2)"""
+    return _descriptor(lib.linux_pidfd_getfd(pidfd, fd))
+
+
 def open_tree(dirfd: int, path: str, flags: int) -> Fd:
     """open_tree(2)"""
     return _descriptor(lib.linux_open_tree(dirfd, _text(path), flags), path)
