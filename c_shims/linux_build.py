@@ -32,6 +32,7 @@ ffibuilder.cdef(
     int linux_pivot_root(const char *new_root, const char *put_old);
     int linux_close_range(unsigned int first, unsigned int last, unsigned int flags);
     int syncfs(int fd);
+    int flock(int fd, int operation);
     int linux_prctl(int operation, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
     int linux_capset(uint64_t effective, uint64_t permitted, uint64_t inheritable);
     int linux_capget_permitted(uint64_t *permitted);
@@ -46,7 +47,7 @@ ffibuilder.cdef(
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "digest.h"',
+    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "digest.h"\n#include <sys/file.h>',
     include_dirs=[HERE],
     depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "background", "digest")],
     define_macros=[("_GNU_SOURCE", None)],

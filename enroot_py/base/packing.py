@@ -40,7 +40,9 @@ def rewrite() -> None:
     lines: dict[str, list[Any]] = {name: [module] for name, module in modules.items()}
     in_c = [modules[name] for name in _IN_C if name in modules]
     start = recorder.record("enroot_py.cli.start")
-    image = recorder.record("enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse")
+    image = recorder.record(
+        "enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse", "enroot_py.runtime.sharing"
+    )
     check = recorder.record("pyxis_py.helper", "pyxis_py.submit.submission")
     parts = [name for package in FEATURES if (name := f"{package}.step") in modules]
     step = recorder.record(

@@ -9,7 +9,7 @@ later start of the same file enters that user namespace, and mounts the file sys
 - The one lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. The start that takes it passes it on to its server
   and closes it: an entry is locked while its server lives, however that ends. Nobody waits for it longer than _WAIT_S.
 - The entry has the PID from which on the server is found. It is only a hint, as a container may have that directory
-  mounted: _check() has what makes a process a server. Programs of containers are in deeper user namespaces.
+  mounted: _device() has what makes a process a server.
 - A server dies with its control group, and is charged to it. So containers share only within one: in Slurm, a step.
 """
 
@@ -18,9 +18,8 @@ from __future__ import annotations
 import os
 from _imp import source_hash
 from _signal import pidfd_send_signal
-from time import sleep
 
-from enroot_py.base import linux, locks, proc
+from enroot_py.base import linux, proc
 from enroot_py.base.fds import Fd
 
 _ENTRIES = 4096  # of a user: files of 7 bytes, that are used again
@@ -28,6 +27,7 @@ _NEAR = 64  # libfuse forks the server: its PID is one of these many after that 
 _WAIT_S = 0.2  # for another start, until its server is there
 _TICK_S = 0.001
 _DIGITS = 7  # of a PID
+_NOBODY = 0  # in place of one, where it was not found
 _NS_GET_PARENT = 0xB702  # ioctl_ns(2)
 _FUSE_DEVICE = os.makedev(10, 229)
 
@@ -87,13 +87,15 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
         entry = Entry(_key(state, offset))
         with _open(f"{scratch}/servers", entry.key) as file:
             for _ in range(int(_WAIT_S / _TICK_S)):
-                if locks.flock(file):
-                    os.ftruncate(file, 0)
+                if linux.flock(file, linux.LOCK_EX | linux.LOCK_NB):
                     entry.lock = file.keep()
                     return entry
                 if not _find_server(entry, file, state):
                     return entry if entry.pidfd >= 0 else None
-                sleep(_TICK_S)
+                import time
+
+                time.sleep(_TICK_S)
+            _write(file, _NOBODY)  # the next start does not wait for a server that is not found
     except (OSError, ValueError):
         pass  # no descriptor is left, or the directory is not ours alone: the start will work, or say more
     return None
@@ -136,50 +138,48 @@ def _write(file: int, pid: int) -> None:
 
 
 def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
-    """Look for the server of a locked entry. Return whether to look again: it has not started yet."""
+    """Look for the server of a locked entry. Return whether to look again, as its start may not have noted it yet."""
     text = os.pread(file, _DIGITS, 0)
     if not text:
         return True
     first = int(text)
-    stat = proc.look(first)
+    if first == _NOBODY:
+        return False
     for pid in range(first, first + _NEAR):
         try:
-            if _check(entry, pid, state):
+            with Fd(os.pidfd_open(pid)) as pidfd:
+                if f"fsname={entry.key}" not in _read(f"/proc/{pid}/cmdline").split("\0"):
+                    continue
+                stat = proc.Stat(pid)
+                if stat.session != pid:
+                    continue  # it will fork the server
                 if pid != first:
                     _write(file, pid)
+                device = -1 if stat.is_stopped else _device(pid, state)
+                pidfd_send_signal(pidfd, 0)  # raises if all this was of a later process with the same PID
+                if device >= 0:
+                    entry.set_server(pidfd.keep(), device)
                 return False
-        except (OSError, ValueError):  # it is gone, or another user's
+        except OSError:  # it is gone, or another user's
             continue
-    return stat is not None and stat.session != first
+    return True
 
 
-def _check(entry: Entry, pid: int, state: os.stat_result) -> bool:
-    """Set the server of an entry, if that is process ``pid``. Raises OSError, ValueError.
+def _device(pid: int, state: os.stat_result) -> int:
+    """Return the descriptor of /dev/fuse in the server of a file, or -1 if a process is no such server. Raises OSError.
 
-    A server is what was started for this key, runs, and has the file and a /dev/fuse open. It is root of a user
-    namespace directly below that of this process, which no program in a container is: namespaces.nest().
+    A server has the file open. It is root of a user namespace directly below that of this process, which no program in
+    a container is: namespaces.nest().
     """
-    with Fd(os.pidfd_open(pid)) as pidfd:
-        if f"fsname={entry.key}" not in _read(f"/proc/{pid}/cmdline").split("\0"):
-            return False
-        stat = proc.Stat(pid)
-        if stat.session != pid or stat.is_stopped or not _is_below(pid):
-            return False
-        opened = {int(fd): os.stat(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        device = next((fd for fd, file in opened.items() if file.st_rdev == _FUSE_DEVICE), -1)
-        if device < 0 or not any(os.path.samestat(file, state) for file in opened.values()):
-            return False
-        pidfd_send_signal(pidfd, 0)  # all this was of the process of the descriptor
-        entry.set_server(pidfd.keep(), device)
-        return True
-
-
-def _is_below(pid: int) -> bool:
-    """Return whether a process is in a user namespace that this user made below that of this process, as root."""
     from fcntl import ioctl
 
     if _read(f"/proc/{pid}/uid_map").split() != ["0", str(os.geteuid()), "1"]:
-        return False
+        return -1
     path = f"/proc/{pid}/ns/user"
     with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as space, Fd(ioctl(space, _NS_GET_PARENT)) as parent:
-        return os.path.samestat(os.fstat(parent), os.stat("/proc/self/ns/user"))
+        if not os.path.samestat(os.fstat(parent), os.stat("/proc/self/ns/user")):
+            return -1
+    opened = {int(fd): os.stat(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    if not any(os.path.samestat(file, state) for file in opened.values()):
+        return -1
+    return next((fd for fd, file in opened.items() if file.st_rdev == _FUSE_DEVICE), -1)
