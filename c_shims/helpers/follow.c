@@ -252,14 +252,12 @@ static void follow(pid_t pid)
 		if (changes > 0 && ready[0].revents)
 			return;
 		for (size_t i = 0; changes > 0 && i < servers; i++) {
-			if (!ready[1 + i].revents)
+			if (!ready[1 + i].revents || !has_ended(&ready[1 + i], SERVERS + (int)i, pidfd))
 				continue;
 			if (is_exiting(is_parent ? child_of(pid) : pid))
 				return;
-			if (has_ended(&ready[1 + i], SERVERS + (int)i, pidfd)) {
-				(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
-				servers = 0; /* other servers may have ended for the same reason */
-			}
+			(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
+			servers = 0; /* other servers may have ended for the same reason */
 		}
 		if (has_changed())
 			update(pid);
