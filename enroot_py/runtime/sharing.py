@@ -74,7 +74,10 @@ class Entry:
         """Write from which PID on the new server is found, and leave the lock to the server."""
         with Fd(self.lock) as lock:
             self.lock = -1
-            _write(lock, pid)
+            try:
+                _write(lock, pid)
+            except OSError:  # the disk is full, or the entry is no file: nobody shares the server
+                return
 
 
 def find(image: str, offset: int, scratch: str) -> Entry | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, User, pack, servers
+from tests.kernel.conftest import PREFIX, User, pack, require, servers
 from tests.waiting import until
 
 UP = "echo up; read line; cat /etc/environment"
@@ -117,9 +117,10 @@ def test_stopped_server_is_not_joined(user: User, image: pathlib.Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_containers_share_within_a_control_group(user: User, image: pathlib.Path) -> None:
     """A server would die with the group of another container. Those of the tasks of one step end together."""
-    place = pathlib.Path("/sys/fs/cgroup")
-    if not os.access(place / "cgroup.procs", os.W_OK):
-        pytest.skip("no cgroup v2 to write to")
+    places = [pathlib.Path("/sys/fs/cgroup", version) for version in ("", "pids")]  # 2 and 1
+    place = next((place for place in places if os.access(place / "cgroup.procs", os.W_OK)), None)
+    require(place, "no control group can be made")
+    assert place is not None
     base = place / f"penroot-test-{os.getpid()}"
     groups = [base / name for name in ("step_0", "step_0/task_0", "step_0/task_1", "step_1")]
     try:
