@@ -12,6 +12,7 @@ from benchmarks.against import bench_against
 from benchmarks.cold import bench_pytorch
 from benchmarks.first import bench_first
 from benchmarks.images import bench_images
+from benchmarks.mpi.lab import bench_mpi
 from benchmarks.originals import bench_originals
 from benchmarks.reading import bench_reading
 from benchmarks.start import bench_devices, bench_start
@@ -29,6 +30,7 @@ BENCHMARKS = {
     "pytorch": (bench_pytorch, 2),
     "swarm": (bench_swarm, 1),
     "tracker": (bench_tracker, 1),
+    "mpi": (bench_mpi, 20),
     "originals": (bench_originals, 3),
 }
 

@@ -5,7 +5,7 @@ import sys
 from enroot_py.base.pack import LIBRARY as LIBRARY  # the import also lets an installation import from the pack
 
 __version__ = "1.0.0rc1"
-ENROOT_VERSION = "4.1.2"  # of the enroot that we are compatible with: scripts compare it
+ENROOT_VERSION = "4.2.1"  # of the enroot that we are compatible with: scripts compare it
 
 
 def version() -> str:

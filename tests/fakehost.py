@@ -26,7 +26,7 @@ TRIPLET = f"{os.uname().machine}-linux-gnu"
 BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # of a DGX A100
 MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # probed in another order than the addresses are
 MIG_GPUS = (6, 7)  # by index
-# What a driver of this branch installs; a second column is the soname's end where it is not 1.
+# Files that a driver of this branch installs. A second column is the end of the soname if it is not 1.
 LIBRARIES = {
     "libcuda": 1, "libcudadebugger": 1, "libnvidia-ml": 1, "libnvidia-cfg": 1, "libnvidia-opencl": 1,
     "libnvidia-ptxjitcompiler": 1, "libnvidia-allocator": 1, "libnvidia-nvvm": 4, "libnvidia-encode": 1,
@@ -34,7 +34,7 @@ LIBRARIES = {
     "libGLX_nvidia": 0, "libEGL_nvidia": 0, "libGLESv2_nvidia": 2, "libGLESv1_CM_nvidia": 1, "libnvidia-ngx": 1,
     "libnvidia-sandboxutils": 1, "libnvidia-vksc-core": 1,
 }  # fmt: skip
-# Those whose soname is the file's name.
+# Libraries whose soname is the file's name.
 INTERNAL = (
     "libnvidia-eglcore",
     "libnvidia-glcore",
@@ -46,7 +46,7 @@ INTERNAL = (
     "libnvidia-gpucomp",
     "libnvidia-present",
 )
-# Those with a version of their own, whatever the driver's: in the file's name, and in the soname.
+# Libraries with their own version, independent of the driver's, in the file's name and in the soname.
 OWN = {"libnvidia-nvvm70": ("4", "4"), "libnvidia-egl-wayland2": ("1.0.1", "1"), "libnvidia-api": ("1", "1")}
 _LONGEST = "libXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXX.so.1"
 
@@ -195,7 +195,7 @@ class FakeHost:
         made.chmod(mode)
 
     def standard_nodes(self) -> None:
-        """What every program expects in /dev."""
+        """Add the devices that every program expects in /dev."""
         for name, minor in (("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)):
             self.node(f"/dev/{name}", 1, minor)
         self.node("/dev/tty", 5, 0)
@@ -486,7 +486,7 @@ class Root(int):
 
 
 def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], image: dict[str, str]) -> Context:
-    """What a hook sees in the container with the root ``container`` on a fake host."""
+    """The context of a hook for the root ``container`` on a fake host."""
     root = Root(os.open(container, os.O_PATH | os.O_DIRECTORY))
     environ = {"HOME": str(container), "ENROOT_SYSCONF_PATH": str(container / "none"), **caller}
     settings = load(environ)

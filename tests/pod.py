@@ -118,7 +118,7 @@ def _status(function: Callable[[], int]) -> int:
 
 
 def _make(options: argparse.Namespace, place: str, group: pathlib.Path | None) -> int:
-    """What a runtime does on the machine: the root file system and the volumes, then the namespaces."""
+    """Act as a runtime on the machine: make the root file system and the volumes, then the namespaces."""
     if group:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     linux.unshare(linux.CLONE_NEWNS)
@@ -155,7 +155,7 @@ def _enter_users() -> None:
 
 
 def _run(options: argparse.Namespace, root: str) -> int:
-    """What a runtime does as process 1 of the pod, which then is the command."""
+    """Act as a runtime in process 1 of the pod, and execute the command."""
     whole = options.privileged or options.proc_unmasked
     read_only = 0 if options.privileged else linux.MS_RDONLY
     _bind(root, root)  # what comes from another user namespace is locked where it is

@@ -64,7 +64,7 @@ def counts(output: str) -> Counter[str]:
 
 
 def failures(output: str) -> list[str]:
-    """What pytest lists at its end."""
+    """Return the failures that pytest lists at its end."""
     return re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.M)
 
 

@@ -61,7 +61,7 @@ class Signer:
 
 
 def payload(reference: str, of: str, **optional: object) -> bytes:
-    """What is signed: that the image ``of`` a digest is ``reference``."""
+    """Return the signed payload: the image ``of`` a digest is ``reference``."""
     return json.dumps(
         {
             "critical": {
@@ -111,7 +111,7 @@ def sign(pusher: Pusher, repository: str, of: str, signer: Signer, reference: st
 
 
 def statement(of: str, **changes: object) -> bytes:
-    """What cosign 3 signs: a statement of in-toto that names a digest, and no image."""
+    """Return the payload of cosign 3: an in-toto statement with a digest and no image name."""
     subject = [{"digest": {"sha256": of.removeprefix("sha256:")}, "annotations": {}}]
     kinds = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://sigstore.dev/cosign/sign/v1"}
     return json.dumps({**kinds, "subject": subject, "predicate": {}, **changes}).encode()

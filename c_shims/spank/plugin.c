@@ -48,7 +48,7 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 	return context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR || context == S_CTX_REMOTE ? register_options(step) : 0;
 }
 
-static int submit(struct step *step, const char *context)
+static int check_submission(struct step *step, const char *context)
 {
 	bool is_batch = strcmp(context, "sbatch") == 0;
 
@@ -66,13 +66,21 @@ static int submit(struct step *step, const char *context)
 	return anything_requested(step) ? check(step, context) : 0;
 }
 
+/* Not `return -1`: with "optional" in plugstack.conf Slurm would go on, and with "required" it would print two more lines.
+ * Nothing has been queued yet. */
+static void submit(struct step *step, const char *context)
+{
+	if (check_submission(step, context) < 0)
+		exit(EXIT_FAILURE);
+}
+
 int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 {
 	struct step *step = called_with(sp, ac, av);
 	if (spank_context() == S_CTX_LOCAL)
-		return submit(step, "srun");
+		submit(step, "srun");
 	if (spank_context() == S_CTX_ALLOCATOR)
-		return submit(step, strcmp(program_invocation_short_name, "salloc") == 0 ? "salloc" : "sbatch");
+		submit(step, strcmp(program_invocation_short_name, "salloc") == 0 ? "salloc" : "sbatch");
 	if (spank_context() == S_CTX_REMOTE)
 		prepare_step(step);
 	return 0;

@@ -64,6 +64,7 @@ FEATURES = {
     "enroot_py.features.swarm": "arguments reach step.shares step.offer step.peers step.send step.receive",
     "enroot_py.features.trust": "admission doctor verbs manual",
     "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",
+    "enroot_py.features.proxy": "settings flags start",
     "pyxis_py.features.ssh": "verbs admin step.clean_up",
 }
 

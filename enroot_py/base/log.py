@@ -9,21 +9,39 @@ import os
 import sys
 from _collections_abc import Callable
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
 _debug = bool(os.environ.get("PENROOT_DEBUG"))
 
 
 _rewriting = False  # a line of progress is on the terminal
+RED, GREEN, YELLOW, CYAN = "31", "32", "33", "36"  # ECMA-48 SGR
+_COLOURS = {"ERROR": RED, "WARN": YELLOW, "HINT": CYAN}
 
 
 def _stderr(level: str, text: str) -> None:
     clear = "\r\x1b[K" if _rewriting else ""
-    sys.stderr.write(f"{clear}[{level}] {text}\n")
+    sys.stderr.write(f"{clear}{coloured(f'[{level}]', _COLOURS.get(level, ''), sys.stderr)} {text}\n")
     sys.stderr.flush()
+
+
+def is_terminal(descriptor: int) -> bool:
+    """Return whether a descriptor is a terminal that understands control sequences."""
+    return os.isatty(descriptor) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def coloured(text: str, colour: str, stream: TextIO) -> str:
+    """Return text in a colour, if the stream is a terminal with colours and NO_COLOR is unset (no-color.org)."""
+    if not colour or os.environ.get("NO_COLOR") or not stream.isatty() or not is_terminal(stream.fileno()):
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 def on_terminal() -> bool:
     """Return whether lines go to a terminal, where rewrite() works."""
-    return sink is _stderr and sys.stderr.isatty()
+    return sink is _stderr and is_terminal(2)
 
 
 def captured() -> bool:
@@ -35,9 +53,7 @@ def rewrite(text: str) -> None:
     """Replace the last line that rewrite() showed; "" removes it."""
     global _rewriting
     _rewriting = bool(text)
-    columns = os.get_terminal_size(2).columns or 80
-    shown = f"[INFO] {text}"[: columns - 1] if text else ""
-    sys.stderr.write(f"\r\x1b[K{shown}")
+    sys.stderr.write(f"\r\x1b[K{text}")
     sys.stderr.flush()
 
 

@@ -9,16 +9,18 @@ from _collections_abc import Iterator
 class Mounted:
     """One mount: the directory ``root`` of a file system is mounted at ``target``.
 
-    ``options`` are the mount's options. ``data`` are the file system's options in the kernel's format.
+    ``options`` are the mount's options. ``data`` are the file system's options in the kernel's format. ``is_first`` is
+    True for the mount of a mount namespace that lies on no other one.
     """
 
-    __slots__ = ("number", "device", "root", "target", "options", "fstype", "source", "data")
+    __slots__ = ("number", "is_first", "device", "root", "target", "options", "fstype", "source", "data")
 
     def __init__(self, line: str) -> None:
         before, _, after = line.partition(" - ")
-        number, _, self.device, root, target, options = before.split(" ")[:6]
+        number, parent, self.device, root, target, options = before.split(" ")[:6]
         self.fstype, source, self.data = after.split(" ", 2)
         self.number = int(number)
+        self.is_first = number == parent
         self.root, self.target, self.source = unescape(root), unescape(target), unescape(source)
         self.options = options.split(",")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 from collections.abc import Callable
@@ -11,6 +12,29 @@ from enroot_py.base import log
 
 _INTERVAL_S = 5.0  # between lines if stderr is not a terminal
 _COUNT = struct.Struct("=Q")
+_NAME_CHARS, _BAR_CHARS, _MIN_BAR_CHARS = 32, 40, 5
+
+
+def columns(descriptor: int) -> int:
+    """Return the width of a terminal, or 80."""
+    try:
+        return os.get_terminal_size(descriptor).columns or 80
+    except OSError:  # the terminal is gone
+        return 80
+
+
+def bar(what: str, done: int, total: int, seconds: float, width: int, *facts: str) -> str:
+    """Return a line that fits ``width``: the image without its registry, bytes, rate, time left, facts, and a bar."""
+    rate = done / max(seconds, 0.001)
+    words = [what.rpartition("/")[2][-_NAME_CHARS:], f"{done / 1e6:.0f}/{total / 1e6:.0f} MB", f"{rate / 1e6:.0f} MB/s"]
+    if rate > 0 and seconds > 1:
+        words.append(f"{max(total - done, 0) / rate:.0f} s left")
+    line = log.printable("  ".join((*words, *facts)))
+    room = min(width - len(line) - 5, _BAR_CHARS)
+    if room >= _MIN_BAR_CHARS:
+        filled = min(done * room // max(total, 1), room)
+        line += f"  [{'#' * filled}{' ' * (room - filled)}]"
+    return line[: width - 1]
 
 
 class Progress:
@@ -48,7 +72,7 @@ class Progress:
             self._go_on()
         now = time.monotonic()
         if log.on_terminal():
-            log.rewrite(self._text(now))
+            log.rewrite(bar(self._what, read, self._total, now - self._began, columns(2)))
         elif now - self._shown >= _INTERVAL_S:
             self._shown = now
             log.info(self._text(now))

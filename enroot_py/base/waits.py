@@ -148,17 +148,32 @@ def described(pid: int) -> str:
 
 
 def _job(pid: int) -> str:
-    """Return the Slurm job of a process; "" for a process without one."""
+    """Return the Slurm job of a process: its number, or its SLUID if only that is known; "" for no job."""
     try:
         with open(f"/proc/{pid}/cgroup", errors="replace") as f:
             groups = f.read()
-        if match := re.search(r"/job_(\d+)", groups):
-            return match[1]
-        with open(f"/proc/{pid}/environ", "rb") as g:
-            match_ = re.search(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0", g.read())
-        return os.fsdecode(match_[1]) if match_ else ""
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as g:
+                environ = g.read()
+        except PermissionError:
+            environ = b""  # of another user's process
     except OSError:
         return ""
+    return job_of(groups, environ)
+
+
+def job_of(groups: str, environ: bytes) -> str:
+    """Return the job that a process's control groups or environment name.
+
+    Slurm 26.05 and later name control groups after the job's SLUID, unless cgroup.conf has CgroupJobIdPaths=yes.
+    squeue and scancel accept both. Sources: cgroup.conf(5); print_sluid() of Slurm's sluid.c.
+    """
+    if match := re.search(r"/job_(\d+)", groups):
+        return match[1]
+    if match_ := re.search(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0", environ):
+        return os.fsdecode(match_[1])
+    sluid = re.search(r"/(s[0-9A-HJKMNP-TV-Z]{13})/step_", groups)
+    return sluid[1] if sluid else ""
 
 
 def families(pids: Iterable[int]) -> Iterator[int]:

@@ -6,77 +6,50 @@ The checks change nothing: a test container runs in a child process. ``pyxis-py 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import glob
 import os
 import shutil
-import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
-from enroot_py.base import filesystems, linux, log, mountinfo, trees, trusted, workers
-from enroot_py.base.errors import ImageError, PenrootError
+from enroot_py.base import linux, mountinfo, workers
+from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.features import plugged
+from enroot_py.cli import fuse, limits, places
+from enroot_py.cli.findings import Finding as Finding
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import isolated, mounting, mounts, pods, rootfs, squashfuse
-from enroot_py.store import format
+from enroot_py.runtime import isolated, mounting, mounts, rootfs
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check: ``ok``, ``warn`` if some containers will fail, or ``bad``, with a ``fix``."""
-
-    verdict: str
-    what: str
-    fix: str = ""
-
-
-def findings(settings: Settings) -> Iterator[Finding]:
-    """Run all checks, in the order in which a start depends on them."""
+def findings(load: Callable[[], Settings]) -> Iterator[Finding]:
+    """Run all checks, in the order in which a start depends on them. ``load`` reads the settings."""
     yield from machine()
     yield from programs()
-    yield data_path(settings.data_path)
-    yield from cache_path(settings)
-    yield from acls(settings)
-    yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
+    try:
+        settings = load()
+    except PenrootError as e:
+        yield Finding("bad", str(e), e.hint)
+        return
+    yield from places.findings(settings, os.environ)
     yield from of_features(settings)
 
 
 def machine() -> Iterator[Finding]:
     """Check the kernel and /dev/fuse, on which containers depend with and without Slurm."""
     yield kernel()
-    yield from namespace_limits()
+    yield from limits.findings()
+    yield from root_directory()
     yield from container()
     yield from selinux()
     yield hidepid()
-    yield from fuse()
+    yield from fuse.findings()
 
 
 def of_features(settings: Settings) -> Iterator[Finding]:
     """Run the checks of features."""
     for feature in plugged("doctor"):
         yield from feature.findings(settings)
-
-
-def report(results: Iterable[Finding]) -> bool:
-    """Print findings, and return False if any is bad."""
-    good = True
-    for finding in results:
-        good = good and finding.verdict != "bad"
-        fix = f"\n     fix: {finding.fix}" if finding.fix else ""
-        print(f"{finding.verdict:<5}{finding.what}{fix}", flush=True)
-    return good
-
-
-def _sysctl(name: str) -> int | None:
-    try:
-        with open("/proc/sys/" + name.replace(".", "/")) as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None  # unknown to this kernel
 
 
 def kernel() -> Finding:
@@ -90,24 +63,11 @@ def kernel() -> Finding:
     return Finding("ok", f"the kernel is Linux {release}")
 
 
-def namespace_limits() -> Iterator[Finding]:
-    limits: tuple[tuple[str, Callable[[int], bool], int, str], ...] = (
-        ("user.max_user_namespaces", lambda value: value < 100, 15000, "bad"),
-        ("user.max_mnt_namespaces", lambda value: value < 100, 15000, "bad"),
-        ("kernel.unprivileged_userns_clone", lambda value: value == 0, 1, "bad"),
-        # A warning: an AppArmor profile may exempt the interpreter. container() below finds out.
-        ("kernel.apparmor_restrict_unprivileged_userns", lambda value: value == 1, 0, "warn"),
-    )
-    where = f"{pods.MACHINE}: " if pods.is_read_only("/proc/sys") else ""
-    for name, wrong, right, verdict in limits:
-        value = _sysctl(name)
-        if value is None:
-            continue
-        if wrong(value):
-            fix = f"{where}echo {name}={right} > /etc/sysctl.d/80-penroot.conf; sysctl --system"
-            yield Finding(verdict, f"{name} is {value}: users cannot create container namespaces", fix)
-        else:
-            yield Finding("ok", f"{name} is {value}")
+def root_directory() -> Iterator[Finding]:
+    """Report a node that runs from its initial RAM file system, as diskless ones do."""
+    if rootfs.is_on_initramfs():
+        how = "a start mounts the container's root over it, as pivot_root(2) cannot replace it"
+        yield Finding("ok", f"/ is the initial RAM file system: {how}")
 
 
 def container() -> Iterator[Finding]:
@@ -195,38 +155,6 @@ def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
     )
 
 
-def fuse() -> Iterator[Finding]:
-    # In a pod, a device plugin may withhold the device from containers that need no FUSE.
-    verdict = "warn" if pods.is_made() else "bad"
-    try:
-        info = os.stat("/dev/fuse")
-    except FileNotFoundError:
-        what = "there is no /dev/fuse: squashfs images cannot be mounted, layers in the store can"
-        yield Finding(verdict, what, pods.without_fuse(squashfuse.INSTEAD))
-        return
-    mode = stat.S_IMODE(info.st_mode)
-    if not stat.S_ISCHR(info.st_mode) or mode & 0o006 != 0o006:
-        fix = """echo 'KERNEL=="fuse", MODE="0666"' > /etc/udev/rules.d/80-fuse.rules; chmod 666 /dev/fuse"""
-        yield Finding("bad", f"/dev/fuse has mode {mode:04o}: users cannot mount squashfs images", fix)
-    else:
-        yield Finding("ok", f"/dev/fuse has mode {mode:04o}")
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
-    except PermissionError as e:
-        if e.errno == errno.EPERM:  # the mode gives EACCES
-            slurm_fix = "/dev/fuse in cgroup_allowed_devices_file.conf if this Slurm reads it, else ConstrainDevices=no"
-            yield Finding(
-                verdict,
-                "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
-                pods.without_fuse(squashfuse.INSTEAD) if pods.is_made() else slurm_fix,
-            )
-    server = squashfuse.installed("squashfuse_ll", "squashfuse")
-    if server:
-        yield Finding("ok", f"{server} mounts squashfs images")
-    else:
-        yield Finding("bad", "squashfuse is not installed: squashfs images cannot be mounted", "install squashfuse")
-
-
 def programs() -> Iterator[Finding]:
     """Check for programs of other packages that some verbs run. Starting a stored image needs none."""
     for program, purpose in (("mksquashfs", "import and export cannot write"), ("unsquashfs", "create cannot unpack")):
@@ -235,129 +163,3 @@ def programs() -> Iterator[Finding]:
         else:
             what = f"{program} is not installed: {purpose} squashfs images"
             yield Finding("warn", what, "install squashfs-tools")
-
-
-_STICKY = "chmod 1777 DIRECTORY (for an emptyDir: by an initContainer), or set a private directory in enroot.conf"
-
-
-def _distrust(path: str) -> str:
-    """Return why other users could replace ``path``, or "" if none can."""
-    try:
-        trusted.place(f"{path}/any")
-    except OSError as e:
-        return e.strerror if e.errno == errno.EPERM and e.strerror else ""
-    return ""
-
-
-def data_path(path: str) -> Finding:
-    """Check the caller's directory of containers, as an example of all users'."""
-    fix = "use a local disk: ENROOT_DATA_PATH /var/tmp/penroot-$(id -u) in enroot.conf"
-    kind = filesystems.kind(path)
-    if kind in filesystems.NETWORK:
-        return Finding("warn", f"containers are in {path}, a network file system ({kind}): no overlay, slow", fix)
-    if why := _distrust(path):
-        return Finding("bad", f"containers are in {path}, which {why}", _STICKY)
-    if kind == "overlay":
-        what = f"containers are in {path}, which {pods.ON_OVERLAY}: they cannot keep changes"
-        return Finding("bad", what, pods.volume("ENROOT_DATA_PATH"))
-    there = filesystems.existing(path)
-    if os.statvfs(there).f_flag & os.ST_NOEXEC:
-        return Finding("bad", f"containers are in {path}, mounted noexec: their programs cannot be executed", fix)
-    nosuid = ", nosuid" if os.statvfs(there).f_flag & os.ST_NOSUID else ""
-    return Finding("ok", f"containers are in {path} ({kind}{nosuid})")
-
-
-def cache_path(settings: Settings) -> Iterator[Finding]:
-    """Check the directory and the format of the store."""
-    path = settings.cache_path
-    kind = filesystems.kind(path)
-    if why := _distrust(path):
-        yield Finding("bad", f"images are stored in {path}, which {why}", _STICKY)
-        return
-    try:
-        format.check(path, mark=False)
-    except ImageError as e:
-        yield Finding("bad", str(e), e.hint)
-        return
-    if kind == "overlay":
-        what = f"images are stored in {path}, which {pods.ON_OVERLAY}: layers that delete files cannot be stored"
-        yield Finding("bad", what, pods.volume("ENROOT_CACHE_PATH"))
-        return
-    if kind not in filesystems.NETWORK:
-        yield Finding("ok", f"images are stored in {path} ({kind})")
-        return
-    what = f"images are stored in {path}, a network file system ({kind}): each as one squashfs file, mounted with FUSE"
-    yield Finding("warn", what, "use a local disk: ENROOT_CACHE_PATH /var/tmp/penroot-$(id -u) in enroot.conf")
-
-
-def acls(settings: Settings) -> Iterator[Finding]:
-    """Check for ACLs on trees of images and containers, which an overlay cannot copy: acl(5).
-
-    penroot creates its trees without ACLs. With enroot and older versions they inherited a default ACL.
-    """
-    beneath = {settings.cache_path: ("layers/*/fs", "images/*/head/fs"), settings.data_path: ("*", "*/upper")}
-    for place, patterns in beneath.items():
-        paths = (path for pattern in patterns for path in glob.iglob(f"{glob.escape(place)}/{pattern}"))
-        inherited = [path for path in paths if _has_acl(path)]
-        if inherited:
-            number = log.many(len(inherited), "tree")
-            what = f"{number} in {place} inherited a default ACL; their containers fail to start: {inherited[0]}"
-            yield Finding("bad", what, f"setfacl -R -b {place} (package acl), or remove and import them again")
-        elif _has_acl(filesystems.existing(place)):
-            yield Finding("ok", f"{place} has a default ACL; images and containers do not inherit it")
-
-
-def _has_acl(directory: str) -> bool:
-    try:
-        return not {*trees.ACLS}.isdisjoint(os.listxattr(directory))
-    except OSError:
-        return False
-
-
-_SMALL_IMAGE_FILES, _LARGE_IMAGE_FILES = 10_000, 100_000
-
-
-def inodes(paths: Iterable[str]) -> Iterator[Finding]:
-    """Check that the file system and the caller's quota have room for the files of images."""
-    for path in paths:
-        directory = filesystems.existing(path)
-        info = os.statvfs(directory)
-        free = [info.f_favail] if info.f_files else []  # 0: the file system creates inodes on demand
-        left = inode_quota(directory)
-        free += [] if left is None else [left]
-        if not free:
-            continue
-        why = "your quota" if left is not None and left == min(free) else "the file system"
-        if min(free) >= _LARGE_IMAGE_FILES:
-            yield Finding("ok", f"{path} has room for {min(free)} files")
-            continue
-        fix = "setquota -u USER 0 0 0 0 " + directory if why == "your quota" else "penroot cache prune"
-        what = f"{path} has room for {min(free)} files ({why}): large images have {_LARGE_IMAGE_FILES} and more"
-        verdict = "bad" if min(free) < _SMALL_IMAGE_FILES else "warn"
-        yield Finding(verdict, what, f"{fix}; or set ENROOT_STORE_FORM=squashfs")
-
-
-class _Quota(ctypes.Structure):
-    """struct if_dqblk of quotactl(2)."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_uint64)
-            for name in ("bhard", "bsoft", "space", "ihard", "isoft", "inodes", "btime", "itime")
-        ),
-        ("valid", ctypes.c_uint32),
-    )
-
-
-_QUOTACTL_FD = 443  # the same on all architectures since Linux 5.14
-_GET_USER_QUOTA = 0x800007 << 8
-
-
-def inode_quota(path: str) -> int | None:
-    """Return how many more files the caller's quota allows on the file system of ``path``, None for no limit."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    quota = _Quota()
-    with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        failed = libc.syscall(_QUOTACTL_FD, fd, _GET_USER_QUOTA, os.getuid(), ctypes.byref(quota))
-    limits = [limit for limit in (quota.ihard, quota.isoft) if limit]
-    return max(0, min(limits) - quota.inodes) if not failed and limits else None

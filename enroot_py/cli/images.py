@@ -111,7 +111,7 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
 
     A URI is not unpacked. Squashfs files and plain containers are described by their files in /etc.
     """
-    if is_uri(image):
+    if containers.is_reference(image, settings):
         reference = of_command_line(image)
         source = open_source(reference, settings)
         manifest = source.manifest(arch)

@@ -81,13 +81,15 @@ def usage(verb: str) -> str:
 
 def help_text() -> str:
     """Return HELP with the options of features."""
-    rows = ((f"       {row.name} {row.metavar}".ljust(27), row.help) for row in feature_flags().values())
+    flags = feature_flags().values()
+    shown = {row.name: f"{row.name}{'=' if row.name in FLAGS else ' '}{row.metavar}" for row in flags}
+    rows = ((f"       {shown[row.name]}".ljust(27), row.help) for row in flags)
     lines = "".join(f"{name} {text}\n" if len(name) == 27 else f"{name}\n{'':28}{text}\n" for name, text in rows)
     return HELP.replace("       --explain ", f"{lines}       --explain ")
 
 
 class FeatureFlag(Frozen):
-    """An option of ``start`` that a feature adds; a flag has no metavar.
+    """An option of ``start`` that a feature adds; a flag has no metavar. If FLAGS has the name, it adds NAME=VALUE.
 
     ``change`` returns the settings with the value applied. ``describe`` returns the start that the value describes.
     """
@@ -376,12 +378,10 @@ def enter_shared(settings: Settings, options: Options) -> Container:
 
 def find(target: str, settings: Settings) -> Source:
     """Find the root file system of a container, an image file or a reference. Raises PenrootError."""
-    if ":" in target:  # saves an import otherwise
+    if containers.is_reference(target, settings):
         from enroot_py.registry import reference
+        from enroot_py.store import pull
 
-        if reference.is_uri(target):
-            from enroot_py.store import pull
-
-            image = reference.of_command_line(target)
-            return containers.of_image(reference.without_password(target), pull.pull(image, settings))
+        image = reference.of_command_line(target)
+        return containers.of_image(reference.without_password(target), pull.pull(image, settings))
     return containers.find(target, settings)

@@ -130,10 +130,8 @@ def create(name: str | None, force: bool, image: str) -> None:
 
     IMAGE is a squashfs file, or a reference such as docker://ubuntu.
     """
-    from enroot_py.registry import reference
-
     options = loaded(force=force)
-    if reference.is_uri(image):
+    if containers.is_reference(image, options):
         _create_from(image, name, options, None)
         return
     if not os.path.isfile(image):
@@ -141,6 +139,7 @@ def create(name: str | None, force: bool, image: str) -> None:
         raise ContainerError(f"{what}: {containers.shown(image)}", hint="give a squashfs file, or docker://IMAGE")
     name = name or os.path.basename(os.path.realpath(image)).removesuffix(".sqsh")
     containers.unpack(name, image, options, force=options.force_override)
+    _report(name)
 
 
 @command
@@ -165,6 +164,11 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
     force = options.force_override
     containers.refuse_taken(name, options, force=force)  # before the pull
     containers.create(name, pull.pull(ref, options, arch=arch).path, options, str(ref), force=force)
+    _report(name)
+
+
+def _report(name: str) -> None:
+    log.info(f"created the container {name}: {called_as()} start {name}")
 
 
 @command
@@ -361,14 +365,19 @@ def _info_of_enroot(options: Settings) -> None:
 
 
 @command
-def doctor() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print each result as a JSON object in one line.")
+@click.option("--user", metavar="NAME", help="As root, run the checks as this user.")
+def doctor(as_json: bool, user: str | None) -> None:
     """Check whether this machine can run containers.
 
     Prints a fix for each problem, and exits with 1 if there is any. On a node of a Slurm cluster run pyxis-py check.
     """
-    from enroot_py.cli.doctor import findings, report
+    from enroot_py.cli import asuser
+    from enroot_py.cli import doctor as checks
+    from enroot_py.cli.findings import report
 
-    if not report(findings(loaded())):
+    results = checks.findings(loaded) if user is None else asuser.findings(user)
+    if not report(results, as_json=as_json):
         click.get_current_context().exit(1)
 
 

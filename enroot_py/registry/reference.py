@@ -122,6 +122,16 @@ def is_uri(text: str) -> bool:
     return text.startswith(SCHEMES)
 
 
+def is_tagged(text: str) -> bool:
+    """Return whether a text is a reference without ``docker://`` that has a tag or a digest, such as debian:12."""
+    if text.startswith(("/", ".", "~")) or ":" not in text.rpartition("/")[2]:
+        return False
+    try:
+        return isinstance(_parse_remote(text), Reference)
+    except ImageReferenceError:
+        return False
+
+
 def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     """Parse a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
 

@@ -307,8 +307,34 @@ def switch(root: str) -> None:
         linux.pivot_root(".", ".")
     except PermissionError as e:
         raise _refused("change the root directory", e) from e
+    except OSError as e:
+        if e.errno != errno.EINVAL or not is_on_initramfs():
+            raise
+        _cover_initramfs()
+        return
     import_no_files()
     linux.umount2(".", linux.MNT_DETACH)
+    os.chdir("/")
+
+
+def is_on_initramfs() -> bool:
+    """Return whether the root directory is the initial RAM file system, which pivot_root(2) cannot replace."""
+    from enroot_py.base import mountinfo
+
+    roots = [mount for mount in mountinfo.read() if mount.target == "/"]
+    return bool(roots) and roots[-1].is_first
+
+
+def _cover_initramfs() -> None:
+    """Mount the working directory over / and make it the root, as switch_root(8) does. Raises OSError.
+
+    chroot(2) confines nobody, the mount does: a path through "/", ".." or setns(2) ends at the topmost mount of /. It
+    can be removed only with CAP_SYS_ADMIN in the user namespace that owns the mount namespace. A program in a
+    container does not have it, and namespaces that it creates lock the mount: mount_namespaces(7).
+    """
+    linux.mount(".", "/", None, linux.MS_MOVE)
+    import_no_files()
+    os.chroot(".")
     os.chdir("/")
 
 

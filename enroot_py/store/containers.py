@@ -39,6 +39,16 @@ def find(target: str, settings: Settings) -> Source:
     return open_container(target, settings, or_else=f"; for a registry image: docker://{shown(target)}")
 
 
+def is_reference(target: str, settings: Settings) -> bool:
+    """Return whether ``target`` is a URI, or NAME:TAG. A file or a container of that name takes precedence."""
+    if ":" not in target:  # saves an import
+        return False
+    from enroot_py.registry import reference
+
+    taken = os.path.lexists(target) or "/" not in target and os.path.lexists(f"{settings.data_path}/{target}")
+    return reference.is_uri(target) or not taken and reference.is_tagged(target)
+
+
 def shown(target: str) -> str:
     """Return ``target`` for a message, without the password that a reference may contain."""
     if ":" not in target or "@" not in target:

@@ -16,8 +16,8 @@ import yaml
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.features import plugged
 from enroot_py.base.run import Program, find
-from enroot_py.cli import doctor
-from enroot_py.cli.doctor import Finding
+from enroot_py.cli import doctor, places
+from enroot_py.cli.findings import Finding
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import pods
 from pyxis_py.admin import plugstack, prebuilt
@@ -49,9 +49,9 @@ def findings(given: str | None) -> Iterator[Finding]:
     yield from doctor.machine()
     yield from _slurm(slurm, _plugin(stacks))
     loaded = enroot_settings.load(in_job=False)
-    yield doctor.data_path(loaded.data_path)
-    yield from doctor.cache_path(loaded)
-    yield from doctor.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
+    yield places.data_path(loaded.data_path)
+    yield from places.cache_path(loaded)
+    yield from places.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
     yield from doctor.of_features(loaded)
     for feature in plugged("reach"):
         yield from feature.libraries(_plugin(stacks))
@@ -198,7 +198,8 @@ def _private_directories(kind: str, directory: str) -> list[str]:
     with contextlib.suppress(OSError, yaml.YAMLError):
         if kind.endswith("linux"):
             with open(f"{directory}/namespace.yaml", "rb") as file:
-                dirs = list(_all_of("dirs", yaml.safe_load(file)))
+                document = yaml.safe_load(file)
+            dirs = [*_all_of("dirs", document), *_all_of("path", document)]  # path: of dir_confs, Slurm 26.11
         else:
             with open(f"{directory}/job_container.conf", errors="surrogateescape") as conf:
                 dirs = _DIRS.findall(conf.read())

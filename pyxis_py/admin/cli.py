@@ -172,7 +172,8 @@ def install_command(
         log.info(f"built {plugin}")
     else:
         log.info(f"{plugin} is the prebuilt plugin for Slurm {release}")
-    _load(main, plugstack_dir, plugin, arguments)
+    if not _load(main, plugstack_dir, plugin, arguments):
+        sys.exit(1)
 
 
 def _take_prebuilt(library: str, python: str) -> str | None:
@@ -192,21 +193,24 @@ def _compile_modules() -> None:
         packing.write()
 
 
-def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> None:
-    """Make the plugstack.conf ``main`` load the plugin, or warn about the missing line."""
+def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> bool:
+    """Make the plugstack.conf ``main`` load the plugin. Return False if this host's admin must add a line to it."""
     if plugstack.is_sent(main):
         plugstack.configure_sent(main, plugin, arguments)
         log.info(f"loaded by {main}, which slurmctld sends to nodes: scontrol reconfigure, when all have {plugin}")
     elif plugstack.reads(main, directory) or not plugstack.is_copy(main):
         log.info(f"loaded by {plugstack.configure(directory, plugin, arguments)}")
         if not plugstack.reads(main, directory):
-            log.warn(f"{main} does not include that file: Slurm does not load the plugin yet")
+            what = "does not include that file" if os.path.exists(main) else "does not exist"
+            log.error(f"{main} {what}: Slurm does not load the plugin yet")
             log.hint(f"add the line to {main}: include {os.path.abspath(directory)}/*")
+            return False
     elif any(line.path == plugin for line in plugstack.stack(main)):
         log.info(f"loaded by {main} ({plugin})")
     else:
         log.warn(f"{main} comes from slurmctld and does not load it")
         log.hint(plugstack.HINT)
+    return True
 
 
 @commands.command("check")
@@ -218,10 +222,10 @@ def check_command(plugstack: str | None, nodes: str | None) -> None:
     Prints a fix for each problem, and exits with 1 if there is any. With --nodes, a step on these nodes tests the
     connections by which nodes share an image, within swarm_network and SrunPortRange.
     """
-    from enroot_py.cli import doctor
+    from enroot_py.cli.findings import report
     from pyxis_py.admin import check
 
-    if not doctor.report(check.findings_of_nodes(plugstack, nodes) if nodes else check.findings(plugstack)):
+    if not report(check.findings_of_nodes(plugstack, nodes) if nodes else check.findings(plugstack)):
         sys.exit(1)
 
 

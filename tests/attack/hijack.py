@@ -1,4 +1,4 @@
-"""What a program of an image does to the helper of its step: it kills that, and answers in its place. Needs /usr.
+"""A program of an image kills the helper of its step, and answers in its place. Needs /usr.
 
 hijack.py MODE: "attach" answers who attaches with no namespaces and a variable EVIL; "silent" says nothing to
 anybody; "idle" lets the helper live, connects to it and says nothing. It takes abstract addresses that the helper

@@ -59,7 +59,7 @@ def probe() -> Iterator[pathlib.Path]:
 
 
 def cells(shown: str) -> dict[str, str]:
-    """What the probe has found. Before its first line are characters that were typed, or that it has pushed."""
+    """Return the findings of the probe. Typed and pushed characters come before its first line."""
     return dict(re.findall(rf"({'|'.join(BY_CALLER)}) (\S+)\r?$", shown, re.M)) or {"output": shown}
 
 

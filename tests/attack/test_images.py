@@ -314,7 +314,7 @@ def test_a_record_in_an_image_is_not_believed(
 def test_a_program_cannot_make_a_record(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """What runs in a writable plain container writes /.penroot for the next start, with an image that the user has."""
+    """A program in a writable plain container writes /.penroot, with an image of the user, for the next start."""
     mark = f"printf 'format 1\\nsquashfs {image}\\n' > /.penroot; ln -s {secret} /upper; mkdir /work"
     user.start("--rw", "box", "sh", "-c", mark)
     user.run("sh", "-c", "penroot start --rw box sh -c 'touch /planted'; true")

@@ -1,4 +1,4 @@
-"""What a user has is lost neither by a tool's exclusion, status or warning, nor by a kill at any moment."""
+"""No file of a user is lost by a tool's exclusion, status or warning, or by a kill at any moment."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
 
 
 def hidden(place: pathlib.Path) -> list[str]:
-    """What somebody makes, or has left half made; ``.records`` is a file of every data path."""
+    """Return unfinished files of a data path. ``.records`` is in every data path."""
     return [name for name in os.listdir(place) if name.startswith(".") and name != ".records"]
 
 

@@ -1,4 +1,4 @@
-"""What writes and reads images lives within the memory that a job has, or says at the start that it cannot."""
+"""Programs that write and read images stay within the memory of a job, or refuse at the start."""
 
 from __future__ import annotations
 

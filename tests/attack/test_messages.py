@@ -1,4 +1,4 @@
-"""What is broken, closed or hostile is told in one line with a way out: no traceback, no wait, no wrong hint."""
+"""Broken, closed or hostile input ends in one line with a hint: no traceback, no wait, no wrong hint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(kind: str, path: pathlib.Path) -> None:
 
 
 def told(user: User, *words: str) -> str:
-    """What a command that fails says: without a wait, within 1 GB, in words."""
+    """Return the error of a command that must fail without a wait, within 1 GB, in words."""
     limits = ("prlimit", f"--as={1 << 30}", "timeout", "100")
     done = user.penroot(*words, status=1, prefix=limits)
     assert "Traceback" not in done.stderr
@@ -66,7 +66,7 @@ def test_what_is_no_script_is_told(user: User, rootfs: pathlib.Path, words: str,
 
 
 def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
-    """What the mend must not break: --rc <(command)."""
+    """The fix must not break --rc <(command)."""
     assert user.run("bash", "-c", "penroot start --rc <(echo echo piped) box").stdout == "piped\n"
 
 

@@ -376,14 +376,14 @@ def trickle(server: Fake) -> Callable[[Request], Reply]:
 
 
 def challenge_and_hang(server: Fake) -> Callable[[Request], Reply]:
-    """Who asks for a token, and does not give one."""
+    """A registry that asks for a token, and issues none."""
     wait = hang(server)
     challenge = Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/token"'})
     return lambda request: wait(request) if "/token" in request.path else challenge
 
 
 def move_and_hang(server: Fake) -> Callable[[Request], Reply]:
-    """Who says that the tag is another image now, and does not tell which."""
+    """A registry that reports a moved tag without its new digest."""
     wait = hang(server)
     moved = Reply(200, {"Docker-Content-Digest": "sha256:" + "0" * 64})
     return lambda request: moved if request.method == "HEAD" else wait(request)
@@ -575,7 +575,7 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
 @pytest.mark.parametrize("path", ["/manifests/", "/token"])
 def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
     """A manifest or a token of 2 GB, in 2 MB of gzip, or in some bytes of gzip in gzip."""
-    # What is flushed can be repeated; the sum at the end is never reached.
+    # Flushed data can be repeated. The checksum at the end is never reached.
     pack = zlib.compressobj(1, zlib.DEFLATED, 15 if encoding == "deflate" else 31)
     head = pack.compress(b"{") + pack.flush(zlib.Z_FULL_FLUSH)
     bomb = head + (pack.compress(bytes(1 << 24)) + pack.flush(zlib.Z_FULL_FLUSH)) * 120

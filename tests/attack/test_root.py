@@ -211,7 +211,7 @@ def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
 
 @pytest.mark.security("C3")
 def test_root_may_ask_for_it(root: User) -> None:
-    """Who starts the container decides: a mount that is asked for stands."""
+    """The caller decides: a requested mount stays."""
     script = "v=$(cat /proc/sys/vm/swappiness); echo $v > /proc/sys/vm/swappiness && echo wrote"
     environ = {"ENROOT_ALLOW_SUPERUSER": "yes"}
     assert root.start("-m", "/proc/sys:/proc/sys", "box", "sh", "-c", script, env=environ) == "wrote\n"
@@ -219,7 +219,7 @@ def test_root_may_ask_for_it(root: User) -> None:
 
 @pytest.mark.security("C5")
 def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
-    """Who is root in his container alone has no_new_privs and the filter of system calls as everybody has."""
+    """Root in a container only has no_new_privs and the system call filter, like every user."""
     busybox_rootfs(user.data / "box")
     user.own(user.data)
     script = ("grep", "-e", "NoNewPrivs", "-e", "Seccomp:", "/proc/self/status")

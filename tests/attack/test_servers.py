@@ -1,4 +1,4 @@
-"""What serves or enters a container stays out of reach of who is root in it: issue of /proc/PID/root and its like.
+"""Root in a container cannot reach the processes that serve or enter the container: /proc/PID/root and similar.
 
 A program of the image is root of its user namespace, and has there all that ptrace(2) asks for. So whatever is in that
 namespace and still has a way to the node, is a way for the program too.
@@ -54,7 +54,7 @@ def mark(user: User) -> str:
 
 
 def seen(out: str) -> set[str]:
-    """What the spy has seen but its own kind."""
+    """Return the processes that the spy has seen, without its own kind."""
     lines = out.splitlines()
     assert "looking" in lines
     return {line for line in lines if line not in ("looking", "sees /bin/busybox", "sees /bin/spy")}

@@ -1,4 +1,4 @@
-"""What another user leaves in, or reads from, the directory where nodes share what they fetch."""
+"""Another user writes to, or reads from, the directory in which nodes share downloads."""
 
 from __future__ import annotations
 

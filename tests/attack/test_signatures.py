@@ -71,7 +71,7 @@ def test_a_signature_that_is_stripped(user: User, registry: Server) -> None:
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_the_signature_of_another_image(user: User, registry: Server) -> None:
-    """Of the same repository, under the tag that the evil image's would have."""
+    """A signature of the same repository, under the tag of the evil image's signature."""
     good, evil = put(registry, "swapped", b"1"), put(registry, "swapped", b"evil", signed=False)
     data = payload(f"{registry.host}/test/swapped", good.digest())
     push(registry.pusher, "test/swapped", evil.digest(), [(data, SIGNER.sign(data))])
@@ -92,7 +92,7 @@ def test_an_image_that_was_signed_for_another_repository(user: User, registry: S
     push(registry.pusher, "test/new", old.digest(), [(data, SIGNER.sign(data))])
     said = refusal(user, f"docker://{registry.host}/test/new:1")
     assert f"its signature is for {registry.host}/test/old, not for {registry.host}/test/new" in said
-    # What is stored for the one repository is not let in for the other.
+    # An image that is stored for one repository is refused for the other.
     assert user.start(f"docker://{registry.host}/test/old:1", "cat", "/number") == "1"
     assert "its signature is for" in refusal(user, f"docker://{registry.host}/test/new@{old.digest()}")
 
@@ -101,7 +101,7 @@ def test_an_image_that_was_signed_for_another_repository(user: User, registry: S
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) -> None:
-    """Whatever the tag is when it is asked for again: what was verified is what is unpacked."""
+    """The verified image is unpacked, even if the tag has moved meanwhile."""
     good, evil = put(registry, "moved", b"1"), put(registry, "moved", b"evil", signed=False)
     data = payload(f"{registry.host}/test/moved", good.digest())
     push(registry.pusher, "test/moved", good.digest(), [(data, SIGNER.sign(data))])
@@ -139,7 +139,7 @@ class Watched(list):  # type: ignore[type-arg]
 @pytest.mark.security("S2")
 @pytest.mark.usefixtures("key")
 def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: Server) -> None:
-    """What is beside a stored image is verified as what comes from a registry: whoever has written it."""
+    """Signatures beside a stored image are verified like those from a registry, whoever wrote them."""
     good, evil = put(registry, "kept", b"1"), put(registry, "unkept", b"evil", signed=False)
     policy = user.home / "etc/policy.json"
     written = policy.read_text()
@@ -163,7 +163,7 @@ def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: 
     mark = user.data / "evil/.penroot"
     mark.write_text(mark.read_text().replace("test/unkept", "test/kept"))
     assert "it has no signature" in refusal(user, "evil")
-    # What the name of the signed one meant last.
+    # The last digest of the signed name.
     for ref in (user.home / "cache/refs").iterdir():
         ref.write_text(ref.read_text().replace(good.digest(), evil.digest()))
     assert user.start(f"docker://{registry.host}/test/kept:1", "cat", "/number") == "1"

@@ -28,7 +28,7 @@ def tmp(user: User, scratch: pathlib.Path) -> pathlib.Path:
 
 
 def evil(place: pathlib.Path) -> None:
-    """What the squatter would like to be mounted and run: a scratch directory with a root file system of his."""
+    """Make the squatter's scratch directory, with a root file system for the victim to mount and run."""
     root = place / "root"
     busybox_rootfs(root)
     (root / "bin/sh").unlink()

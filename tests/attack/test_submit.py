@@ -1,4 +1,4 @@
-"""What somebody says at submit, and what becomes of it on the nodes."""
+"""Hostile values at submit, and their effect on the nodes."""
 
 from __future__ import annotations
 

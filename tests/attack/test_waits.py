@@ -1,4 +1,4 @@
-"""What a user, or what he runs, does to the processes by which root ends his steps and jobs: nothing waits for him."""
+"""A user attacks the processes with which root ends steps and jobs: root never waits for the user."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SLOW = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -throttle 99 -processors 1"}
 
 @pytest.fixture(autouse=True)
 def nothing_happens(lab: Lab) -> Iterator[None]:
-    """Whatever a test does: nothing is left, and slurmd's log has grown by less than a megabyte."""
+    """No test leaves anything, and slurmd's log grows by less than a megabyte."""
     log = f"{lab.root}/nodes/n1/var/log/slurmd.log"
     before = os.path.getsize(log)
     yield
@@ -65,7 +65,7 @@ def start(lab: Lab, *options: str, script: str = "echo up; read line", **how: ob
 
 
 def stop_all(lab: Lab) -> None:
-    """What a user may do from anywhere: stop his own processes, again and again."""
+    """A user may stop the user's own processes from anywhere, again and again."""
     on_node(lab, f"(while :; do pkill -STOP -f {HELPER}; done) > /dev/null 2>&1 & echo $! > /tmp/stopping", "alice")
 
 

@@ -95,7 +95,7 @@ def entries(lab: Lab) -> list[str]:
 
 
 def at_once(lab: Lab, write: str, *options: str) -> list[str]:
-    """What is in a file of both nodes' containers, after both have written their names to it and before one ends."""
+    """Return a file of both nodes' containers after both nodes wrote their names, and before one ends."""
     script = f"echo $SLURMD_NODENAME {write} /mine; echo up; read line; cat /mine"
     step = lab.popen(["srun", "-N2", *options, "--container-writable", *sh(script)], user="bob")
     expect(step, "up", "up")

@@ -40,7 +40,7 @@ class Browser:
         ]
 
     def show(self, address: str, *options: str) -> str:
-        """What a page is when its scripts have run. Fails if one of them does."""
+        """Return a page after its scripts have run. Fails if a script fails."""
         words = [*self._words, "--virtual-time-budget=120000", *options, address]
         environ = {**os.environ, "HOME": str(self.directory)}
         done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=240, check=False)

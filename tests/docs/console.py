@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.slurm.lab import Lab
 
-# Whether a job has to wait for the node that the last one leaves.
+# A job may have to wait for the node of the previous job.
 _WAITS = re.compile("^srun: job .* (queued and waiting for|has been allocated) resources\n", re.M)
 
 

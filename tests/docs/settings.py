@@ -9,7 +9,7 @@ from enroot_py.config.table import all_settings
 from pyxis_py.request import settings as plugin
 from tests.docs import NOTE, escaped
 
-# What most sites set, with an example for each.
+# Settings that most sites set, with an example for each.
 COMMON = {
     "cache_path": "/local/enroot/cache-$(id -u)",
     "data_path": "/local/enroot/data-$(id -u)",

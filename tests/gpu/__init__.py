@@ -1,1 +1,1 @@
-"""What needs a GPU: skipped on a machine without one."""
+"""Tests that need a GPU: skipped on a machine without one."""

@@ -33,7 +33,7 @@ class Box:
         user.environ["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         busybox_rootfs(self.root)
         user.own(user.data)
-        # What the driver's libraries need comes from the image, as on every system.
+        # Dependencies of the driver's libraries come from the image, as on every system.
         self.copy(libraries(driver()))
 
     def add(self, program: pathlib.Path | str) -> None:
@@ -73,7 +73,7 @@ def driver() -> list[str]:
 
 
 def libraries(programs: list[str]) -> set[str]:
-    """What the loader finds for programs on this machine, without the driver."""
+    """Return the libraries that the loader finds on this machine, without the driver's."""
     if not programs:
         return set()
     done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)

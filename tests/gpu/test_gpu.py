@@ -185,7 +185,7 @@ def test_the_gpus_of_outside(box: Box) -> None:
     # By NVML, where /proc does not tell.
     for environ in ({}, {"ENROOT_RESTRICT_DEV": "y"}):
         assert uuid in box.run("nvidia-smi", "-L", env={"NVIDIA_VISIBLE_DEVICES": uuid, **environ})
-    # What Slurm would say.
+    # As Slurm would set it.
     minor = next(path.removeprefix("/dev/nvidia") for path in sorted(glob.glob("/dev/nvidia[0-9]*")))
     step = {"NVIDIA_VISIBLE_DEVICES": "all", "SLURM_STEP_GPUS": minor, "ENROOT_RESTRICT_DEV": "y"}
     assert len(box.run("nvidia-smi", "-L", env=step).splitlines()) == 1

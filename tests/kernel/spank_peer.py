@@ -239,7 +239,7 @@ def linger(task):
     time.sleep(1000)
 
 
-# What the helper of a step is that its user has made another one, when root asks it to finish.
+# A user has replaced the helper of a step by this one. Root asks it to finish.
 HOSTILE = {function.__name__: function for function in (flood, trickle, sleep, give, swell, bequeath, linger)}
 
 

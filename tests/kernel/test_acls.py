@@ -33,7 +33,7 @@ def set_default_acl(path: Path, named: int) -> None:
 
 
 def with_acl(path: Path) -> list[str]:
-    """What has an ACL beneath ``path``."""
+    """Return the files with an ACL beneath ``path``."""
     found = []
     for here in path.rglob("*"):
         if not here.is_symlink() and {DEFAULT, ACCESS} & set(os.listxattr(here)):
@@ -123,6 +123,21 @@ def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: P
     after = user.penroot("doctor", status=1).stdout
     assert f"bad  1 tree in {place}/data inherited a default ACL" in after
     assert f"setfacl -R -b {place}/data" in after
+
+
+@pytest.mark.parametrize(("mode", "verdict", "right"), [(0o755, "warn", "read"), (0o775, "bad ", "change")])
+def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: int, verdict: str, right: str) -> None:
+    """Made by hand, or inherited by an older version: users whom the ACL names may change layers."""
+    layers = user.home / "cache/layers"
+    layers.mkdir(parents=True)
+    user.own(user.home / "cache")
+    set_default_acl(layers.parent, USER)
+    (layers.parent / "blobs").mkdir()
+    user.own(layers.parent)
+    os.removexattr(layers.parent, DEFAULT)
+    (layers.parent / "blobs").chmod(mode)
+    out = user.penroot("doctor", status=None).stdout
+    assert f"{verdict} {layers.parent}/blobs/ has an ACL: users whom it names may {right} your images\n" in out
 
 
 def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, place: Path) -> None:

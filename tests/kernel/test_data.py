@@ -109,7 +109,7 @@ def test_in_an_fstab_of_the_site(user: User, rootfs: pathlib.Path, data: pathlib
 @pytest.mark.parity("in an fstab of mounts.d")
 @pytest.mark.parametrize(("options", "warnings"), [("nofail", 3), ("nofail,silent", 0)])
 def test_nofail_and_silent(user: User, rootfs: pathlib.Path, data: pathlib.Path, options: str, warnings: int) -> None:
-    """What is not there, what is none, and what squashfuse does not take."""
+    """A missing file, a file of another kind, and an image that squashfuse refuses."""
     damage(data)
     fstab(user, "".join(f"{path} /x sqsh {options}\n" for path in ("/no/such", user.home, data)))
     done = user.penroot("start", "box", "echo", "started")

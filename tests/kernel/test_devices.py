@@ -518,7 +518,7 @@ def parts(host: FakeHost) -> list[str]:
     names = [str(path.relative_to(host.root)) for path in found]
     libraries = [name for name in names if ".so." in name]
     few = set(libraries[:2]) | {name for name in libraries if "libcuda.so" in name or "libnvidia-ml" in name}
-    # Of many equal parts, test only the first and the last.
+    # Test only the first and the last of many equal parts.
     for prefix in ("dev/nvidia-caps/", "proc/driver/nvidia/capabilities/gpu", "dev/infiniband/", "sys/"):
         many = [name for name in names if name.startswith(prefix)]
         few |= {many[0], many[-1]}

@@ -15,7 +15,7 @@ from tests.parity.differential import Transcript, documented, outcomes, registry
 
 @pytest.fixture(scope="module")
 def given() -> Iterator[dict[str, Future[list[str]]]]:
-    """What the lines give, by file; each test waits for its own, within its own time."""
+    """Start the lines of each file. Each test waits for its own results, with its own time limit."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
     with registry() as host, ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {found.path.stem: pool.submit(outcomes, found, None, host) for found in transcripts()}

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from enroot_py.base import linux
-from tests.kernel.conftest import User, require
+from enroot_py.base.errors import UsageError
+from enroot_py.cli import asuser, fuse
+from enroot_py.cli.findings import Finding
+from tests.kernel.conftest import PREFIX, User, require, require_squashfuse
 
 
 def without(*programs: str) -> tuple[str, ...]:
@@ -40,3 +49,185 @@ def test_an_old_kernel_is_told(user: User) -> None:
     prefix = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=mount_setattr:error=ENOSYS")
     out = user.penroot("doctor", prefix=prefix, status=1).stdout
     assert f"bad  the kernel is Linux {os.uname().release}, and containers need {linux.FLOOR}\n" in out
+
+
+def mounted(*mounts: str) -> tuple[str, ...]:
+    """Return a command prefix for root with these mounts."""
+    return ("unshare", "--mount", "sh", "-ec", "".join(f"mount {mount}; " for mount in mounts) + 'exec "$@"', "sh")
+
+
+@pytest.mark.parity("doctor: what is wrong")
+def test_limits_of_this_kernel_are_read(user: User) -> None:
+    require(os.geteuid() == 0, "only root can cover settings of the kernel")
+    low = user.write("low", "5\n")
+    names = ("fs/inotify/max_user_instances", "kernel/keys/maxkeys", "user/max_net_namespaces")
+    require(all(os.path.exists(f"/proc/sys/{name}") for name in names), "this kernel has no such limits")
+    prefix = mounted(*(f"--bind {low} /proc/sys/{name}" for name in names))
+    out = user.penroot("doctor", prefix=prefix).stdout
+    for name in names:
+        assert f"warn {name.replace('/', '.')} is 5: " in out
+        assert f"fix: echo {name.replace('/', '.')}=" in out
+
+
+def test_places_in_memory_are_warned_of(user: User) -> None:
+    require(os.geteuid() == 0, "only root can mount")
+    paths = {"ENROOT_TEMP_PATH": "", "TMPDIR": "", "ENROOT_CACHE_PATH": "/tmp/cache", "ENROOT_DATA_PATH": "/tmp/data"}
+    out = user.penroot("doctor", prefix=mounted("-t tmpfs -o mode=1777 none /tmp"), env=paths).stdout
+    assert "warn import and export unpack images in /tmp, in memory (tmpfs, " in out
+    assert "warn images are stored in /tmp/cache, in memory (tmpfs, " in out
+    assert "warn containers are in /tmp/data, in memory (tmpfs, " in out
+
+
+def test_closed_places_are_told(user: User) -> None:
+    out = user.penroot("doctor", env={"ENROOT_DATA_PATH": "/sys/data", "ENROOT_TEMP_PATH": "/sys/tmp"}, status=1).stdout
+    assert "bad  containers are in /sys/data, but you cannot make it in /sys\n" in out
+    assert "warn import and export unpack images in /sys/tmp, but you cannot make it in /sys\n" in out
+
+
+def test_runtime_directory_of_another_user(user: User, rootfs: pathlib.Path) -> None:
+    """As after su(1), which keeps the variable."""
+    require(os.geteuid() == 0, "only root can give a directory to another user")
+    theirs = user.home / "theirs"
+    theirs.mkdir(mode=0o755)
+    os.chown(theirs, user.uid + 1, -1)
+    env = {"XDG_RUNTIME_DIR": str(theirs)}
+    told = f"XDG_RUNTIME_DIR={theirs} belongs to user {user.uid + 1}, not to you: starts use another directory, "
+    assert f"warn {told}{user.home}/run\n" in user.penroot("doctor", env=env).stdout
+    theirs.chmod(0o777)
+    env["ENROOT_RUNTIME_PATH"] = ""
+    assert f"warn {told}one in /tmp\n" in user.penroot("doctor", env=env).stdout
+    assert user.start("box", "echo", "it runs", env=env) == "it runs\n"
+    assert not os.listdir(theirs)
+
+
+def test_json_has_one_object_per_line(user: User) -> None:
+    out = user.penroot("doctor", "--json").stdout
+    found = [json.loads(line) for line in out.splitlines()]
+    assert {frozenset(finding) for finding in found} == {frozenset(("verdict", "what", "fix"))}
+    assert {"verdict": "ok", "what": f"the kernel is Linux {os.uname().release}", "fix": ""} in found
+
+
+# ---- squashfuse
+
+
+@pytest.fixture
+def squashfuse_ll(tmp_path: pathlib.Path) -> pathlib.Path:
+    require_squashfuse()
+    program = shutil.which("squashfuse_ll")
+    require(program, "squashfuse_ll is not installed")
+    return pathlib.Path(shutil.copy(str(program), tmp_path / "squashfuse_ll"))
+
+
+def test_threads_of_squashfuse_are_found(squashfuse_ll: pathlib.Path) -> None:
+    text = squashfuse_ll.read_bytes()
+    squashfuse_ll.write_bytes(text.replace(b"fuse_session_loop_mt", b"fuse_session_loop_st"))
+    found = fuse.squashfuse_version(str(squashfuse_ll))
+    assert found.verdict == "warn" and "has one thread" in found.what
+    squashfuse_ll.write_bytes(text + b"\0fuse_session_loop_mt\0")
+    assert fuse.squashfuse_version(str(squashfuse_ll)).verdict == "ok"
+
+
+def test_squashfuse_of_libfuse_2_cannot_mount(squashfuse_ll: pathlib.Path) -> None:
+    text = squashfuse_ll.read_bytes()
+    require(b"libfuse3.so.3\0" in text, "squashfuse_ll is built in another way here")
+    squashfuse_ll.write_bytes(text.replace(b"libfuse3.so.3\0", b"libfuse.so.2\0\0"))
+    found = fuse.squashfuse_version(str(squashfuse_ll))
+    assert found.verdict == "bad" and "libfuse 2" in found.what and "penroot create" in found.fix
+
+
+# ---- --user
+
+
+@pytest.fixture
+def account(user: User, tmp_path: pathlib.Path) -> Iterator[str]:
+    """The user's name, while this process alone has an /etc/passwd with it."""
+    require(os.geteuid() == 0, "only root may check other users")
+    here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    lines = pathlib.Path("/etc/passwd").read_text() + f"tester:x:{user.uid}:{user.uid}::{user.home}:/bin/sh\n"
+    (tmp_path / "passwd").write_text(lines)
+    (tmp_path / "passwd").chmod(0o644)
+    linux.mount(str(tmp_path / "passwd"), "/etc/passwd", None, linux.MS_BIND)
+    yield "tester"
+    linux.setns(here, linux.CLONE_NEWNS)
+    os.close(here)
+
+
+@pytest.fixture
+def program(user: User, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """What runs in place of penroot: the user may trace the process and make it print anything."""
+    monkeypatch.setattr(sys, "argv", [str(user.home / "program")])
+    yield user.home / "program"
+
+
+@pytest.mark.parity("doctor --json, --user NAME")
+def test_paths_of_a_user_are_checked_as_he(user: User, account: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.write(".config/enroot/enroot.conf", "ENROOT_DATA_PATH /proc/data\n")
+    monkeypatch.setattr(sys, "argv", [f"{PREFIX}/bin/penroot"])
+    monkeypatch.setenv("ENROOT_CACHE_PATH", "/of/root")
+    found = [finding.text() for finding in asuser.findings(account)]
+    assert any(text.startswith("bad  containers are in /proc/data, ") for text in found)
+    assert any(f"images are stored in {user.home}/.cache/enroot" in text for text in found)
+    user.write(".config/enroot/enroot.conf", "ENROOT_REMAP_ROOT nonsense\n")
+    *_, mistake = asuser.findings(account)
+    assert mistake.verdict == "bad" and "ENROOT_REMAP_ROOT='nonsense'" in mistake.what
+    user.write("program", "#!/bin/sh\n", 0o755)
+    monkeypatch.setattr(sys, "argv", [str(user.home / "program")])
+    [silent] = asuser.findings(account)
+    assert silent == Finding("bad", "penroot does not run as tester", "runuser -u tester -- penroot doctor")
+    good = '{"verdict": "ok", "what": "a", "fix": ""}'
+    user.write("program", f"#!/bin/sh\necho '{good}'\nexit 1\n", 0o755)
+    assert [finding.what for finding in asuser.findings(account)] == ["a", "the checks as tester ended early"]
+
+
+@pytest.mark.security("R9")
+def test_nothing_of_root_reaches_the_user(
+    user: User, account: str, program: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "of root")
+    secret = os.open("/etc/shadow", os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    script = """#!/bin/sh
+    say() { printf '{"verdict": "ok", "what": "%s", "fix": ""}\\n' "$*"; }
+    say "$(id -u) $(id -g) $(id -G) $PWD $(ps -o tty= -p $$)"
+    say "$(grep ^Cap /proc/self/status | cut -f2 | sort -u | tr '\\n' ' ')"
+    say "$(ls /proc/$$/fd | tr '\\n' ' ')"
+    say "${SECRET-unset} $HOME"
+    """
+    user.write("program", script, 0o755)
+    who, capabilities, descriptors, environ = (finding.what for finding in asuser.findings(account))
+    os.close(secret)
+    assert who == f"{user.uid} {user.uid} {user.uid} / ?"
+    assert capabilities.split()[0] == "0" * 16 and len(capabilities.split()) == 2  # the bounding set is no capability
+    assert str(secret) not in descriptors.split()
+    assert environ == f"unset {user.home}"
+
+
+@pytest.mark.security("R9")
+def test_hostile_output_is_bounded(user: User, account: str, program: pathlib.Path) -> None:
+    lines = ['{"verdict": "ok", "what": "\\u001b[2J", "fix": "a\\nok   b"}', '{"verdict": "good"}', "[" * 9999]
+    output = user.write("output", "\n".join([*lines, ("x" * 999 + "\n") * 2048]))
+    user.write("program", f"#!/bin/sh\nexec cat {output}\n", 0o755)
+    found = list(asuser.findings(account))
+    assert found[0] == Finding("ok", "\\x1b[2J", "a ok   b")
+    assert {finding.verdict for finding in found[1:]} == {"bad"}
+    assert sum(len(finding.what) for finding in found) < 1 << 20
+
+
+@pytest.mark.security("R9")
+def test_user_who_hangs_is_ended(user: User, account: str, program: pathlib.Path) -> None:
+    user.write("program", "#!/bin/sh\necho $$ > ~/pid\ntrap '' TERM\nsleep 600 & wait\n", 0o755)
+    start = time.monotonic()
+    [finding] = asuser.findings(account, deadline_s=1)
+    assert time.monotonic() - start < 60
+    assert finding.verdict == "bad" and "have not ended within 1 s" in finding.what
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((user.home / "pid").read_text()), signal.SIGCONT)
+
+
+def test_only_root_checks_another_user(user: User) -> None:
+    assert "only root can check another user" in user.penroot("doctor", "--user", "root", status=1).stderr
+    if os.geteuid() == 0:
+        with pytest.raises(UsageError, match="there is no such user"):
+            list(asuser.findings("nobody-of-this-name"))

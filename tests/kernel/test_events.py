@@ -25,7 +25,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def file(user: User) -> pathlib.Path:
-    """Where events go."""
+    """The file for events."""
     path = user.home / "events.jsonl"
     user.environ["ENROOT_EVENTS"] = str(path)
     return path

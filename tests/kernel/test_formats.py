@@ -1,4 +1,4 @@
-"""What enroot writes is used here, and what is written here is what enroot writes: images and containers."""
+"""Images and containers of enroot work here, and ours are what enroot writes."""
 
 from __future__ import annotations
 

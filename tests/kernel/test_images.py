@@ -99,7 +99,7 @@ def nothing_is_left(user: User) -> Iterator[None]:
 
 
 def listing(path: Path) -> dict[str, str]:
-    """What a squashfs holds: name -> mode, owner, size or target."""
+    """Return the entries of a squashfs: name -> mode, owner, size or target."""
     out = subprocess.run(["unsquashfs", "-lls", path], capture_output=True, text=True, check=True).stdout
     found = {}
     for line in out.splitlines():
@@ -110,6 +110,22 @@ def listing(path: Path) -> dict[str, str]:
 
 def content(path: Path, name: str) -> bytes:
     return subprocess.run(["unsquashfs", "-cat", path, name], capture_output=True, check=True).stdout
+
+
+def test_name_with_tag_is_a_reference_without_scheme(user: User, registry: Server) -> None:
+    registry.pusher.image("test/tagged", "1", images.busybox())
+    image = f"{registry.host}/test/tagged:1"
+    created = user.penroot("create", "--name", "box", image)
+    assert created.stderr.endswith("[INFO] created the container box: penroot start box\n")
+    assert user.start(image, "echo", "up") == user.start("box", "echo", "up") == "up\n"
+    assert json.loads(user.penroot("inspect", image).stdout) == json.loads(
+        user.penroot("inspect", f"docker://{image}").stdout
+    )
+
+
+def test_container_takes_precedence_over_a_tag(user: User, rootfs: Path) -> None:
+    rootfs.rename(rootfs.with_name("one:1"))
+    assert user.start("one:1", "echo", "up") == "up\n"
 
 
 @pytest.mark.parity("import docker://")
@@ -1012,11 +1028,24 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer)
         os.close(ours)
         assert process.wait() == 0
     text = seen.decode()
-    assert text.count("\r\x1b[K[INFO]") > 5 and " MB/s" in text and " of 1 layer, " in text
+    assert text.count("\r\x1b[K") > 5 and " MB/s" in text and "  [###" in text
     # The final text of each line on a terminal, after the last rewrite.
     lines = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not any("MB/s" in line for line in lines), lines
     assert any("trying again" in line for line in lines) and lines[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("env", "tag"),
+    [({}, "\x1b[31m[ERROR]\x1b[0m "), ({"NO_COLOR": "1"}, "[ERROR] "), ({"TERM": "dumb"}, "[ERROR] ")],
+)
+def test_errors_on_a_terminal_are_red(user: User, env: dict[str, str], tag: str) -> None:
+    ours, theirs = pty.openpty()
+    process = user.begin("penroot", "start", "nothing", env=env, stdout=subprocess.DEVNULL, stderr=theirs)
+    process.wait()
+    os.close(theirs)
+    assert os.read(ours, 65536).decode().startswith(f"{tag}no such container: nothing")
+    os.close(ours)
 
 
 def test_progress_elsewhere_is_a_line_now_and_then(user: User, big: Transfer) -> None:

@@ -1,4 +1,4 @@
-"""What make install has made, and make enroot-names and make uninstall on a copy of it."""
+"""The files of make install, and make enroot-names and make uninstall on a copy of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_of_others_stays(prefix: Path) -> None:
 
 
 def imported(prefix: Path, *modules: str) -> dict[str, str]:
-    """What has loaded each of the modules of an installation that are there after an import of these."""
+    """Import modules of an installation, and return the loader of each module that is then loaded."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         f"import {', '.join(modules)}\n"

@@ -62,7 +62,7 @@ class Driver:
         )
 
     def journal(self) -> list[str]:
-        """What the peer was sent and how it found itself, by process."""
+        """Return the messages to the peer and the state of the peer, by process."""
         with open(f"{self.directory}/journal") as file:
             return file.read().split("--\n")[:-1]
 
@@ -528,7 +528,7 @@ def test_impossible_runtime_path_fails_only_the_task(driver: Driver) -> None:
 @as_root
 @pytest.mark.parametrize("how", ["of another user", "open", "a link of another user's"])
 def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -> None:
-    """Whoever has made it could put a directory of his own in place of that of each user."""
+    """Its owner could replace the directory of each user."""
     path = f"{driver.directory}/{how}".replace(" ", "-")
     if how.startswith("a link"):
         os.symlink(driver.directory, path)
@@ -546,7 +546,7 @@ def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -
 @pytest.mark.security("H7")
 @as_root
 def test_what_slurm_does_not_tell_fails_the_tasks(driver: Driver) -> None:
-    """Where plugstack.conf says "optional", an error in slurmstepd itself would let them run on the node."""
+    """With "optional" in plugstack.conf, an error in slurmstepd itself would let the tasks run on the node."""
     done = driver.run("stepd", 2, "container-image=ok", "mute=")
     assert (done.returncode, done.stdout) == (5, "")
     assert "cannot get the job from Slurm: Error" in done.stderr

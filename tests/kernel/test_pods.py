@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs/howto/pods.md"
 EXAMPLES = ROOT / "examples/pods"
 HIDDEN = "cannot mount proc on /proc: Operation not permitted"
-# What stands in the first column, and the options of tests/pod.py that make such a pod.
+# The first column of the page, and the options of tests/pod.py for such a pod.
 PODS = {
     "without a `securityContext`": (),
     "`/dev/fuse` of a device plugin": ("--device", "fuse"),

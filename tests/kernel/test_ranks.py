@@ -17,7 +17,7 @@ HELLO = pathlib.Path(__file__).parent.parent / "slurm/lab/hello.c"
 USR = ("--mount", "/usr:/usr")
 OPEN_MPI = ("mpirun", "--oversubscribe", "-n", "4")
 HYDRA = ("mpiexec.hydra", "-n", "4")
-# Where there is no InfiniBand, Debian's Open MPI complains of a library for it on every start.
+# Without InfiniBand, Debian's Open MPI complains about a library for it at every start.
 QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,self", "OMPI_MCA_pml": "ob1"}
 # A rank that ends before the next one begins shares nothing with it: all four meet first.
 SHOW = """
@@ -158,7 +158,7 @@ WHERE = ("sh", "-c", "readlink /proc/self/ns/mnt; read line")
 
 
 def launch(user: User, script: str, *arguments: str, **env: str) -> list[object]:
-    """What a script after LAUNCHER prints, as JSON."""
+    """Run a script with LAUNCHER, and return its output as JSON."""
     done = user.run("/usr/bin/python3", "-c", LAUNCHER + script, *arguments, env=env)
     found = json.loads(done.stdout)
     assert isinstance(found, list)

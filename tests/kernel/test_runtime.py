@@ -1,4 +1,4 @@
-"""What programs of all kinds find in a container, on the real kernel as an ordinary user."""
+"""The environment of all kinds of programs in a container, on the real kernel as an ordinary user."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
 
 @pytest.mark.parity("packages whose scripts chown", "apt-get install as root inside")
 def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
-    """What maintainer scripts of packages do, in a writable container, as root inside."""
+    """Maintainer scripts of packages work in a writable container as root inside."""
     script = (
         "set -e; mkdir -p /var/lib/thing; touch /var/lib/thing/f; "
         "chown -R 101:102 /var/lib/thing; chgrp 43 /var/lib/thing/f; "

@@ -241,7 +241,7 @@ def test_rules_of_places_go_before_the_default(user: User, registry: Server, key
 
 @pytest.mark.parity("squashfs files, bcast:")
 def test_files_and_directories_have_no_signature(user: User, registry: Server, key: Path, image: Path) -> None:
-    """Of them the place counts: for squashfs files the scope squashfs, for plain containers dir."""
+    """Their path is matched: in the scope squashfs for squashfs files, and in dir for plain containers."""
     user.penroot("create", "--name", "plain", str(image))
     user.penroot("import", "-o", "made.sqsh", f"docker://{registry.host}/test/good:1")
     write(user, wanted(key))
@@ -462,7 +462,7 @@ def test_a_slip_lets_nothing_in_and_is_told_with_its_line(user: User, registry: 
 
 @pytest.mark.parity("the examples of docs/howto/signed.md")
 def test_the_examples_of_the_documentation(user: User, registry: Server) -> None:
-    """What cosign does in them is done here; the registries are reached by a mirror."""
+    """The test signs in place of cosign, and reaches the registries by a mirror."""
     text = (Path(__file__).parents[2] / "docs/howto/signed.md").read_text()
     policies = re.findall("```json\n(.*?)```", text, re.S)
     (commands,) = re.findall("```console\n(.*?)```", text, re.S)

@@ -145,7 +145,7 @@ def test_damaged_local_images_say_what(user: User, layout: Path, saved: Path) ->
 
 ENGINE = """\
 #!/bin/sh
-# What "docker" and "podman" say to image inspect, pull and save, of images in a registry.
+# Stand-ins for docker and podman: image inspect, pull and save of images in a registry.
 echo "$@" >> "$HOME/asked"
 image=$(eval echo "\\${$#}")
 case "$1" in

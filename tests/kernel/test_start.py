@@ -219,7 +219,7 @@ def test_commands_that_do_not_run(
 
 
 def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path) -> None:
-    """What cannot be executed is passed over, and the working directory is no part of the PATH."""
+    """A file that cannot be executed is passed over. The working directory is no part of the PATH."""
     path = ("--env", "PATH=/nowhere:/etc/environment:/first:/second")
     for place, mode in (("first/tool", 0o644), ("second/tool", 0o755), ("first/shut", 0o644), ("here", 0o755)):
         (rootfs / place).parent.mkdir(exist_ok=True)

@@ -17,11 +17,11 @@ from . import report, source, vm
 from .roots import MatrixError, Root, prepared, tail
 
 RELEASES = ("bookworm", "trixie", "forky")
-# What of Slurm differs from release to release, in ten minutes.
+# Tests of Slurm that differ from release to release: ten minutes.
 QUICK = ("steps", "mpi", "lifecycle", "gpus", "plugstack")
 # Beside each other, as tests/all: the lab waits for Slurm half of its time.
 LANES = (("unit", "kernel"), ("slurm",))
-# What a machine with systemd shows, and that it can only be a machine.
+# Tests that need systemd, and so a machine.
 IN_MACHINE = ("slurm", "systemd")
 
 
@@ -61,7 +61,7 @@ INSTALL = "make install .venv/done PREFIX=/opt/penroot EXTRAS=ssh,signatures"
 
 
 def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
-    """What each tier came to on one release. Raises MatrixError."""
+    """Return the result of each tier on one release. Raises MatrixError."""
     log = logs / f"{release}.log"
     with prepared(release, log, say) as root:
         if given.slurm_source:
@@ -77,11 +77,11 @@ def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Out
 
 
 def test_in_machine(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
-    """What each tier came to in a virtual machine of one release. Raises MatrixError."""
+    """Return the result of each tier in a virtual machine of one release. Raises MatrixError."""
     log = logs / f"{release}.log"
     with prepared(release, log, say, kind="vm", packages=vm.PACKAGES) as root:
         root.must(INSTALL, log)
-        # What takes long where the processor is emulated, and needs a network.
+        # These take long with an emulated processor, and need a network.
         root.must(".venv/bin/python -c 'from tests.slurm.lab import images; images.build()'", log)
         slurm = slurm_version(root, logs)
         runs = scripts(given.tier, given.test, "-o", "timeout=3600")

@@ -1,4 +1,4 @@
-"""What the tests of a tier came to, from pytest's JUnit file, and the table of all."""
+"""The results of a tier from pytest's JUnit file, and the table of all tiers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def of_junit(release: str, slurm: str, tier: str, file: Path, known: Sequence[Known] = KNOWN) -> Outcome:
-    """What pytest wrote down. Raises OSError, ParseError where it did not come to its end."""
+    """Read the results of pytest. Raises OSError, ParseError if pytest did not finish."""
     suite = ElementTree.parse(file).getroot().find("testsuite")
     assert suite is not None
     where = f"{release} {slurm}"

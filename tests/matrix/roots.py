@@ -27,7 +27,7 @@ INCLUDED = ("ca-certificates", "git", "make")
 BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 # How this machine reaches the mirror, as far as another release understands it: apt.conf(5).
 FETCHING = re.compile(r"Acquire::(https?|Retries|ForceIPv4|Check-Valid-Until|Check-Date)\b")
-# What says to pip and others how to fetch; files of this machine that they name are not there.
+# Variables for pip and other programs that download. Files of this machine are missing there.
 PASSED = re.compile(r"PIP_(?!FIND_LINKS|CONFIG|TARGET|PREFIX)\w+|\w+_proxy|\w+_PROXY")
 
 
@@ -122,7 +122,7 @@ def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path) -> N
 
 
 def mirror() -> str:
-    """Where this machine's apt has its Debian from; Debian's own where it is no Debian."""
+    """Return the mirror of this machine's apt, or Debian's own on another distribution."""
     system = platform.freedesktop_os_release()
     if system["ID"] != "debian":
         return MIRROR

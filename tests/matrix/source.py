@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .roots import MatrixError, Root
 
-# What Slurm's configure looks for, and what the lab needs of it: munge, cgroup/v2, mpi/pmix.
+# Packages for Slurm's configure, and for the lab: munge, cgroup/v2, mpi/pmix.
 PACKAGES = "autoconf automake libtool pkgconf bzip2 libmunge-dev libdbus-1-dev libhwloc-dev libpmix-dev"
 OPTIONS = "--prefix=/usr/local --sysconfdir=/etc/slurm --disable-slurmrestd --without-rdkafka --with-pmix"
 BUILD = f"""\

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.docs import ROOT
-from tests.images import Image, busybox, directory, entry
+from tests.images import DOCKER, OCI, Image, Layer, busybox, directory, entry, index, tar
 from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, busybox_rootfs
 from tests.kernel.registry import serve
@@ -181,7 +181,7 @@ class Place:
             (self.home / "bin" / path.name).symlink_to(path)
         for name in ("environ.d", "mounts.d", "hooks.d"):
             for path in (site / name).iterdir():
-                # What these do depends on the machine: its devices, its kind of cgroups.
+                # These hooks depend on the machine: its devices, its kind of cgroups.
                 if path.name not in ("10-cgroups.sh", "98-nvidia.sh", "99-mellanox.sh"):
                     shutil.copy(path, self.home / "etc" / name)
 
@@ -270,6 +270,26 @@ IMAGE.settings = {
 BARE = Dated([busybox().layers[0]])
 
 
+class Mixed(Image):
+    """An OCI image with layers of three media types, as tools make it that append to the image of another tool."""
+
+    def manifest(self) -> bytes:
+        manifest = json.loads(super().manifest())
+        for layer, compression in zip(manifest["layers"], ("+gzip", "+zstd", ""), strict=True):
+            layer["mediaType"] = f"application/vnd.oci.image.layer.v1.tar{compression}"
+        return json.dumps(manifest).encode()
+
+
+MIXED = Mixed(
+    [
+        busybox().layers[0],
+        Layer(tar([directory("srv"), entry("srv/second", b"zstd\n")]), "zstd"),
+        Layer(tar([entry("srv/third", b"plain\n")]), "none"),
+    ],
+    kinds=OCI,
+)
+
+
 @contextlib.contextmanager
 def place(program: pathlib.Path | None, registry: str) -> Iterator[Place]:
     """A new place, with ours or with the enroot that is ``program``."""
@@ -294,17 +314,19 @@ def registry() -> Iterator[str]:
         for name, image in (("org/app", IMAGE), ("library/bare", BARE)):
             server.pusher.image(name, "1", image)
             server.pusher.image(name, "latest", image)
+        server.pusher.image("org/mixed", "", MIXED)
+        server.pusher.manifest("org/mixed", "1", index([(MIXED, {"os": "linux", "architecture": "amd64"})], DOCKER))
         yield server.host
 
 
 def outcomes(found: Transcript, program: pathlib.Path | None, host: str) -> list[str]:
-    """What the lines of a file give, one after the other in a place of their own."""
+    """Run the lines of a file one after the other in a private directory, and return the results."""
     with place(program, host) as here:
         return [here.run(line.command) for line in found.lines]
 
 
 def compare(found: Transcript, enroot: list[str], ours: list[str]) -> Iterator[str]:
-    """What is not as it is written down, and where the two differ."""
+    """Yield the results that differ from the file, and the lines on which both programs differ."""
     for line, theirs, mine in zip(found.lines, enroot, ours, strict=True):
         where = f"{found.path.name}:{line.number}: $ {line.command}"
         if theirs != line.enroot:

@@ -1,4 +1,4 @@
-"""What the tests of container steps have in common."""
+"""Functions that the tests of container steps share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sh(script: str) -> Sequence[str]:
 
 
 def on_node(lab: Lab, script: str, user: str = "root") -> str:
-    """What commands on n1 print; they may fail."""
+    """Run commands on n1, which may fail, and return their output."""
     return lab.run(script, node="n1", user=user, check=False).stdout
 
 
@@ -91,7 +91,7 @@ def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
 
 
 def let_time_be_over(lab: Lab) -> None:
-    """Of the one job that runs. Slurm takes no time of the past, which now is where a second ends on the way."""
+    """End the time limit of the only job. Slurm refuses a past time, which now is if a second ends meanwhile: retry."""
     over = "scontrol update JobId=$(squeue -h -o %i) EndTime=now"
     until(lambda: lab.run(over, user="root", check=False).returncode == 0, "Slurm takes it")
 

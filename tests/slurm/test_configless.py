@@ -34,7 +34,7 @@ def site(lab: Lab) -> Iterator[Lab]:
 
 
 def pyxis_py(site: Lab, verb: str, node: str, status: int = 0) -> str:
-    """What it says there, stdout and stderr; the login node is "registry"."""
+    """Run pyxis-py on a node, and return stdout and stderr. "registry" is the login node."""
     prefix = "" if verb == "check" else f"--prefix {SITE}"
     server = {"SLURM_CONF_SERVER": "ctl"} if node == "registry" else {}
     done = site.run(f"{PREFIX}/bin/pyxis-py {verb} {prefix} 2>&1", node=node, user="root", check=False, env=server)
@@ -60,7 +60,7 @@ def test_what_is_included_is_not_sent(site: Lab) -> None:
     assert WAY_OUT in out
     assert "bad  srun does not load spank_pyxis.so" in pyxis_py(site, "check", "registry", 1)
     assert "warn slurmctld sends /etc/slurm/plugstack.conf to nodes without" in pyxis_py(site, "check", "ctl")
-    # Whoever submits there is told by srun itself.
+    # On that host srun itself refuses the option.
     done = site.run(["srun", IMAGE, "true"], node="n1", check=False)
     assert "unrecognized option" in done.stderr
 

@@ -1,4 +1,4 @@
-"""What Slurm does around the tasks of a container: limits, cgroups, prologs, allocations, engines, a boot."""
+"""Slurm's work around the tasks of a container: limits, cgroups, prologs, allocations, engines, a boot."""
 
 from __future__ import annotations
 

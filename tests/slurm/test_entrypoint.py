@@ -155,7 +155,7 @@ sed -i 's|exec |exec /entry.sh |' /etc/rc
 
 @pytest.mark.security("C9")
 def test_output_of_entrypoint_is_bounded(lab: Lab) -> None:
-    """What the entrypoint has left behind goes on writing, and neither waits nor dies."""
+    """A process that the entrypoint left behind goes on writing, and neither waits nor dies."""
     srun(lab, IMAGE, "--container-save=loud.sqsh", "--container-writable", *sh(LOUD))
     try:
         script = "sleep 1; ps -o args | grep -c '[s]leep 0.01' || :"

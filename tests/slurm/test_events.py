@@ -15,7 +15,7 @@ from tests.slurm.steps import IMAGE, ON_N1, end, next_line, plugin_argument, ref
 
 @pytest.fixture
 def file(lab: Lab) -> Iterator[str]:
-    """Where the events of alice's steps go, which she cannot say otherwise."""
+    """The file for the events of alice's steps. She cannot choose another one."""
     lab.run("rm -f events.jsonl; touch events.jsonl")
     path = lab.run("readlink -f events.jsonl").stdout.strip()
     with plugin_argument(lab, f"events={path}"):

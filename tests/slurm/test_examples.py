@@ -37,7 +37,7 @@ def home(lab: Lab) -> Iterator[pathlib.Path]:
 
 
 def run(lab: Lab, home: pathlib.Path, name: str, *options: str, **environ: str) -> str:
-    """What a job wrote, which must succeed."""
+    """Return the output of a job, which must succeed."""
     done = sbatch(lab, "--output=out", *options, name, cwd="/home/alice/examples", env=environ, check=False)
     out = (home / "out").read_text()
     assert done.returncode == 0, out + done.stderr

@@ -225,7 +225,7 @@ def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
     try:
         out = srun(lab, env, "-w", "n1", "--gres=gpu:2", script=say)
         assert out == ["renderD130", "renderD131", "0,1", "0,1"]
-        # Of bound tasks nobody says which GPUs are the step's: it has all, and each task its own number.
+        # Slurm does not name the GPUs of a step with bound tasks: the step has all, and each task has its number.
         told = "echo $(ls -d /dev/dri/render* | wc -l) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"
         bound = srun(lab, env, "-w", "n1", "-n2", "--gres=gpu:2", "--gpu-bind=single:1", script=told)
         assert sorted(bound) == sorted(["8", "2", "0", "8", "3", "0"])

@@ -1,4 +1,4 @@
-"""What happens when something of a step is killed, cancelled, or runs out: the others go on, and nothing is left."""
+"""A part of a step is killed, cancelled, or runs out: the other parts go on, and nothing is left."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None
     time.sleep(seconds)
     on_node(lab, f"pkill -KILL -f {HELPER}")
     out, err = end(step)
-    # Those that had joined run on, the others end with one line.
+    # Tasks that had joined run on. The other tasks end with one line.
     assert "Traceback" not in err
     assert out.count("done") == 8 or step.returncode != 0
 
@@ -95,7 +95,7 @@ rm -f /etc/rc.local
 """
 # The tasks of the step: they are the user's, and are slurmstepd's until they execute their program.
 WAITING = "pgrep -u alice -x slurmstepd"
-# Which of them has started the helper and waits for its answer: it is in poll(2), the others in fcntl(2).
+# The task that started the helper waits in poll(2) for its answer. The other tasks wait in fcntl(2).
 FIRST = f"for p in $({WAITING}); do grep -q '^7 ' /proc/$p/syscall && echo $p; done"
 CALLS = f"for p in $({WAITING}); do cut -d' ' -f1 /proc/$p/syscall; done | sort"
 
@@ -218,7 +218,7 @@ def test_what_is_killed_after_all_have_joined(lab: Lab, eight: subprocess.Popen[
 def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     lab.run(["penroot", "cache", "prune"], node="n1")
     step = lab.popen(["srun", *ON_N1, "--container-image=registry:5000#mpi:1", "true"])
-    # What is being made is there before it has its name.
+    # A new container exists before it has its name.
     on_node(lab, f"until ls /var/tmp/enroot-cache-2001/tmp/*; do :; done; pkill -KILL -f {HELPER}")
     _, err = end(step)
     assert step.returncode != 0

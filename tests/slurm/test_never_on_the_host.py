@@ -1,4 +1,4 @@
-"""Whoever asks for a container never runs on the host instead: the ways that a container can be asked for, and lost.
+"""A job that asked for a container never runs on the host: each way to ask for a container, and to lose it.
 
 The table in docs/explanation/security.md names the tests of each way.
 """
@@ -29,7 +29,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 
 def batch(lab: Lab, *options: str, lines: str = "", script: str = INSIDE, env: dict[str, str] | None = None) -> str:
-    """What a batch script prints, whatever becomes of the job."""
+    """Return the output of a batch script, even if the job fails."""
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{lines}\n{script}\n")
     wrapped = any(option.startswith("--wrap") for option in options)
     words = (*options, *(() if wrapped else ("job.sh",)))
@@ -38,7 +38,7 @@ def batch(lab: Lab, *options: str, lines: str = "", script: str = INSIDE, env: d
 
 
 def submitted(lab: Lab, *command: str, env: dict[str, str] | None = None) -> str:
-    """What a command says that must fail, with nothing queued."""
+    """Return the error of a command that must fail with nothing queued."""
     before = lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout
     done = lab.run(list(command), check=False, cwd="/home/alice/way", env=env)
     assert done.returncode != 0, done.stdout
@@ -195,7 +195,7 @@ def test_steps_of_an_allocation(lab: Lab) -> None:
 
 @pytest.mark.security("H20")
 def test_an_interactive_step(lab: Lab) -> None:
-    """What salloc runs where LaunchParameters has use_interactive_step."""
+    """Run the command that salloc runs with LaunchParameters=use_interactive_step."""
     command = f"srun --interactive --preserve-env sh -c '{INSIDE}'"
     assert lab.run(["salloc", "-Q", "-w", "n1", IMAGE, "sh", "-c", command]).stdout == "container\n"
 

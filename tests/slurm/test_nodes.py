@@ -1,4 +1,4 @@
-"""What the number of nodes matters for, on one, two and four of them."""
+"""Behaviour that depends on the number of nodes, with one, two and four nodes."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def site(lab: Lab) -> Iterator[None]:
     for name in ("penroot.yaml", "registries.conf", "environ.d", "mounts.d"):
         lab.run(["rm", "-rf", f"/etc/enroot/{name}"], user="root")
     for node in lab.nodes:
-        # Of penroot.yaml what was parsed is kept where XDG_RUNTIME_DIR would be: the lab has no /run/user.
+        # The parsed penroot.yaml is kept in place of XDG_RUNTIME_DIR: the lab has no /run/user.
         kept = ("/var/tmp/enroot", "/var/log/penroot", "/tmp/penroot-2001", "/tmp/penroot-0")
         lab.run(["rm", "-rf", *kept], user="root", node=node)
         assert_nothing_left(lab, node)

@@ -28,7 +28,7 @@ DOCS = (Path(__file__).parents[2] / "docs/howto/pins.md").read_text()
 
 @pytest.fixture
 def shown(lab: Lab, registry: Server) -> Iterator[Faulty]:
-    """What nodes see of the registry."""
+    """Serve the registry to the nodes."""
     with front(lab, registry) as seen:
         yield seen
 
@@ -80,7 +80,7 @@ def show(lab: Lab, job: str) -> str:
 
 
 def slurm(lab: Lab) -> list[str]:
-    """What a container needs for an srun in it."""
+    """Return the mounts with which srun works in a container."""
     with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
         plugin = file.read().split()[1]
     kind = sysconfig.get_config_var("MULTIARCH")
@@ -88,7 +88,7 @@ def slurm(lab: Lab) -> list[str]:
 
 
 def output(lab: Lab, job: str) -> str:
-    """What a job has written, when it has ended."""
+    """Wait for the end of a job, and return its output."""
     until(lambda: "COMPLETED" in show(lab, job), f"job {job} ends")
     return lab.run("cat out").stdout
 

@@ -1,4 +1,4 @@
-"""What Slurm sets up for a job before its steps: a /tmp of its own, and a way to the user's display."""
+"""Slurm's setup of a job before its steps: a private /tmp, and a connection to the user's display."""
 
 from __future__ import annotations
 

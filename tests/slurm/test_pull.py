@@ -27,7 +27,7 @@ BLOBS = "blobs"  # in alice's home, which all nodes share
 
 @contextlib.contextmanager
 def front(lab: Lab, registry: Server, *faults: Fault) -> Iterator[Faulty]:
-    """What ``registry`` serves, for the nodes of a lab."""
+    """Serve ``registry`` to the nodes of a lab."""
     with faulty(registry.host, *faults, listener=lab.listener("registry")) as shown:
         shown.host = "registry:" + shown.host.rpartition(":")[2]
         yield shown

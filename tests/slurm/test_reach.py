@@ -15,7 +15,7 @@ CHECK = [f"{PREFIX}/bin/pyxis-py", "check", "--nodes"]
 
 
 def check(lab: Lab, nodes: str, user: str = "root") -> list[str]:
-    """What it says, which must not be good, without the ways out."""
+    """Return the report of a check that must fail, without its hints."""
     done = lab.run([*CHECK, nodes], user=user, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr == ""

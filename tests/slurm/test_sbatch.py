@@ -19,7 +19,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 
 def batch(lab: Lab, body: str, *options: str) -> str:
-    """What a batch job prints; it must succeed."""
+    """Run a batch job, which must succeed, and return its output."""
     lab.run("cat > job.sh", input=f"#!/bin/sh\n{body}\n")
     done = sbatch(lab, "-w", "n1", "-o", "out.%j", *options, "job.sh", check=False)
     out = lab.run("cat out.*; rm out.*").stdout
@@ -62,7 +62,7 @@ def test_options_reach_the_script_whatever_is_exported(lab: Lab, export: str) ->
     mount = "--container-mounts=./job.sh:/job"
     out = batch(lab, "echo $IMAGE_NAME $(cat /job); env", f"--export={export}", IMAGE, mount)
     assert "minimal #!/bin/sh" in out
-    # What the tag was at submit is for the steps of the script.
+    # The steps of the script use the digest that the tag had at submit.
     assert [line.partition("=")[0] for line in out.splitlines() if "PYXIS" in line] == ["PYXIS_PINNED"]
 
 

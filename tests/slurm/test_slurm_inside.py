@@ -277,7 +277,7 @@ with socket.socket(socket.AF_UNIX) as daemon:
 
 @pytest.mark.parity("Slurm's own authentication")
 def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, place: pathlib.Path) -> None:
-    """Of sackd or slurmd: programs are told where it is. Slurm 22.05 has no such plugin, so env(1) is one of them."""
+    """Programs get the path of the socket of sackd or slurmd. Slurm 22.05 has no such plugin, so env(1) checks."""
     (place / "sack.py").write_text(SACK)
     change = (
         "sed -i 's/^AuthType=.*/AuthType=auth\\/slurm/' /etc/slurm/slurm.conf && mount -t tmpfs none /run && "
@@ -328,7 +328,7 @@ def test_links_of_an_image_are_not_followed(lab: Lab, place: pathlib.Path, make:
 @pytest.mark.parity("slurm.conf stays as closed as it is")
 @pytest.mark.security("I7")
 def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
-    """What lies beside slurm.conf, and what programs have no use for. What root alone reads is nobody's else inside."""
+    """Files beside slurm.conf that programs do not need stay outside. Files that only root reads are never inside."""
     etc = pathlib.Path(lab.root, "etc/slurm")
     for name in ("slurmdbd.conf", "jwt_hs256.key", "slurm.key", "private.conf"):
         (etc / name).write_text("secret\n")
@@ -336,7 +336,7 @@ def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
     try:
         files = inside(lab, debian, f"cd {HERE}/etc && find . ! -path './enroot/*'").split()
         assert sorted(files) == [".", "./authorities.pem", "./enroot", "./plugstack.conf", "./slurm.conf"]
-        # Of root himself, who reads all of it: what not everybody may read is open to nobody else.
+        # Root reads all of it, and its copy of a private file is closed to other users.
         start = f"penroot start --slurm {debian.partition('=')[2]}"
         show = f"sh -c 'cd {HERE}/etc; stat -c %a slurm.conf; cat slurm.conf; ls'"
         change = (

@@ -50,7 +50,7 @@ PROXY = "[s]sh-proxy"
 
 @dataclass
 class Laptop:
-    """Where ssh is called: it has neither Slurm, nor penroot, nor a home that the cluster sees."""
+    """The host of the ssh client: without Slurm, penroot, and a home that the cluster sees."""
 
     lab: Lab
 
@@ -64,7 +64,7 @@ class Laptop:
         return self.run("ssh", *arguments, **how).stdout
 
     def refused(self, host: str) -> list[str]:
-        """What ssh says that cannot connect, without its own last words."""
+        """Return the error of an ssh that cannot connect, without its last line."""
         done = self.run("ssh", host, "true", check=False)
         assert done.returncode == 255, done.stdout
         lines = done.stderr.splitlines()
@@ -311,10 +311,10 @@ def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) ->
 
 
 def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Laptop) -> None:
-    """Who gets at the notes of the user, as a program in a container with /run/pyxis, names another directory there."""
+    """A program in a container with /run/pyxis changes the user's notes: they name another directory."""
     with job(lab, IMAGE) as number:
         laptop.ssh(f"{number}.cluster", "true")
-        # What connected them outlives the client, and removes the keys of jobs that have ended.
+        # The connection outlives the client, and removes the keys of ended jobs.
         until(lambda: lab.run(f"pgrep -f '{PROXY}'", check=False).returncode == 1, "the login node is done with it")
         lab.run("mkdir -p papers && touch papers/thesis")
         on_node(lab, f"ln -sfn /home/alice/papers /run/pyxis/2001/pyxis_{number}.ssh")

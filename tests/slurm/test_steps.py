@@ -16,7 +16,7 @@ MPI = "registry:5000#mpi:1"
 
 @pytest.fixture(autouse=True)
 def nothing_left(lab: Lab) -> Iterator[None]:
-    """Whatever a test does, its jobs leave nothing on any node; it removes the named containers that it made."""
+    """The jobs of a test leave nothing on any node. A test removes its named containers."""
     yield
     assert_nothing_left(lab)
 
@@ -296,6 +296,7 @@ def test_mistakes_are_refused_at_submit(lab: Lab, option: str) -> None:
     before = lab.run(jobs).stdout.split()
     said = refused(lab, image(), option, "true") if "image" not in option else refused(lab, option, "true")
     assert option.partition("=")[0] in said
+    assert "spank:" not in said  # Slurm adds no lines of its own
     assert set(lab.run(jobs).stdout.split()) <= {*before}  # Slurm forgets old ones
 
 

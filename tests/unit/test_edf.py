@@ -39,7 +39,7 @@ class Home:
         return self.read("it")
 
     def refused(self, text: str | bytes) -> tuple[str, str]:
-        """What is wrong with a file, without its directory, and the way out."""
+        """Return the error of a file, without its directory, and the hint."""
         self.write("it", text)
         with pytest.raises(PenrootError) as caught:
             edf_parser.check(self.read("it"))
@@ -364,7 +364,7 @@ def test_annotations_that_are_true(home: Home, text: str, said: bool | None) -> 
 
 
 def test_what_is_shown_is_a_file_that_steers_no_terminal(home: Home) -> None:
-    """Whatever the names of directories, and characters in it."""
+    """Directories and files of any name."""
     place = home.path / "x\nimage = 'evil' #"
     place.mkdir()
     said = {"image": "a", "env": {"A": "x\x9by\u202e\U000e0041\x7f\t"}, "annotations": {"a\nb": "\x1b[31m"}}

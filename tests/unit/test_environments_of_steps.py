@@ -16,7 +16,7 @@ from pyxis_py.submit import submission
 
 
 def of_file(text: str, *given: str, node: bool = False, **environ: str) -> options.Request:
-    """What is asked for with an environment file, at submit or on a node, where the job has ``environ``."""
+    """Parse a request with an environment file, at submit, or on a node with the job's ``environ``."""
     said = [line.split(" ", 1) for line in text.splitlines()]
     entries = tuple(
         FileEntry(*key.partition(".")[::2], value, f"it.toml:{n}") for n, (key, value) in enumerate(said, 1)
@@ -137,7 +137,7 @@ def test_the_file_is_read_with_the_submitters_variables(tmp_path: Path) -> None:
 
 
 def carried(tmp_path: Path) -> tuple[str, str]:
-    """What a step of another file of that name is told, as sbatch has read it."""
+    """Return the warning for a step whose file of that name differs from the file that sbatch read."""
     file = submission.check(with_file(tmp_path, 'image = "first"'))[0].file
     assert file
     return "environ", f"{CARRIED}={file.dumps()}"

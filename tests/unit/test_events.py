@@ -34,7 +34,7 @@ def warned() -> Iterator[None]:
 
 @pytest.fixture
 def file(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Where records go."""
+    """The file for records."""
     return tmp_path / "events"
 
 

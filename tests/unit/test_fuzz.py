@@ -1,4 +1,4 @@
-"""What people write in files and options, mutated: a clear error or a meaning, never a traceback."""
+"""Mutated files and options: a clear error or a result, never a traceback."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ VOLUMES = mounts.write_image(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs
 
 
 def test_what_an_image_may_mount_is_its_own(rng: random.Random, soak: bool) -> None:
-    """Whatever its fstab says, what is left of it is a tmpfs, or a path that is opened beneath its root."""
+    """An image's fstab can only mount a tmpfs, or a path that is opened beneath the image's root."""
     for _ in range(300_000 if soak else 3_000):
         try:
             for mount in mounts.parse_image(mutate(VOLUMES, rng), "/scratch/root", "fuzz"):

@@ -53,7 +53,7 @@ y'''
 
 @pytest.fixture
 def read(tmp_path: Path) -> dict[str, Callable[[str], object]]:
-    """What reads a text of each kind."""
+    """Return the parser of each kind of text."""
     place = tmp_path / ".edf"
     place.mkdir()
     (place / "base.toml").write_text('image = "x"\n[env]\nB = "1"\n')

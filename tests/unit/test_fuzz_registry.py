@@ -135,7 +135,7 @@ def test_mutated_answers(
 
 
 def test_mutated_addresses_mean_one_thing(rng: random.Random, soak: bool) -> None:
-    """What is read has no user, and is read again as the same, by this and by who connects to it."""
+    """A canonical registry has no user, and canonical_registry() and the connection read it unchanged."""
     from urllib3.util import parse_url
 
     for _ in range(30_000 if soak else 1_000):

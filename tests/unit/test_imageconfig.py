@@ -1,4 +1,4 @@
-"""What the config of an image may say, and what it may not."""
+"""Accepted and refused values in the config of an image."""
 
 from __future__ import annotations
 

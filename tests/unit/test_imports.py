@@ -40,7 +40,7 @@ ENTERING = set(
     "check manual settings".split()
 )
 
-# What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
+# A swarm decides without sockets and clocks: the same code runs in virtual time.
 DECIDING = {f"enroot_py.features.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
 PURE = set("__future__ collections collections.abc dataclasses random typing".split())
 
@@ -184,7 +184,7 @@ def test_pyxis_reaches_enroot_where_it_enters_containers() -> None:
     for module, path in modules().items():
         if module.startswith("pyxis_py") and room(module) != "features":
             beyond = {name for name in imports(path, types=False) if name.startswith("enroot_py.")}
-            beyond = {name for name in beyond if room(name) != "base"} - {"enroot_py.cli.doctor"}
+            beyond = {name for name in beyond if room(name) != "base"} - {"enroot_py.cli.findings"}
             assert not beyond or path.stem in ENTERING, f"{module} imports {beyond}"
 
 

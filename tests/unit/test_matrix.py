@@ -1,4 +1,4 @@
-"""What the matrix says of a run: whose a failure is, what was skipped, and which excuse has served its time."""
+"""The report of a matrix run: known failures, skipped tests, and excuses that no longer apply."""
 
 from __future__ import annotations
 

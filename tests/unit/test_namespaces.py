@@ -1,4 +1,4 @@
-"""What a user is told where the kernel makes him no namespaces, by what its /proc says."""
+"""Hints for a user to whom the kernel refuses namespaces, by the content of /proc."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_where_storage_looks_disks_up(tmp_path: pathlib.Path, box: pathlib.Path)
 
 @pytest.mark.parametrize("share", ["/usr/share", "/etc", "/usr/local/nvidia/share"])
 def test_what_loaders_of_graphics_read(tmp_path: pathlib.Path, box: pathlib.Path, share: str) -> None:
-    """Wherever the driver installs these files, the container has them in the loaders' directories."""
+    """The container has these files in the loaders' directories, independent of their place on the host."""
     host = fakehost.consumer(tmp_path / "host")
     for name in ("vulkan/icd.d/nvidia_icd.json", "egl/egl_external_platform.d/20_nvidia_xcb.json"):
         host.file(f"{share}/{name}")

@@ -1,4 +1,4 @@
-"""What a stack of layers shows, without a mount of it."""
+"""The visible files of a stack of layers, without a mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of packages agrees with itself, without building one."""
+"""The descriptions of packages agree with each other. No package is built."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def test_control_and_spec_say_the_same(package: description.Package, tmp_path: P
 
 
 def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
-    """What penroot makes there, also what is not complete, and what its pages recommend."""
+    """Directories that penroot makes, with incomplete files, and directories that its pages recommend."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
-    texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/doctor.py")]
+    texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/places.py")]
     said = {place for text in texts for place in re.findall(r"/(?:var/)?tmp/\.?p?enroot[\w.-]*", text)}
     assert said
     runtime = base_directories({"HOME": "/home/alice"})["XDG_RUNTIME_DIR"]
@@ -113,7 +113,7 @@ def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
 
 
 def test_variables_of_the_role_are_the_same_everywhere() -> None:
-    """Those that have a default, that Ansible checks, and that the page explains; the version is this one."""
+    """Variables with a default are those that Ansible checks and the page explains. The version is current."""
     role = ROOT / "packages/ansible/penroot"
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
     checked = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]

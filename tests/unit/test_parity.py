@@ -21,7 +21,7 @@ TEXT = "\n".join(line for page in ("parity-enroot", "beyond") for _, found in se
 
 
 def test_each_mark_names_one_line() -> None:
-    """Of docs/reference/parity-*.md and beyond.md, by its first words."""
+    """A mark consists of the first words of a line in docs/reference/parity-*.md or beyond.md."""
     assert [mark for mark in marks("parity") if len(named(mark)) != 1] == []
 
 

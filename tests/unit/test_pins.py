@@ -1,4 +1,4 @@
-"""What a job carries of its images, what a lock file says, and the comment of a job."""
+"""Pins in the variables of a job, in a lock file, and in the comment of a job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pin_of(asked: Job, image: str) -> Pin | None:
 
 
 def pinned(asked: Job) -> str:
-    """What sbatch or salloc find out for all steps of a job."""
+    """Resolve images as sbatch or salloc do for all steps of a job."""
     return "".join(text for _, text in step.at_submit(asked, submission.check(asked)[0]))
 
 

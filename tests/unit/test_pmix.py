@@ -75,7 +75,7 @@ def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
         pmix.security(given, libraries("libpmix.so.2"), remap_root=root)
     assert ("be no root inside" in caught.value.hint) == root
     assert ("mpi.conf" in caught.value.hint) == (offered == "munge")
-    # Where there is no MPI that would ask, nothing is refused.
+    # Without an MPI that asks, nothing is refused.
     assert "munge" not in str(pmix.security(given, libraries(), remap_root=root))
 
 

@@ -225,7 +225,7 @@ def test_scope_holds_for_each_spelling_of_its_registry(scope: str, text: str) ->
 
 
 def test_scope_without_a_port_and_with_port_80_are_one() -> None:
-    """Where plain HTTP is allowed a registry without a port is asked there, too."""
+    """If plain HTTP is allowed, a registry without a port is asked on port 80 too."""
     for scope, image in (("reg.site", "reg.site:80"), ("reg.site:80", "reg.site"), ("*.site", "reg.site:80")):
         document = {"default": [ACCEPT], "transports": {"docker": {scope: [REJECT]}}}
         assert rule(document, f"docker://{image}#app:1").refusal("x")

@@ -8,6 +8,7 @@ import pty
 
 import pytest
 
+from enroot_py.base.progress import bar
 from enroot_py.features.swarm import progress as module
 from enroot_py.features.swarm.messages import Progress
 from enroot_py.features.swarm.progress import Display
@@ -20,6 +21,7 @@ ALL = Progress(joined=4, ready=4, slowest="", fraction=1.0, fetched=1_200_000_00
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("TERM", "xterm")
     return now
 
 
@@ -53,10 +55,34 @@ def test_terminal_gets_one_rewritten_line(clock: list[float]) -> None:
         while True:
             shown += os.read(ours, 65536).decode()
     assert shown.count("\r\x1b[K") == 3
-    assert shown.count("pyxis: ubuntu\\x1b[31m: 1 of 4 nodes have it") == 2
+    assert shown.count("ubuntu\\x1b[31m  516/1200 MB  ") == 2, shown
+    assert shown.count("1/4 nodes  n7") == 2
     assert "\n" not in shown
     assert max(len(line) for line in shown.split("\r\x1b[K")) < 80
     os.close(ours)
+
+
+def test_dumb_terminal_gets_no_control_sequences(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    ours, theirs = pty.openpty()
+    display = Display(theirs, "ubuntu", 1_200_000_000, 4)
+    for clock[0] in (100.0, 105.0, 110.0):
+        display.show(lambda: HALF, ended=False)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    assert "\x1b" not in shown
+    assert shown.count("pyxis: ubuntu: ") == 1
+    os.close(ours)
+
+
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 200])
+@pytest.mark.parametrize("done", [0, 1, 600_000_000, 1_300_000_000])
+def test_bar_fits_the_width_with_facts_first(width: int, done: int) -> None:
+    line = bar("registry.example/team/pytorch:24.05-py3", done, 1_200_000_000, 10.0, width, "1/4 nodes")
+    facts = f"pytorch:24.05-py3  {done / 1e6:.0f}/1200 MB  {done / 1e7:.0f} MB/s"
+    assert len(line) < width
+    assert line.startswith(facts[: width - 1])
+    assert "[" in line or width < 80
 
 
 def test_small_image_gets_only_the_last_line(clock: list[float]) -> None:

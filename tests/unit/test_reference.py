@@ -29,6 +29,9 @@ HUB = "registry-1.docker.io"
         ("docker://docker.io/ubuntu", f"{HUB}/library/ubuntu:latest"),
         ("docker://index.docker.io#ubuntu", f"{HUB}/library/ubuntu:latest"),
         ("docker://docker.io/library/ubuntu:22.04", f"{HUB}/library/ubuntu:22.04"),
+        ("docker://registry-1.docker.io#ubuntu", f"{HUB}/library/ubuntu:latest"),
+        ("docker://index.docker.io/a/b", f"{HUB}/a/b:latest"),
+        ("docker://me@docker.io#ubuntu", f"{HUB}/library/ubuntu:latest"),
         ("nvidia/cuda:12", f"{HUB}/nvidia/cuda:12"),
         ("a/b/c", f"{HUB}/a/b/c:latest"),
         # other registries

@@ -71,7 +71,7 @@ def test_a_lock_that_a_stopped_process_has_is_not_waited_for(running: RunningCon
 
 
 def _unified() -> str:
-    """Where control groups of version 2 are mounted, and we may make one; else empty."""
+    """Return a writable mount of control groups of version 2, or ""."""
     with open("/proc/self/mountinfo") as mounts:
         found = [line.split()[4] for line in mounts if " - cgroup2 " in line]
     return next((path for path in found if os.access(path, os.W_OK)), "")

@@ -96,7 +96,7 @@ def test_expand_leaves_other_dollars() -> None:
 
 @pytest.mark.parity("enroot.conf: MELLANOX_*", "ENROOT_GZIP_PROGRAM")
 def test_conf_speaks_to_hooks(environ: dict[str, str]) -> None:
-    """What only enroot needs is accepted, and passed on to nobody."""
+    """A setting that only enroot needs is accepted, and not passed on."""
     conf(environ, "MELLANOX_VISIBLE_DEVICES all\nNVIDIA_DRIVER_CAPABILITIES=compute,video\n"
                   "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")  # fmt: skip
     loaded = settings.load(environ).replace("option", remap_root=True)

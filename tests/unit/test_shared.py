@@ -19,7 +19,7 @@ BLOB = Descriptor("", "sha256:" + "a" * 64, len(DATA))
 
 
 class Place:
-    """Where the blob comes from; a byte in ``log`` for each time that it does."""
+    """The source of the blob. It writes a byte to ``log`` for each download."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

@@ -235,7 +235,7 @@ def test_what_is_no_signature_is_passed_by(changes: dict[str, object]) -> None:
 
 
 def bundled(*bundles: bytes, **more: object) -> list[Signature]:
-    """What is found of bundles that refer to the image."""
+    """Return the bundles that refer to the image."""
     registry = Registry()
     entries = []
     for data in bundles:

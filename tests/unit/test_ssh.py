@@ -1,4 +1,4 @@
-"""Where names of jobs lead, as squeue tells, and the keys that are made for one."""
+"""Names of jobs, resolved with squeue, and the keys for a job."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ HOSTILE = ("x\ntouch\n.cluster", "x y.cluster", "x.cluster")
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_of_the_command_line_is_no_command_of_the_laptop(tmp_path: pathlib.Path, name: str, shell: str) -> None:
-    """What ssh before 9.6 would run of those lines: programs of these names would leave a file."""
+    """ssh before 9.6 would run parts of these lines: programs of these names would leave a file."""
     (tmp_path / "home/.ssh").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for program, does in (("ssh", 'echo "$@" > asked'), ("touch", "echo > ran"), ("y.cluster", "echo > ran")):

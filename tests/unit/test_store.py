@@ -159,7 +159,7 @@ def test_waiter_for_a_maker_ignores_later_users(store: Store) -> None:
 
 
 def waiters() -> str:
-    """Those who wait for a lock: proc_locks(5)."""
+    """Return the processes that wait for a lock: proc_locks(5)."""
     return "".join(line for line in Path("/proc/locks").read_text().splitlines(keepends=True) if "->" in line)
 
 

@@ -1,4 +1,4 @@
-"""What srun finds out for all nodes of a step."""
+"""srun resolves a tag for all nodes of a step."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_what_cannot_go_with_a_container_is_refused(line: str, why: str) -> None
 
 
 def as_child_of(line: str, code: str) -> str:
-    """What Python code prints that a process with this command line has started, as the plugin does."""
+    """Run Python code as a child of a process with this command line, like the plugin, and return its output."""
     child = [sys.executable, "-c", f"import os\nfrom pyxis_py.submit import submission\n{code}"]
     words = line.split()
     start = f"import subprocess; subprocess.run({child!r}, check=True)"

@@ -189,3 +189,22 @@ def test_stopped_worker_is_reported_and_given_up(
     with pytest.raises(PenrootError, match=r"the worker process \d+ was stopped for 4 s"):
         workers.run([lambda: os.kill(os.getpid(), signal.SIGSTOP)], 1)
     assert "kill -CONT" in capfd.readouterr().err
+
+
+SCOPE = "0::/system.slice/slurmstepd.scope"
+
+
+@pytest.mark.clusters("Control groups, version 1 and 2")
+@pytest.mark.parametrize(
+    ("groups", "environ", "job"),
+    [
+        (f"{SCOPE}/job_31/step_0/user/task_0\n", b"", "31"),
+        ("4:freezer:/slurm/uid_1000/job_31/step_0\n", b"", "31"),
+        (f"{SCOPE}/s5K1KKYAYG5D00/step_0/user/task_0\n", b"", "s5K1KKYAYG5D00"),  # cgroups.html of Slurm 26.05
+        (f"{SCOPE}/s5K1KKYAYG5D00/step_batch/user\n", b"A=b\0SLURM_JOB_ID=31\0", "31"),
+        ("0::/system.slice/sshd.service\n", b"", ""),
+        ("0::/s5K1KKYAYG5D00U/step_0\n", b"", ""),  # too long, and no digit of a SLUID
+    ],
+)
+def test_job_is_read_from_cgroups_of_every_slurm(groups: str, environ: bytes, job: str) -> None:
+    assert waits.job_of(groups, environ) == job

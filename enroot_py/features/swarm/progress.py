@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from enroot_py.base import log
+from enroot_py.base.progress import bar, columns
 
 if TYPE_CHECKING:
     from enroot_py.features.swarm.messages import Progress
@@ -26,9 +27,9 @@ class Display:
 
     def __init__(self, descriptor: int, image: str, size: int, nodes: int, *, shows_registry: bool = True) -> None:
         self._descriptor, self._image, self._nodes = descriptor, image, nodes
-        self._size = log.size(size)
+        self._size = size
         self._shows_registry = shows_registry
-        self._is_terminal = os.isatty(descriptor)
+        self._is_terminal = log.is_terminal(descriptor)
         self._began = self._shown = time.monotonic()
         self._rewriting = False
         self._ended = False
@@ -42,10 +43,13 @@ class Display:
         if ended:
             self._ended = True
             nodes = log.many(self._nodes, "node")
-            self._line(f"{self._size} on {nodes} in {now - self._began:.1f} s{self._registry(progress())}")
+            self._line(f"{log.size(self._size)} on {nodes} in {now - self._began:.1f} s{self._registry(progress())}")
         elif now >= self._shown + interval and now >= self._began + _SILENT_S:
             self._shown = now
-            self._line(self._state(progress()), stays=not self._is_terminal)
+            if self._is_terminal:
+                self._rewrite(progress(), now - self._began)
+            else:
+                self._line(self._state(progress()))
 
     def end(self) -> None:
         """Clear a line that would be rewritten."""
@@ -55,22 +59,23 @@ class Display:
     def _state(self, progress: Progress) -> str:
         missing = self._nodes - progress.joined
         not_begun = f", {log.many(missing, 'node')} not begun" if missing > 0 else ""
-        slowest = f", {progress.slowest} has {progress.fraction:.0%} of {self._size}" if progress.slowest else ""
+        slowest = (
+            f", {progress.slowest} has {progress.fraction:.0%} of {log.size(self._size)}" if progress.slowest else ""
+        )
         return f"{progress.ready} of {self._nodes} nodes have it{not_begun}{slowest}{self._registry(progress)}"
 
-    def _line(self, text: str, *, stays: bool = True) -> None:
-        text = log.printable(f"pyxis: {self._image}: {text}")
-        if self._is_terminal:
-            clear = "\r\x1b[K" if self._rewriting or not stays else ""
-            text = clear + (text if stays else text[: self._columns() - 1])
-        self._rewriting = self._is_terminal and not stays
-        self._write(text + ("\n" if stays else ""))
+    def _rewrite(self, progress: Progress, seconds: float) -> None:
+        """Show how far the slowest node is."""
+        done = int(progress.fraction * self._size) if progress.slowest else 0
+        facts = (f"{progress.ready}/{self._nodes} nodes", *filter(None, (progress.slowest,)))
+        line = bar(self._image, done, self._size, seconds, columns(self._descriptor), *facts)
+        self._rewriting = True
+        self._write(f"\r\x1b[K{line}")
 
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._descriptor).columns or 80
-        except OSError:  # the terminal is gone
-            return 80
+    def _line(self, text: str) -> None:
+        clear = "\r\x1b[K" if self._rewriting else ""
+        self._rewriting = False
+        self._write(f"{clear}{log.printable(f'pyxis: {self._image}: {text}')}\n")
 
     def _write(self, text: str) -> None:
         try:

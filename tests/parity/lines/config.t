@@ -54,7 +54,7 @@ Configuration scripts: functions, directives, statuses.
   $ enroot start --rw -c c box true 2>&1
   unset y
   $ printf 'hooks() { echo "${ENROOT_VERSION}" >&2; }\n' > c; enroot start -c c box true 2>&1
-  4.1.2
+  4.2.1
   $ printf 'hooks() { for v in PID ROOTFS ENVIRON MOUNTS LIBRARY_PATH SYSCONF_PATH RUNTIME_PATH CONFIG_PATH DATA_PATH; do v=ENROOT_$v; [ -n "${!v}" ] || echo "no $v" >&2; done; }\n' > c; enroot start -c c box true 2>&1
   $ printf 'hooks() { echo "$CALLER ${ENROOT_DATA_PATH}" >&2; }\n' > c; CALLER=x enroot start -c c box true 2>&1
   x HOME/data

@@ -371,7 +371,7 @@ environ.d and mounts.d.
 Verbs without much.
 
   $ enroot version
-  4.1.2
+  4.2.1
   $ enroot version x > /dev/null
   ~ words behind `list` are ignored
   [1]

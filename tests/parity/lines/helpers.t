@@ -54,6 +54,8 @@ The small programs, which hooks use.
   [6]
   $ printf 'A=1\nB=two words\n' > envfile; enroot-nsenter --envfile envfile sh -c 'echo "$A $B"'
   1 two words
+  $ enroot-nsenter --envfile envfile sh -c 'ls /proc/self/fd | wc -l'
+  4
   $ enroot-nsenter --envfile nonsense true
   [1]
   $ enroot-nsenter --workdir /usr pwd

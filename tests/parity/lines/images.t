@@ -123,6 +123,17 @@ What an image is made of.
   $ enroot export -o copy.sqsh app2; enroot create -n copy copy.sqsh; enroot start copy x
   it's x
 
+Layers of several media types.
+
+  $ enroot import -o mixed.sqsh docker://$REGISTRY#org/mixed:1; unsquashfs -cat mixed.sqsh srv/second srv/third
+  zstd
+  plain
+  $ unsquashfs -cat mixed.sqsh etc/rc | head -1
+  # enroot-provenance: docker://REGISTRY#org/mixed:1
+  $ enroot create -n mixed mixed.sqsh; enroot start mixed cat /srv/second /srv/third; enroot remove -f mixed
+  zstd
+  plain
+
 Images without a file.
 
   $ enroot load docker://$REGISTRY#org/app:1; enroot list | grep +

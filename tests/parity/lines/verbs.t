@@ -21,11 +21,11 @@ Verbs, usage and exit statuses. A mistake shows the usage on stdout and gives 1.
   1
   Usage: enroot COMMAND [ARG...]
   $ enroot version
-  4.1.2
+  4.2.1
   $ enroot version | wc -l
   1
   $ enroot info | head -1
-  Enroot version: 4.1.2
+  Enroot version: 4.2.1
   $ enroot info | grep -c '^Config file: '
   1
   $ enroot info | grep '^Environment variables:'

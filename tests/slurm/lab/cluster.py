@@ -25,7 +25,7 @@ DEFAULT_ROOT = "/srv/penroot-lab"
 SUBNET = "10.77.0"  # lives in the lab's own network namespace, so no two labs ever meet
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 
-# What a node of the lab needs on the machine, and the Debian package that has it.
+# Programs that a node of the lab needs on the machine, and their Debian packages.
 PROGRAMS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -49,7 +49,7 @@ DAEMONS: dict[str, list[str]] = {
 }
 
 
-# Where each listens once it is up.
+# The port of each daemon.
 PORTS = {"slurmctld": 6817, "slurmd": 6818, "registry-http": 5000, "registry-https": 443}
 
 # Each node's own, on disk; "memory" is where its tmpfs goes.
@@ -231,7 +231,7 @@ class Lab:
         inside = [m for m in residue.mounts("/proc/self/mountinfo") if m.startswith(self.root + "/")]
         if inside:
             raise LabError(f"mounted inside {self.root}: {', '.join(inside)}")
-        # What is in the directory, which is the lock; the marker last.
+        # The directory itself is the lock: remove its content, the marker last.
         for path in sorted((f"{self.root}/{name}" for name in os.listdir(self.root)), key=marker.__eq__):
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path)
@@ -243,7 +243,7 @@ class Lab:
     def start_daemon(self, node: str, daemon: str) -> None:
         """Start one of DAEMONS on ``node``, inside the node's cgroups."""
         log = f"/var/log/{daemon}.out"
-        # Those that make daemons of themselves return when they have: then their process is the one that stays.
+        # A program that makes itself a daemon returns once its child is ready.
         how = "--fork" if daemon.startswith("registry") else "--wait"
         command = ["sh", "-c", f'exec setsid {how} "$@" </dev/null >>{log} 2>&1', "sh", *DAEMONS[daemon]]
         if daemon == "slurmd" and self._load()["wanted"]["configless"]:
@@ -393,7 +393,7 @@ class Lab:
         os.execvp(words[0], words)
 
     def residue(self, node: str, settle: float = 120.0) -> list[str]:
-        """What jobs have left on ``node``, one line each: processes, mounts, cgroups, files, sockets, held files.
+        """Return the residue of jobs on ``node``, a line each: processes, mounts, cgroups, files, sockets, held files.
 
         Asked from this machine, not from inside. Returns as soon as nothing
         is left, or what is left after ``settle`` seconds (a step's end takes
@@ -490,7 +490,7 @@ class Lab:
             os.makedirs(self.root, mode=0o755, exist_ok=True)
             fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # Whoever had the lock before may have removed the directory.
+            # The previous holder of the lock may have removed the directory.
             if os.path.isdir(self.root) and os.stat(self.root).st_ino == os.fstat(fd).st_ino:
                 break
             os.close(fd)

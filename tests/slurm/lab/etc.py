@@ -1,4 +1,4 @@
-"""What the lab's /etc has and the machine's has not: files under ROOT/etc, the upper layer of every node's /etc."""
+"""Write the lab's own files of /etc to ROOT/etc, the upper layer of every node's /etc."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ConstrainRAMSpace=yes
 # A node of the lab has no systemd to ask for a scope. The second line's name changed in Slurm 23.02.
 CGROUP_CONF_V2 = "IgnoreSystemd=yes\n{controllers}=yes\n"
 
-# Of Slurm's two ways to have ranks wait for each other, that by a ring loses half a minute now and then.
+# Slurm lets ranks wait for each other by a tree or a ring. The ring sometimes loses half a minute.
 MPI_CONF = "PMIxCollFence=tree\n"
 
 # Node-private places, as on a cluster whose nodes have a local disk; nothing of a user's home.

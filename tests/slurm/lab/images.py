@@ -42,7 +42,7 @@ from . import network
 HERE = os.path.dirname(os.path.abspath(__file__))
 EPOCH = 1_700_000_000  # mtime of what we write ourselves
 
-# What makes them, and the Debian package that has it; nothing of it is needed where they are in the cache.
+# Programs that make the images, and their Debian packages. Cached images need none of them.
 PROGRAMS = {"zstd": "zstd", "mpicc.openmpi": "libopenmpi-dev", "mpicc.mpich": "libmpich-dev", "dpkg-deb": "dpkg"}
 
 BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static")
@@ -118,7 +118,7 @@ def cache_directory() -> str:
 
 
 def storage() -> str:
-    """Where the images of this recipe are in the cache."""
+    """Return the directory of the cache for the images of this recipe."""
     recipe = hashlib.sha256()
     for name in ("images.py", "hello.c"):
         with open(f"{HERE}/{name}", "rb") as file:
@@ -264,7 +264,7 @@ def change_members() -> Iterator[Member]:
 
 def mpi_members(work: str, packaged: list[Member]) -> Iterator[Member]:
     yield from hello(work, "mpicc.openmpi")
-    # What the packages' scripts would do with update-alternatives(1).
+    # The packages' scripts would call update-alternatives(1).
     for name in ("mpirun", "mpiexec"):
         yield link_member(f"usr/bin/{name}", f"{name}.openmpi")
     for member, _ in packaged:
@@ -446,7 +446,7 @@ class Push:
         return self.manifest(name, tag, manifest)
 
     def attestation(self, name: str) -> dict[str, Any]:
-        """What buildkit puts beside an image: a manifest that is not one of an image."""
+        """Return a manifest that buildkit puts beside an image: an attestation."""
         statement = encode({"_type": "https://in-toto.io/Statement/v0.1"})
         rootfs = {"type": "layers", "diff_ids": [digest_of(statement)]}
         config = {"architecture": "unknown", "os": "unknown", "config": {}, "rootfs": rootfs}

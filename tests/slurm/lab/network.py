@@ -17,7 +17,7 @@ PATIENCE = 60  # seconds with the child in which pyroute2 makes a socket; of its
 
 
 class Node(Protocol):
-    """What the network knows of a machine."""
+    """The name and the address of a machine."""
 
     name: str
     address: str

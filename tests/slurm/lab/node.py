@@ -34,7 +34,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 NS_GET_MNTNS_ID = 0x8008B705  # <linux/nsfs.h>
 MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
 
-# What packages write to, beside /etc.
+# Directories besides /etc that packages write to.
 APART = ("/usr", "/opt", "/var/lib/apt", "/var/lib/dpkg", "/var/cache")
 
 _libc = ctypes.CDLL(None, use_errno=True)

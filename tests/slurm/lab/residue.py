@@ -1,4 +1,4 @@
-"""What jobs leave behind on a node, seen from the machine that holds it.
+"""List the leftovers of jobs on a node, as the machine sees them.
 
 An inventory is a dict of lines by kind. The lab takes one of each node when it
 is up; what a later one has more is residue. ``entry`` is the node's root as

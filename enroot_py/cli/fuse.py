@@ -1,0 +1,72 @@
+"""Check what mounts squashfs images: /dev/fuse and squashfuse."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+
+from enroot_py.base import elf
+from enroot_py.base.fds import Fd
+from enroot_py.cli.findings import Finding
+from enroot_py.runtime import pods, squashfuse
+
+_UPGRADE = "install squashfuse 0.5 or later with squashfuse_ll, or unpack images: penroot create IMAGE"
+
+
+def findings() -> Iterator[Finding]:
+    """Check the device and the server."""
+    # In a pod, a device plugin may withhold the device from containers that need no FUSE.
+    verdict = "warn" if pods.is_made() else "bad"
+    try:
+        info = os.stat("/dev/fuse")
+    except FileNotFoundError:
+        what = "there is no /dev/fuse: squashfs images cannot be mounted, layers in the store can"
+        yield Finding(verdict, what, pods.without_fuse(squashfuse.INSTEAD))
+        return
+    mode = stat.S_IMODE(info.st_mode)
+    if not stat.S_ISCHR(info.st_mode) or mode & 0o006 != 0o006:
+        fix = """echo 'KERNEL=="fuse", MODE="0666"' > /etc/udev/rules.d/80-fuse.rules; chmod 666 /dev/fuse"""
+        yield Finding("bad", f"/dev/fuse has mode {mode:04o}: users cannot mount squashfs images", fix)
+    else:
+        yield Finding("ok", f"/dev/fuse has mode {mode:04o}")
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError as e:
+        if e.errno == errno.EPERM:  # the mode gives EACCES
+            slurm_fix = "/dev/fuse in cgroup_allowed_devices_file.conf if this Slurm reads it, else ConstrainDevices=no"
+            yield Finding(
+                verdict,
+                "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
+                pods.without_fuse(squashfuse.INSTEAD) if pods.is_made() else slurm_fix,
+            )
+    if server := squashfuse.installed("squashfuse_ll", "squashfuse"):
+        yield squashfuse_version(server)
+    else:
+        yield Finding("bad", "squashfuse is not installed: squashfs images cannot be mounted", "install squashfuse")
+
+
+def squashfuse_version(program: str) -> Finding:
+    """Check how squashfuse was built. Sources: NEWS and ll_main.c of squashfuse; ChangeLog.rst of libfuse, 3.3.0."""
+    with Fd(os.open(program, os.O_RDONLY | os.O_CLOEXEC)) as file:
+        text = file.content()
+        libraries: tuple[str, ...] = ()
+        with contextlib.suppress(elf.NotElf):
+            libraries = elf.read(file).needed
+    found = re.search(rb"squashfuse (\d+(?:\.\d+)+)", text)
+    name = f"{program} ({found[1].decode()})" if found else program
+    if "libfuse.so.2" in libraries:
+        what = (
+            f"{name} is built with libfuse 2, which cannot serve an open /dev/fuse: squashfs images cannot be mounted"
+        )
+        return Finding("bad", what, _UPGRADE)
+    # Distributions may build its library apart: then the version tells.
+    parts = tuple(map(int, found[1].split(b"."))) if found else ()
+    is_apart = any(name.startswith("libsquashfuse") for name in libraries)
+    if b"fuse_session_loop_mt" in text or (is_apart and parts >= (0, 3)):
+        return Finding("ok", f"{name} mounts squashfs images, with several threads")
+    what = f"{name} has one thread: processes of a container that read its image wait for each other"
+    return Finding("warn", what, _UPGRADE)

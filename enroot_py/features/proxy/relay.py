@@ -1,0 +1,52 @@
+"""The relay between a port in a container and a Unix socket of its caller. Bytes pass unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+BUFFER_BYTES = 64 << 10
+_REFUSED = b"HTTP/1.1 502 the proxy of this container does not answer\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+def main(listener: socket.socket, proxy: int, ready: int) -> None:
+    """Serve until the process is killed. ``proxy`` is a descriptor of the socket; write to ``ready`` first.
+
+    Holds no other descriptor, so that pipes of the program end with the program.
+    """
+    own = socket.fromfd(listener.fileno(), socket.AF_INET, socket.SOCK_STREAM)
+    kept = sorted((own.fileno(), proxy, ready))
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)
+    asyncio.run(_serve(own, f"/proc/self/fd/{proxy}", ready))
+
+
+async def _serve(listener: socket.socket, proxy: str, ready: int) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there = await asyncio.open_unix_connection(proxy)
+        except OSError:
+            writer.write(_REFUSED)
+            writer.close()
+            return
+        await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
+
+    server = await asyncio.start_server(serve, sock=listener)
+    os.close(ready)
+    await server.serve_forever()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Copy until the source ends; then end this direction alone, because the other one may still have an answer."""
+    try:
+        while data := await source.read(BUFFER_BYTES):
+            target.write(data)
+            await target.drain()
+        if target.can_write_eof():
+            target.write_eof()
+    except OSError:
+        target.close()

@@ -1,0 +1,83 @@
+"""Connect a starting container to the proxy of its caller."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from enroot_py.base import linux
+from enroot_py.base.errors import UsageError
+from enroot_py.base.fds import Fd
+from enroot_py.features.proxy.settings import SETTINGS, ProxySettings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import NoReturn
+
+    from enroot_py.runtime.hooks import Context
+
+PORT = 3128  # of Squid, the best known proxy
+_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+
+
+def finish(context: Context) -> str:
+    """Start the relay if a proxy is requested, and name it to the programs. Return the setting's origin.
+
+    Raises UsageError.
+    """
+    settings = context.settings
+    path = ProxySettings(settings).net_proxy
+    if not path:
+        return ""
+    origin = settings.origin(SETTINGS["ENROOT_NET_PROXY"])
+    if not (settings.unshare_net and settings.unshare_pid):
+        hint = f"use penroot start --net=proxy={path}, or set ENROOT_UNSHARE_NET and ENROOT_UNSHARE_PID as well"
+        raise UsageError(f"{origin}: a proxy needs private network and PID namespaces", hint=hint)
+    with _socket(path, origin) as proxy:
+        _start_relay(proxy)
+    context.environ.update(dict.fromkeys(_VARIABLES, f"http://127.0.0.1:{PORT}"))
+    context.environ.update(dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1"))
+    return origin
+
+
+def _socket(path: str, origin: str) -> Fd:
+    """Open a socket by its path. Raises UsageError."""
+    try:
+        proxy = Fd(os.open(path, os.O_PATH | os.O_CLOEXEC))
+    except OSError as e:
+        raise UsageError(f"{origin}: cannot open {path}: {e.strerror}", hint="start the proxy first") from e
+    if not stat.S_ISSOCK(os.fstat(proxy).st_mode):
+        raise UsageError(f"{origin}: {path} is not a socket", hint="name the Unix socket on which the proxy listens")
+    return proxy
+
+
+def _start_relay(proxy: int) -> None:
+    """Start the relay. It is a process of the container's PID namespace, and ends with it.
+
+    The relay keeps a mount namespace of its own, because pivot_root(2) changes the root directory of all processes
+    in the namespace of its caller.
+    """
+    from socket import create_server
+
+    with create_server(("127.0.0.1", PORT)) as listener:
+        waits, ready = os.pipe()
+        with Fd(waits):
+            with Fd(ready):
+                if os.fork() == 0:
+                    _relay(listener, proxy, ready)
+            os.read(waits, 1)
+
+
+def _relay(listener: socket, proxy: int, ready: int) -> NoReturn:
+    """In the child: run the relay."""
+    try:
+        from enroot_py.features.proxy import relay
+        from enroot_py.runtime import namespaces
+
+        os.setsid()  # Ctrl-C is for the program
+        namespaces.unshare(linux.CLONE_NEWNS)
+        namespaces.hide()
+        relay.main(listener, proxy, ready)
+    finally:
+        os._exit(1)
