@@ -66,7 +66,7 @@ def starts_alone(user: User, image: pathlib.Path) -> bool:
         return len(found) == 1
 
 
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 def test_process_in_a_container_is_no_server(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, entry: tuple[pathlib.Path, str]
 ) -> None:
@@ -81,7 +81,7 @@ def test_process_in_a_container_is_no_server(
                     assert starts_alone(user, image)
 
 
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 def test_process_of_another_user_is_no_server(user: User, image: pathlib.Path, entry: tuple[pathlib.Path, str]) -> None:
     """Two users of one file have two servers, whatever the entry of one says."""
     path, named = entry
@@ -93,7 +93,7 @@ def test_process_of_another_user_is_no_server(user: User, image: pathlib.Path, e
         assert user.start(str(image), "echo", "in") == "in\n"
 
 
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 def test_server_of_another_file_is_not_joined(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, entry: tuple[pathlib.Path, str]
 ) -> None:
@@ -106,7 +106,7 @@ def test_server_of_another_file_is_not_joined(
         assert starts_alone(user, image)
 
 
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 @pytest.mark.parametrize("text", ["", "1", "0", "-5", "9999999", "nobody", "\0" * 9, "1" * 99])
 def test_entry_that_says_nonsense_is_passed_over(
     user: User, image: pathlib.Path, entry: tuple[pathlib.Path, str], text: str
@@ -117,7 +117,7 @@ def test_entry_that_says_nonsense_is_passed_over(
     assert user.start(str(image), "echo", "in") == "in\n"
 
 
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory", "file"])
 def test_entry_that_is_no_file_is_passed_over(
     user: User, image: pathlib.Path, entry: tuple[pathlib.Path, str], kind: str
@@ -138,7 +138,7 @@ def test_entry_that_is_no_file_is_passed_over(
     assert precious.read_text() == "mine"
 
 
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 def test_container_with_own_processes_cannot_stop_the_server(user: User, image: pathlib.Path) -> None:
     """Another one, which sees the processes of its user, can: they are its user's."""
     with up(user, str(image)) as first:
@@ -150,7 +150,7 @@ def test_container_with_own_processes_cannot_stop_the_server(user: User, image: 
         assert first.communicate("go\n", timeout=60)[0].startswith("FROM_IMAGE=yes")
 
 
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 def test_root_cannot_remount_a_shared_file_system(user: User, image: pathlib.Path) -> None:
     """Neither the file system nor its mount becomes writable for the container beside it."""
     script = "mount -o remount,rw /; mount -o remount,rw / / ; touch /bin/mine; umount /; ls /bin/mine"
@@ -161,7 +161,7 @@ def test_root_cannot_remount_a_shared_file_system(user: User, image: pathlib.Pat
 
 
 @pytest.mark.soak
-@pytest.mark.security("C12")
+@pytest.mark.security("C13")
 def test_last_one_leaves_as_the_first_one_comes(
     user: User, image: pathlib.Path, rng: random.Random, soak: bool
 ) -> None:
