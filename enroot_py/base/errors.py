@@ -21,6 +21,16 @@ class PenrootError(Exception):
         self.hint = hint
 
 
+OWN_ERROR = 125  # as docker: an error of ours, not of the command
+
+
+def with_status(error: PenrootError, status: int) -> PenrootError:
+    """Give an error the exit status of its verb, unless its class has another one."""
+    if error.exit_code == PenrootError.exit_code:
+        error.exit_code = status
+    return error
+
+
 class UsageError(PenrootError):
     """The command line is wrong: look at the options. ``usage`` goes to stdout if penroot was called as enroot."""
 

@@ -7,9 +7,10 @@ archive or another Python is ignored. Each other line is
     NAME LENGTH,LENGTH... OFFSET
 
 and locates a list of (module, file, code), in pieces written by marshal. Each module has a line. START has
-all modules that a start imports, and IMAGE the modules that a start of a squashfs file imports besides. CHECK and STEP
-have the modules that these verbs of pyxis_py/helper.py import. HOOKS has our hooks, and HELP the text of
-``penroot --help``. Without a PACK, modules come from the archive; in a source tree, from files.
+all modules that a start imports, and IMAGE the modules that a start of a squashfs file imports besides. EXEC and LIST
+have the modules of ``penroot exec`` and ``list``. CHECK and STEP have the modules that these verbs of
+pyxis_py/helper.py import. HOOKS has our hooks, and HELP the text of ``penroot --help``. Without a PACK, modules come
+from the archive; in a source tree, from files.
 
 A start takes 19.0 ms of a processor with PACK, 23.4 ms with files, 25.2 ms with a zip archive of compiled modules, and
 24.2 ms with an archive of only the modules of a start. Every command imports this module first, so it imports only
@@ -35,6 +36,8 @@ PACK = f"{LIBRARY}/modules.{sys.implementation.cache_tag}"
 HEAD = 1 << 14  # bytes
 HELP = "--help"
 START = "start"
+EXEC = "exec"
+LIST = "list"
 IMAGE = "image"
 CHECK = "check"
 STEP = "ahead"

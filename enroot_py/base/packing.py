@@ -40,13 +40,23 @@ def rewrite() -> None:
     lines: dict[str, list[Any]] = {name: [module] for name, module in modules.items()}
     in_c = [modules[name] for name in _IN_C if name in modules]
     start = recorder.record("enroot_py.cli.start")
-    image = recorder.record("enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse")
+    image = recorder.record(
+        "enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse", "enroot_py.runtime.sharing"
+    )
+    execute = recorder.record("enroot_py.cli.quick", "enroot_py.cli.running", "enroot_py.runtime.joining")
+    listing = recorder.record("enroot_py.cli.quick", "enroot_py.cli.listing")
     check = recorder.record("pyxis_py.helper", "pyxis_py.submit.submission")
     parts = [name for package in FEATURES if (name := f"{package}.step") in modules]
     step = recorder.record(
         "pyxis_py.helper", "pyxis_py.node.held", "pyxis_py.node.container", "pyxis_py.node.step", *parts
     )
-    lines |= {pack.START: [*in_c, *start], pack.CHECK: check, pack.STEP: [*in_c, *step]}
+    lines |= {
+        pack.START: [*in_c, *start],
+        pack.EXEC: [*in_c, *execute],
+        pack.LIST: [*in_c, *listing],
+        pack.CHECK: check,
+        pack.STEP: [*in_c, *step],
+    }
     lines[pack.IMAGE] = [module for module in image if module not in start]
     lines[pack.HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").OURS))
     lines[pack.HELP] = [import_module("enroot_py.cli.verbs").help_text()]
@@ -82,6 +92,9 @@ class _Recorder(pack.Pack):
         self._imported = []
         for name in self._modules.keys() - _IN_C:
             sys.modules.pop(name, None)
+            above, _, last = name.rpartition(".")
+            if above in sys.modules:
+                vars(sys.modules[above]).pop(last, None)  # or "from above import last" would import nothing
         for name in names:
             import_module(name)
         return self._imported

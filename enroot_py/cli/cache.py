@@ -8,13 +8,16 @@ import click
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError, UsageError
-from enroot_py.cli.commands import CONTEXT, synopsis
+from enroot_py.cli.commands import CONTEXT, shown_json, synopsis
 from enroot_py.config import settings
 from enroot_py.config.table import Size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.store.store import Store
+
+
+_SHORT_DIGITS = 12  # of a digest, as docker images
 
 
 class Days(click.FloatRange):
@@ -36,13 +39,31 @@ def _store() -> Store:
 
 @synopsis
 @cache.command("list", context_settings=CONTEXT)
-def cache_list() -> None:
-    """List the images with digest, size, last use and names."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole digests.")
+def cache_list(as_json: bool) -> None:
+    """List the images with names, digest, size and last use.
+
+    The digest is shortened. An image with several names has a line for each.
+    """
+    from enroot_py.cli import listing
     from enroot_py.store import inventory
 
-    for image in inventory.images(_store()):
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used))
-        click.echo(f"{image.digest}  {image.size / 1e6:9.1f} MB  {used}  {' '.join(image.names) or '-'}")
+    images = inventory.images(_store())
+    if as_json:
+        fields = ("names", "digest", "size", "used")
+        click.echo(shown_json([{field: getattr(image, field) for field in fields} for image in images]))
+        return
+    rows = [
+        (
+            name,
+            image.digest.partition(":")[2][:_SHORT_DIGITS],
+            log.size(image.size),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used)),
+        )
+        for image in images
+        for name in image.names or ("-",)
+    ]
+    listing.write(listing.table(("NAME", "DIGEST", "SIZE", "LAST USED"), rows))
 
 
 @synopsis

@@ -8,6 +8,7 @@ from typing import TypeVar
 import click
 
 from enroot_py.base.errors import UsageError
+from enroot_py.cli import docker
 from enroot_py.config.settings import Settings, load
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -19,13 +20,10 @@ _INSTEAD = {
     "build": "docker build -t IMAGE . && {} import dockerd://IMAGE",
     "commit": "{} export --output FILE.sqsh NAME",
     "container": "{} list",
-    "cp": "{} start --mount $PWD:/mnt NAME cp FILE /mnt",
     "image": "{} cache list",
     "images": "{} cache list",
-    "kill": "{} list --fancy, for the PID; then: kill PID",
-    "logs": "{} start NAME > FILE 2>&1",
+    "kill": "{} stop --signal KILL NAME; for other signals: {} ps NAME, for the PID; then: kill -SIGNAL PID",
     "ls": "{} list",
-    "ps": "{} list --fancy",
     "pull": "{} import docker://IMAGE",
     "push": "podman push IMAGE ({} only downloads images)",
     "rm": "{} remove NAME",
@@ -33,10 +31,9 @@ _INSTEAD = {
     "run": "{} start docker://IMAGE COMMAND",
     "save": "{} import --output FILE.sqsh docker://IMAGE",
     "shell": "{} start NAME sh",
-    "stop": "{} list --fancy, for the PID; then: kill PID",
     "system": "{} cache prune --dry-run",
     "tag": "{} create --name NAME docker://IMAGE",
-    "top": "{} list --fancy",
+    "top": "{} ps NAME",
 }
 
 
@@ -47,7 +44,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not ctx.resilient_parsing and args[0] in _INSTEAD:
-            hint = _INSTEAD[args[0]].format(ctx.command_path)
+            line = docker.translate(args[0], args[1:])
+            hint = f"{ctx.command_path} {line}" if line else _INSTEAD[args[0]].replace("{}", ctx.command_path)
             raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=usage(ctx))
         return super().resolve_command(ctx, args)
 

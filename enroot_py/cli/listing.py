@@ -1,52 +1,163 @@
-"""The output of ``penroot list``."""
+"""The output of ``penroot list`` and ``ps``."""
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 import time
-from collections.abc import Sequence
 
-from enroot_py.config.settings import Settings
-from enroot_py.runtime import processes
+from enroot_py.base import log, proc
+from enroot_py.config.settings import Settings, load
+from enroot_py.runtime import detached, processes
 from enroot_py.store import containers
 
-_TITLES = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from enroot_py.runtime.processes import Process
+
+_FANCY = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")  # as enroot
+_SHORT = ("NAME", "STATE", "PID", "STARTED", "COMMAND")
+_PROCESS = ("PID", "STATE", "STARTED", "TIME", "COMMAND")
 
 
-def as_text(settings: Settings, *, fancy: bool) -> str:
-    """Return one name per line; with ``fancy`` a table with the processes of running containers."""
-    names = containers.names(settings)
-    if not fancy:
-        return "".join(f"{name}\n" for name in names)
+def show(*, fancy: bool, as_json: bool) -> int:
+    """Run ``penroot list``: enroot's lines for scripts, a table on a terminal."""
+    settings = load()
+    if as_json:
+        text = in_json(settings)
+    elif fancy:
+        text = fancy_table(settings)
+    elif sys.stdout.isatty():
+        text = short_table(settings)
+    else:
+        text = "".join(f"{name}\n" for name in containers.names(settings))
+    write(text)
+    return 0
+
+
+def write(text: str) -> None:
+    """Write names as they are, also those that are not UTF-8."""
+    sys.stdout.buffer.write(os.fsencode(text))
+
+
+def fancy_table(settings: Settings) -> str:
+    """Return enroot's table with the processes of running containers."""
     running = processes.running(settings)
-    idle = set(names) - {process.name for process in running}
-    rows: list[Sequence[str]] = [_TITLES, *([name] for name in sorted(idle)), *map(_row, running)]
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(_TITLES))]
+    idle = set(containers.names(settings)) - {process.name for process in running}
+    names = _Detached(settings, running)
+    return table(_FANCY, [*([name] for name in sorted(idle)), *(_fancy_row(names.of(p) or p.name, p) for p in running)])
+
+
+def _fancy_row(name: str, process: Process) -> Sequence[str]:
+    pid, state, started, used, command = _row(process)
+    return name, pid, process.comm, state, started, used, str(process.mntns), str(process.userns), command
+
+
+def short_table(settings: Settings, *, idle: bool = True) -> str:
+    """Return a table of all containers for a person, or unless ``idle`` of the running ones."""
+    running = processes.running(settings)
+    names = _Detached(settings, running)
+    rows: list[tuple[str, ...]] = []
+    for process in running:
+        state = "stopped" if process.state in "Tt" else "running"
+        started = _row(process)[2]
+        rows.append((names.of(process) or process.name, state, str(process.pid), started, process.command))
+    if idle:
+        shown = {row[0] for row in rows} | {process.name for process in running}
+        rows += [(name, f"exited ({status})") for name, status in names.ended.items()]
+        rows += [(name, "-") for name in containers.names(settings) if name not in shown]
+    return table(_SHORT, [[log.printable(cell) for cell in row] for row in sorted(rows)])
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return lines whose columns are aligned. A row may have fewer cells than there are titles."""
+    lines = [titles, *rows]
+    widths = [max(len(line[i]) for line in lines if i < len(line)) for i in range(len(titles))]
     return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() + "\n" for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() + "\n"
+        for line in lines
     )
 
 
-def _row(process: processes.Process) -> Sequence[str]:
+def _row(process: Process) -> tuple[str, str, str, str, str]:
     minutes, seconds = divmod(int(process.cpu), 60)
     return (
-        process.name,
         str(process.pid),
-        process.comm,
         process.state,
         time.strftime("%H:%M" if time.time() - process.started < 86400 else "%b%d", time.localtime(process.started)),
         f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}",
-        str(process.mntns),
-        str(process.userns),
         process.command,
     )
 
 
-def as_json(settings: Settings) -> str:
-    """Return a list of objects, each with the name of a container and the attributes of its processes."""
+class _Detached:
+    """The detached containers: names by the PIDs of ``running`` ones, exit statuses of ``ended`` ones."""
+
+    def __init__(self, settings: Settings, running: Iterable[Process]) -> None:
+        self._names: dict[int, str] = {}
+        self.ended: dict[str, int | None] = {}
+        started = {process.pid: process.started for process in running}
+        for name, pid, ticks in detached.programs(settings):
+            if started.get(pid) == processes.seconds(ticks):
+                self._names[pid] = name
+            elif record := detached.find(name, settings):
+                with record:
+                    self._add(record, started)
+
+    def _add(self, record: detached.Record, running: Container[int]) -> None:
+        """Add a container whose program is a child of the noted process, or which has ended."""
+        if program := record.program:
+            self._names.update((child, record.name) for child in proc.children(program) if child in running)
+        elif not record.is_running:
+            self.ended[record.name] = record.status
+
+    def of(self, process: Process) -> str:
+        """Return the name of the detached container of a process, or ""."""
+        return self._names.get(process.pid, "")
+
+
+def in_json(settings: Settings, *, idle: bool = True) -> str:
+    """Return a list of objects, each with the name of a container and its processes; ended ones have a status.
+
+    Unless ``idle``, only running ones are listed.
+    """
     running = processes.running(settings)
-    slots = [slot for slot in processes.Process.__slots__ if slot != "name"]
-    objects: dict[str, list[dict[str, object]]] = {name: [] for name in containers.names(settings)}
+    names = _Detached(settings, running)
+    by_name: dict[str, list[Process]] = {name: [] for name in containers.names(settings)}
     for process in running:
-        objects.setdefault(process.name, []).append({slot: getattr(process, slot) for slot in slots})
-    return json.dumps([{"name": name, "processes": objects[name]} for name in objects], indent=2) + "\n"
+        name = names.of(process)
+        if name:
+            by_name.setdefault(name, []).append(process)
+        if process.name != name and not (name and process.name == processes.UNKNOWN):
+            by_name.setdefault(process.name, []).append(process)
+    objects: list[dict[str, object]] = [
+        {"name": name, "processes": [_object(process) for process in each]} for name, each in by_name.items()
+    ]
+    objects += [{"name": name, "processes": [], "exit_status": status} for name, status in names.ended.items()]
+    return _json([each for each in objects if idle or each["processes"]])
+
+
+def of_processes(name: str, pids: Iterable[int], space: int, *, as_json: bool) -> str:
+    """Return a table or JSON of the processes of one container."""
+    found = []
+    for pid in pids:
+        try:
+            found.append(processes.Process(name, pid, space))
+        except OSError:  # it has ended
+            continue
+    if as_json:
+        return _json([_object(process) for process in found])
+    return table(_PROCESS, [[log.printable(cell) for cell in _row(process)] for process in found])
+
+
+def _object(process: Process) -> dict[str, object]:
+    return {slot: getattr(process, slot) for slot in processes.Process.__slots__ if slot != "name"}
+
+
+def _json(values: list[dict[str, object]]) -> str:
+    """Return a JSON list with a line for each object: with indentation it would take four times as long."""
+    import json
+
+    return "[\n" + ",\n".join(map(json.dumps, values)) + "\n]\n"

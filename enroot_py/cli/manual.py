@@ -31,12 +31,21 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot start --root --rw ubuntu apt-get install -y git", "Be root inside, and keep changes."),
         ("penroot start -m /data:/mnt:none:bind,ro -e KEY=VALUE ubuntu+latest.sqsh ls /mnt", "Start an image file."),
         ("penroot start -m data.sqsh:/data:sqsh ubuntu ls /data", "Mount a squashfs file, read-only."),
+        ("penroot start --detach --name job ubuntu make", "Run make in the background as the container job."),
         ("penroot start --explain ubuntu", "Print mounts, variables and hooks with their origins."),
     ),
     "login": (("penroot login -u jane registry.example.org < token", "Test a token and store it."),),
     "logout": (("penroot logout docker.io", "Remove the login for Docker Hub."),),
     "batch": (("#!/usr/bin/penroot batch", "First line of a script that has a line #ENROOT_ROOTFS=ubuntu."),),
-    "exec": (("penroot exec ubuntu bash", "Open a shell in the running container ubuntu."),),
+    "exec": (
+        ("penroot exec ubuntu bash", "Open a shell in the running container ubuntu."),
+        ("penroot exec --timeout 60 --workdir /src job make", "Run make in /src for at most a minute."),
+    ),
+    "logs": (("penroot logs -f job", "Show what job writes until it ends."),),
+    "stop": (("penroot stop --timeout 1 job", "End job: SIGTERM, and after a second SIGKILL."),),
+    "wait": (("penroot wait job", "Wait until job has ended, and print its exit status."),),
+    "cp": (("penroot cp job:/src/result .", "Copy a file or directory from the container job."),),
+    "ps": (("penroot ps job", "List the processes of job."),),
     "list": (("penroot list --fancy", "List containers and their processes."),),
     "remove": (("penroot remove --force ubuntu", "Remove without a prompt."),),
     "export": (("penroot export --output mine.sqsh ubuntu", "Write the container with its changes to an image."),),
@@ -47,6 +56,11 @@ FILES = (
     ("/etc/enroot/enroot.conf, /etc/enroot/enroot.conf.d/*.conf", "Settings of the system, as enroot reads them."),
     ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same settings as YAML: penroot.yaml(5)."),
     ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP for each registry."),
+    (
+        "/etc/containers/{registries.conf,registries.conf.d/*.conf,certs.d/*,registries.d/*.yaml}",
+        "The same in the form of podman and skopeo, for what registries.conf leaves open: "
+        "containers-registries.conf(5).",
+    ),
     (
         "/etc/enroot/policy.json",
         "Accepted images, and the signatures that they need: containers-policy.json(5). Scopes of the transport "
@@ -69,6 +83,8 @@ VARIABLES = (
 STATUS = (
     ("0", "Success."),
     ("1", "Failure: a line [ERROR] on stderr names the cause, and a line [HINT] a fix."),
+    ("124", "exec: the command was ended by --timeout."),
+    ("125", "start --detach, cp, logs, ps, stop, wait: penroot failed."),
     ("126, 127", "start, exec: the command cannot be run, or does not exist. Otherwise its own exit status."),
     ("128+N", "start --pid, exec: signal N ended the command."),
     ("130", "Interrupted."),

@@ -61,14 +61,18 @@ reference such as docker://ubuntu. CONFIG is a configuration script with a line
 
  Options:
    -c, --conf CONFIG        run a configuration script before the start
+   -d, --detach             run in the background, and print the name
    -e, --env KEY[=VALUE]    set KEY, or copy it from your environment
    -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], such as /a:/b:ro, or
                             SOURCE:TARGET:TYPE[:OPTIONS]
+       --name NAME          name a container that runs in the background
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
+       --rw=disk            keep changes in a directory that disappears at the end
        --pid, --net, --ipc, --uts
                             use private PID, network, IPC or UTS namespaces
+       --workdir DIR        run in DIR instead of the image's working directory
        --explain            print mounts, variables and hooks without a start
    -h, --help               show this help
 """
@@ -111,7 +115,10 @@ def feature_flags() -> dict[str, FeatureFlag]:
 class Options:
     """The parsed command line of ``penroot start``."""
 
-    __slots__ = ("env", "of_features", "file", "mounts", "conf", "rc", "explain", "changes", "target", "command")
+    __slots__ = (
+        *("env", "of_features", "file", "mounts", "conf", "rc", "explain", "changes", "target", "command"),
+        *("detach", "name", "workdir", "on_disk"),
+    )
 
     def __init__(self) -> None:
         self.env: list[str] = []
@@ -121,7 +128,11 @@ class Options:
         self.conf: list[str] = []
         self.rc: list[str] = []
         self.explain = False
+        self.detach = False
+        self.name: list[str] = []
+        self.workdir: list[str] = []
         self.changes: dict[str, bool] = {}
+        self.on_disk = False
         self.target = ""
         self.command: tuple[str, ...] = ()
 
@@ -144,20 +155,22 @@ VALUES = {
     "-c": "conf",
     "--conf": "conf",
     "--rc": "rc",
+    "--name": "name",
+    "--workdir": "workdir",
 }
+SWITCHES = {"-d": "detach", "--detach": "detach", "--explain": "explain"}
 
 _TARGET = "a container or an image"
+_NAME_HINT = "{0} start --detach --name NAME IMAGE, or {0} create --name NAME IMAGE && {0} start NAME"
 # For options of docker and podman: the line to type instead. {0} is penroot, {1} the option.
 _INSTEAD = {
-    **dict.fromkeys(("-d", "--detach"), "{0} start NAME COMMAND &"),
     **dict.fromkeys(("-i", "-t", "--interactive", "--tty"), "remove {1}: a container has its caller's terminal"),
     **dict.fromkeys(("-p", "--publish"), "remove {1}: a container uses the host's network"),
     **dict.fromkeys(("-u", "--user"), "{0} start --root NAME (without --root you stay yourself)"),
     **dict.fromkeys(("-v", "--volume"), "{0} start --mount SOURCE:TARGET[:ro] NAME"),
-    **dict.fromkeys(("-w", "--workdir"), "{0} start NAME sh -c 'cd DIR && exec COMMAND'"),
+    "-w": "{0} start --workdir DIR NAME COMMAND",
     "--entrypoint": "{0} start --rc SCRIPT NAME COMMAND",
     "--gpus": "{0} start --device nvidia.com/gpu=all NAME",
-    "--name": "{0} create --name NAME IMAGE && {0} start NAME",
     "--network": "{0} start --net NAME (without --net it is the host's network)",
     "--rm": "remove {1}: only '{0} create' leaves a container behind",
 }
@@ -178,8 +191,12 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
             options.changes[FLAGS[name]] = True
         elif name in VALUES:
             getattr(options, VALUES[name]).append(_value(verb, name, value, [] if equals else rest))
-        elif word == "--explain":
-            options.explain = True
+        elif word in SWITCHES:
+            setattr(options, SWITCHES[word], True)
+        elif name == "--rw":
+            if value != "disk":
+                raise mistake(verb, f"unknown value: {word}", "--rw keeps changes in memory, --rw=disk on disk")
+            options.on_disk = options.changes["rootfs_writable"] = True
         else:
             row = _feature_flag(verb, word, name)
             text = _value(verb, name, value, [] if equals else rest) if row.metavar else ""
@@ -207,7 +224,7 @@ def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
     rows = feature_flags()
     row = rows.get(name)
     if row is None or not row.metavar and word != name:
-        similar = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, *rows, "--explain", "--help")])
+        similar = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, *SWITCHES, *rows, "--help")])
         hint = _INSTEAD.get(name, similar and f"did you mean --{similar}?")
         raise mistake(verb, f"unknown option: {word}", hint.format(called_as(), word))
     return row
@@ -260,8 +277,23 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
             "ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, which connects this rank to the MPI launcher",
             hint="set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is not an MPI rank",
         )
+    if options.name and not options.detach:
+        raise mistake(verb, "--name needs --detach", _NAME_HINT.format(called_as()))
+    if options.detach:
+        from enroot_py.cli import detached
+
+        def run(source: Source, ready: Callable[[], None]) -> NoReturn:
+            with Recording("start", settings):
+                container = entered(on_disk(source, settings, options), settings, options)
+            ready()
+            execute(container, settings, options.command, superuser=superuser)
+
+        name = options.name[-1] if options.name else ""
+        detached.start(name, options.target, settings, lambda: find(options.target, settings), run)
+        return
     with Recording("start", settings):
-        container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
+        joined = joins(settings) and not options.on_disk
+        container = enter_shared(settings, options) if joined else enter_own(settings, options)
     execute(container, settings, options.command, superuser=superuser)
 
 
@@ -279,7 +311,16 @@ def enter_own(settings: Settings, options: Options) -> Container:
     source = find(options.target, settings)
     recording.phase("image")
     recording.fact(**source.facts)
-    return entered(source, settings, options)
+    return entered(on_disk(source, settings, options), settings, options)
+
+
+def on_disk(source: Source, settings: Settings, options: Options) -> Source:
+    """Return the source with changes in a directory of its own, if --rw=disk asks for one. Raises ContainerError."""
+    if not options.on_disk:
+        return source
+    from enroot_py.store import throwaway
+
+    return throwaway.fork(source, settings)
 
 
 def read_settings(options: Options, *, batch: bool) -> Settings:
@@ -312,7 +353,16 @@ def entered(source: Source, settings: Settings, options: Options) -> Container:
     """Enter the container that the command line describes. Raises PenrootError."""
     container = enter(asked(source, settings, options))
     environ.warn_of_missing_paths(container.environ)
-    return options.file.fit(container, options.command) if options.file else container
+    return fitted(container, options)
+
+
+def fitted(container: Container, options: Options) -> Container:
+    """Apply the description of the start and --workdir to a container that this process has entered."""
+    if options.file:
+        container = options.file.fit(container, options.command)
+    if options.workdir:
+        container.workdir, container.origins["PWD"] = options.workdir[-1], "--workdir"
+    return container
 
 
 def asked(source: Source, settings: Settings, options: Options) -> Start:
@@ -331,7 +381,7 @@ def asked(source: Source, settings: Settings, options: Options) -> Start:
         script=read_script(options.rc[-1]) if options.rc else None,
         command=options.command,
     )
-    if source.upper and settings.rootfs_writable:
+    if source.upper and settings.rootfs_writable and not options.on_disk:
         from enroot_py.store import claims
 
         claims.change_alone(source)
@@ -373,7 +423,7 @@ def enter_shared(settings: Settings, options: Options) -> Container:
     variables = environ.Variables({**shared, **own}, dict.fromkeys([*origins, *own], "the launcher"))
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         container = Container(variables, etc.of_image(root), login_shell=settings.login_shell)
-    return options.file.fit(container, options.command) if options.file else container
+    return fitted(container, options)
 
 
 def find(target: str, settings: Settings) -> Source:

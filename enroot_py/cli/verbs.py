@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
@@ -14,6 +15,7 @@ from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.features import plugged
+from enroot_py.cli import quick
 from enroot_py.cli.cache import cache
 from enroot_py.cli.commands import (
     CACHE,
@@ -34,7 +36,8 @@ from enroot_py.cli.logins import login, logout
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import all_settings, slips
-from enroot_py.runtime import hooks
+from enroot_py.registry import site
+from enroot_py.runtime import detached, hooks
 from enroot_py.store import containers
 
 _PASSWORD = re.compile("//[^/@]*@")  # in the URL of a proxy
@@ -194,38 +197,6 @@ def inspect(arch: str | None, image: str) -> None:
     click.echo(shown_json(images.inspect(image, loaded(), arch)))
 
 
-@command
-@click.option("-f", "--fancy", is_flag=True, help="Show a table with the processes of each container.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Format (default: text).")
-def list_(fancy: bool, form: str) -> None:
-    """List the containers."""
-    from enroot_py.cli import listing
-
-    options = settings.load()
-    click.echo(listing.as_json(options) if form == "json" else listing.as_text(options, fancy=fancy), nl=False)
-
-
-@synopsis
-@penroot.command("exec", context_settings={**CONTEXT, "allow_interspersed_args": False})
-@click.option(
-    *("-e", "--env"),
-    multiple=True,
-    callback=there,
-    metavar="KEY[=VALUE]",
-    help="Set KEY, or copy it from your environment.",
-)
-@click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
-@click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
-def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
-    """Run a command in a running container.
-
-    PID is a process of the container, NAME its name, JOBID[.STEPID] the Slurm step that runs it.
-    """
-    from enroot_py.runtime import processes
-
-    sys.exit(processes.execute_in(target, words, env, settings.load()))
-
-
 def _confirmed(question: str) -> bool:
     """Ask the user. Raises UsageError if stdin is closed or not a terminal."""
     if sys.stdin is None:
@@ -243,16 +214,24 @@ def _confirmed(question: str) -> bool:
 @click.option("-f", "--force", is_flag=True, help="Remove without a prompt.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=container_names)
 def remove(force: bool, names: tuple[str, ...]) -> None:
-    """Delete containers with all their files."""
+    """Delete containers with all their files.
+
+    The name of a container that ran in the background deletes its log.
+    """
     options = loaded(force=force)
     failed = False
     for name in names:
-        if containers.check_name(name) not in containers.names(options):
+        exists = containers.check_name(name) in containers.names(options)
+        record = detached.find(name, options)
+        if not exists and record is None:
             log.error(f"no such container: {containers.shown(name)}")
             failed = True
         elif options.force_override or _confirmed(f"Do you really want to delete {name}?"):
             try:
-                containers.remove(name, options)
+                if record is not None:
+                    record.remove()
+                if exists:
+                    containers.remove(name, options)
             except ContainerError as e:
                 log.error(str(e))
                 log.hint(e.hint)
@@ -278,17 +257,52 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
         raise AssertionError(f"main.py runs {name} without click")
 
     spellings: dict[str, list[str]] = {}
-    for option, attribute in {**start.FLAGS, **start.VALUES}.items():
+    for option, attribute in {**start.FLAGS, **start.VALUES, **start.SWITCHES}.items():
         spellings.setdefault(attribute, []).append(option)
-    flags = set(start.FLAGS.values())
+    flags = {*start.FLAGS.values(), *start.SWITCHES.values()}
     options: list[click.Parameter] = [
         click.Option([*names, attribute], is_flag=attribute in flags) for attribute, names in spellings.items()
     ]
-    options.append(click.Option(["--explain"], is_flag=True))
     options += [click.Option([row.name], is_flag=not row.metavar) for row in start.feature_flags().values()]
     command_words = click.Argument(["words"], nargs=-1)
     return click.Command(name, callback=never, params=[*options, argument, command_words], help=text)
 
+
+def _of_table(verb: quick.Verb) -> click.Command:
+    """Return click's command for a verb of quick.py: it prints help, completes words and reports mistakes."""
+    parameters: list[click.Parameter] = [
+        click.Option(
+            [*option.names, option.attribute],
+            is_flag=not option.metavar,
+            multiple=option.multiple,
+            type=click.Choice(option.choices) if option.choices else None,
+            metavar=option.metavar or None,
+            callback=there,
+            help=option.help,
+        )
+        for option in verb.options
+    ]
+    for argument in verb.arguments:
+        parameters.append(
+            click.Argument(
+                [argument.name],
+                metavar=argument.metavar,
+                nargs=-1 if argument.many else 1,
+                required=argument.required,
+                type=click.UNPROCESSED if argument.many and not verb.mixed else None,
+                shell_complete=container_names if argument.kind else None,
+            )
+        )
+
+    def callback(**values: Any) -> None:
+        sys.exit(quick.run(verb, values))
+
+    context = {**CONTEXT, "allow_interspersed_args": verb.mixed}
+    return synopsis(click.Command(verb.name, context, callback, parameters, help=verb.help))
+
+
+for row in quick.VERBS.values():
+    penroot.add_command(_of_table(row))
 
 _target = click.Argument(["name"], shell_complete=container_names)
 _config = click.Argument(["config"], type=click.Path())
@@ -340,6 +354,10 @@ def info() -> None:
     click.echo("\nEnvironment variables:")
     for variable, text, origin in sorted(options.everything()):
         click.echo(f"  {variable}={_PASSWORD.sub('//…@', text)}  ({origin})")
+    if registries := list(site.origins(options)):
+        click.echo("\nRegistries:")
+        for line in registries:
+            click.echo(f"  {line}")
     click.echo("\nHooks:")
     for hook in hooks.arrange(options, os.environ):
         click.echo(f"  {hook.describe()}")
@@ -347,16 +365,16 @@ def info() -> None:
 
 def _info_of_enroot(options: Settings) -> None:
     """Print the settings in enroot's form, which scripts read. Booleans that are off are left out."""
-    site, known = settings.sysconf_path(), all_settings()
+    sysconf, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},
         **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in known},
         "ENROOT_LIBRARY_PATH": hooks.STANDARD,
-        "ENROOT_SYSCONF_PATH": site,
+        "ENROOT_SYSCONF_PATH": sysconf,
         "ENROOT_VERSION": ENROOT_VERSION,
     }
     click.echo(f"Enroot version: {ENROOT_VERSION}")
-    click.echo(f"Config file: {site}/enroot.conf")
+    click.echo(f"Config file: {sysconf}/enroot.conf")
     click.echo("\nEnvironment variables:")
     for variable, text in sorted(variables.items()):
         setting = known.get(variable)
@@ -403,7 +421,7 @@ def help_(ctx: click.Context, verb: str | None) -> None:
         click.echo(ctx.parent.get_help())
 
 
-section(RUN, *(penroot.commands[name] for name in ("batch", "create", "exec", "list", "remove", "start")))
+section(RUN, *(penroot.commands[name] for name in ("batch", "create", "remove", "start", *quick.VERBS)))
 section(IMAGES, *(penroot.commands[name] for name in ("digest", "export", "import", "inspect", "load")))
 section(CACHE, cache)
 for feature in plugged("verbs"):

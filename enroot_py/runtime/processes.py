@@ -14,14 +14,15 @@ from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.base.mountinfo import Mounted
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import environ, execute, rootfs, supervise
-from enroot_py.runtime.namespaces import confine, hide
+from enroot_py.runtime import detached, execute, named, rootfs
+from enroot_py.runtime.namespaces import hide
 
 # In the order in which they can be joined: the user namespace gives the
 # capabilities for the others, setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
+_ROOT_BYTES = 256  # of mountinfo that are read at a time
 _LOOKS = 100  # at a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
@@ -38,33 +39,61 @@ class Process:
         self.pid = pid
         self.comm = stat.comm
         self.state = stat.state
-        self.started = _boot_time() + stat.started / os.sysconf("SC_CLK_TCK")
+        self.started = seconds(stat.started)
         self.cpu = stat.processor_s()
         self.mntns = mntns
         self.userns = inode(pid, "user")
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            self.command = os.fsdecode(f.read().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
+        with Fd(os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            self.command = os.fsdecode(fd.content().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
+
+
+def seconds(ticks: int) -> float:
+    """Return a start time of proc.Stat in seconds since the epoch."""
+    global _boot
+    if not _boot:
+        with open("/proc/stat") as f:
+            _boot = next(int(line.split()[1]) for line in f if line.startswith("btime "))
+    return _boot + ticks / os.sysconf("SC_CLK_TCK")
+
+
+_boot = 0
 
 
 def running(settings: Settings) -> list[Process]:
     """Return the user's running containers, by name and age."""
-    ours = inode(os.getpid(), "mnt")
-    oldest: dict[int, Process] = {}
+    found = filter(None, (_oldest(pids, space, settings) for space, pids in by_mount_namespace().items()))
+    return sorted(found, key=lambda p: (p.name == UNKNOWN, p.name, p.started))
+
+
+def by_mount_namespace() -> dict[int, list[int]]:
+    """Return the processes that this one may inspect, by their mount namespaces, except its own namespace."""
+    spaces: dict[str, list[int]] = {}
     for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
-            continue
-        try:
-            mntns = inode(int(entry), "mnt")
-            name = _container(int(entry), settings) if mntns != ours else None
-            if name is None or not _is_own(int(entry)):
+        if entry.isdecimal():
+            try:
+                spaces.setdefault(os.readlink(f"/proc/{entry}/ns/mnt"), []).append(int(entry))
+            except OSError:  # it has ended, or belongs to another user
                 continue
-            process = Process(name, int(entry), mntns)
-        except OSError:  # it has gone, or is somebody else's
+    spaces.pop(os.readlink("/proc/self/ns/mnt"), None)
+    return {int(link[5:-1]): pids for link, pids in spaces.items()}  # mnt:[4026531841]
+
+
+def _oldest(pids: list[int], space: int, settings: Settings) -> Process | None:
+    """Return the oldest process of a mount namespace that is in a container of the user, or None."""
+    ages = []
+    for pid in pids:
+        try:
+            ages.append((proc.Stat(pid).started if len(pids) > 1 else 0, pid))
+        except OSError:
             continue
-        first = oldest.get(mntns)
-        if first is None or (process.started, process.pid) < (first.started, first.pid):
-            oldest[mntns] = process
-    return sorted(oldest.values(), key=lambda p: (p.name == UNKNOWN, p.name, p.started))
+    for _, pid in sorted(ages):
+        try:
+            name = container_of(pid, settings)
+            if name is not None:
+                return Process(name, pid, space)
+        except OSError:
+            continue
+    return None
 
 
 def inode(pid: int, namespace: str) -> int:
@@ -72,9 +101,10 @@ def inode(pid: int, namespace: str) -> int:
     return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
 
 
-def _boot_time() -> int:
-    with open("/proc/stat") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith("btime "))
+def container_of(pid: int, settings: Settings) -> str | None:
+    """Return the name of the user's container in which ``pid`` runs, UNKNOWN, or None outside. Raises OSError."""
+    name = _container(pid, settings)
+    return name if name is not None and _is_own(pid) else None
 
 
 def _container(pid: int, settings: Settings) -> str | None:
@@ -90,8 +120,9 @@ def _container(pid: int, settings: Settings) -> str | None:
     options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
     for key, place in options:
         if place.startswith(data):
+            name = place[len(data) :].partition("/")[0]
             removed = key == "upperdir" and not fuse and not _changes(pid, place)
-            return UNKNOWN if removed else place[len(data) :].partition("/")[0]
+            return UNKNOWN if removed or name[0] == "." else name  # hidden: store/throwaway.py
     label = root.source.removeprefix(_FUSE).partition(":")[0]
     if ("userxattr", "") not in options:
         return None
@@ -100,7 +131,15 @@ def _container(pid: int, settings: Settings) -> str | None:
 
 def _root_mount(pid: int) -> Mounted | None:
     """Return the mount that is the root of a process. Raises OSError."""
-    return next((mount for mount in mountinfo.read(f"/proc/{pid}/mountinfo") if mount.target == "/"), None)
+    # The root is among the first mounts: mounts that are not read are not formatted by the kernel either.
+    with Fd(os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        rest = b""
+        while part := os.read(fd, _ROOT_BYTES):
+            lines, _, rest = (rest + part).rpartition(b"\n")
+            for mount in mountinfo.parse(lines + b"\n") if lines else ():
+                if mount.target == "/":
+                    return mount
+    return None
 
 
 def changing(upper: str) -> Process | None:
@@ -162,8 +201,12 @@ def find(target: str, settings: Settings) -> int:
                 hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
                 raise ContainerError(f"process {pid} is not in a container", hint=hint)
             return pid
+    if found := _of_record(target, settings) or _named(target, settings):
+        return found
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
+            if process.name == target:
+                named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
     if pid:
         return pid  # join() says why that cannot be
@@ -171,6 +214,37 @@ def find(target: str, settings: Settings) -> int:
         f"no running container {target} on {os.uname().nodename}",
         hint="penroot list --fancy shows the running containers",
     )
+
+
+def _of_record(name: str, settings: Settings) -> int:
+    """Return a process of the detached container ``name``, or 0."""
+    record = detached.find(name, settings)
+    if record is None:
+        return 0
+    with record:
+        program = record.program
+    return next((pid for pid in (program, *proc.children(program)) if program and is_inside(pid, settings)), 0)
+
+
+def is_inside(pid: int, settings: Settings) -> bool:
+    """Return whether a process is in a container of the user, and this process is not in the same container."""
+    try:
+        return inode(pid, "mnt") != inode(os.getpid(), "mnt") and container_of(pid, settings) is not None
+    except OSError:  # it has ended, or belongs to another user
+        return False
+
+
+def _named(name: str, settings: Settings) -> int:
+    """Return a process of the named container ``name`` without looking at all processes, or 0."""
+    if not name or "/" in name or not os.path.isdir(f"{settings.data_path}/{name}"):
+        return 0
+    for pid in named.candidates(name, rootfs.make_scratch(settings)):
+        try:
+            if inode(pid, "mnt") != inode(os.getpid(), "mnt") and container_of(pid, settings) == name:
+                return pid
+        except OSError:  # it has ended
+            continue
+    return 0
 
 
 def _of_job(pid: int, target: str) -> bool:
@@ -191,28 +265,7 @@ def of_process(pid: int) -> dict[str, str]:
         return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def join(pid: int, settings: Settings) -> tuple[dict[str, str], set[str], bool]:
-    """Enter the namespaces and the working directory of ``pid``.
-
-    Return the environment of ``pid``, the names of the namespaces, and whether ``pid`` has an empty capability bounding
-    set. Only children of this process are in the PID namespace. Raises ContainerError.
-    """
-    try:
-        environ = of_process(pid)
-        cwd = os.readlink(f"/proc/{pid}/cwd")
-        spaces = namespaces(pid)
-        confined = _is_bounded(pid)
-    except FileNotFoundError as e:
-        raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
-    except OSError as e:
-        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="check that it is your container") from e
-    _check_owner(spaces, pid)
-    enter(spaces, pid, new_keyring=settings.unshare_keyring)
-    os.chdir(cwd if os.path.isdir(cwd) else "/")
-    return environ, set(spaces), confined
-
-
-def _owner(space: int) -> int:
+def owner_of(space: int) -> int:
     """Return the user who made an open user namespace."""
     from fcntl import ioctl
 
@@ -222,24 +275,7 @@ def _owner(space: int) -> int:
 def _is_own(pid: int) -> bool:
     """Return whether the user made the container of a process. Others can name a mount as they like. Raises OSError."""
     with Fd(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)) as space:
-        return os.path.samestat(os.fstat(space), os.stat("/proc/self/ns/user")) or _owner(space) == os.geteuid()
-
-
-def _check_owner(spaces: dict[str, int], pid: int) -> None:
-    """Refuse to enter another user's container, as root could. Raises ContainerError.
-
-    Its files would decide what root of the node executes there, and its root could trace that program.
-    """
-    if "user" in spaces and (owner := _owner(spaces["user"])) != os.geteuid():
-        raise ContainerError(
-            f"process {pid} is in a container of user {owner}", hint="run penroot exec as that user: setpriv(1), su(1)"
-        )
-
-
-def _is_bounded(pid: int) -> bool:
-    """Return whether the capability bounding set of ``pid`` is empty. Raises OSError."""
-    with open(f"/proc/{pid}/status", errors="surrogateescape") as f:
-        return any(line.startswith("CapBnd:") and not int(line.split()[1], 16) for line in f)
+        return os.path.samestat(os.fstat(space), os.stat("/proc/self/ns/user")) or owner_of(space) == os.geteuid()
 
 
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
@@ -273,19 +309,3 @@ def enter(spaces: dict[str, int], pid: int, *, new_keyring: bool) -> None:
                 linux.setns(namespace, 0)
     except OSError as e:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="check that it is your container") from e
-
-
-def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], settings: Settings) -> int:
-    """``penroot exec``: run ``command`` in a running container; returns its exit status. Raises PenrootError."""
-    given = environ.of_options(env, os.environ)
-    variables, joined, confined = join(find(target, settings), settings)
-    is_root, forks = os.geteuid() == 0, "pid" in joined
-    variables.update(given)
-    if settings.close_descriptors:
-        execute.close_descriptors(variables)
-    child = supervise.fork() if forks else 0
-    if child:
-        return supervise.wait(child)
-    if not is_root or "user" in joined:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
-        confine(remap_root=is_root and not confined)
-    execute.execute(command, variables)

@@ -16,6 +16,7 @@ from _signal import (
     sigwaitinfo,
 )
 
+from enroot_py import LIBRARY
 from enroot_py.base import linux, signals
 
 TYPE_CHECKING = False
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _SI_KERNEL = 0x80  # sigaction(2)
+of_child: list[int] = []  # descriptors that the parent closes when it has forked
+_GUARD = f"{LIBRARY}/libexec/penroot-guard"
 _LOOKS = 200  # at a program that runs, a millisecond each
 
 
@@ -39,13 +42,19 @@ def fork() -> int:
         os.close(held)
         linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
         # The parent may have ended before. In a new PID namespace getppid(2) is 0 in any case.
-        try:
-            os.read(lifetime, 1)
+        if _is_closed(lifetime):
             os._exit(128 + SIGKILL)
-        except BlockingIOError:
-            pass
-    os.close(lifetime)
+    for fd in (lifetime, *(of_child if child else ())):
+        os.close(fd)
     return child
+
+
+def _is_closed(lifetime: int) -> bool:
+    """Return whether the process that holds the other end of a non-blocking pipe has ended."""
+    try:
+        return not os.read(lifetime, 1)
+    except BlockingIOError:
+        return False
 
 
 def wait(child: int) -> int:
@@ -66,6 +75,29 @@ def wait(child: int) -> int:
             _forward(child, caught.si_signo, from_kernel=caught.si_code == _SI_KERNEL)
 
 
+def guard(timeout_s: float | None) -> int:
+    """Continue this process in a grandchild, and return the child between them for wait(). Returns 0 in the grandchild.
+
+    The child is c_shims/helpers/guard.c: it kills the grandchild and all that it has started when this process has
+    ended, or after ``timeout_s`` seconds. Raises OSError.
+    """
+    mask = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)
+    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # this process keeps ``held`` open until it ends
+    child = -1
+    try:
+        child = linux.fork_below(_GUARD, "penroot-guard", str(int((timeout_s or 0) * 1000)), lifetime)
+    finally:
+        if child <= 0:
+            pthread_sigmask(SIG_SETMASK, mask)
+    if not child:
+        os.close(held)
+        linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
+        if _is_closed(lifetime):
+            os._exit(128 + SIGKILL)
+    os.close(lifetime)
+    return child
+
+
 def end(status: int) -> NoReturn:
     """End as the child has ended, by the same signal if there was one."""
     if status > 128:
@@ -79,13 +111,13 @@ def end(status: int) -> NoReturn:
 
 def _forward(child: int, number: int, *, from_kernel: bool) -> None:
     """Send a signal to ``child``, unless the terminal has sent it to the process group of both."""
-    if number in signals.STOPPING and _ignores_default(child, number):
+    if number in signals.STOPPING and ignores_default(child, number):
         os.kill(child, SIGSTOP)
     elif not (from_kernel and number in signals.OF_TERMINALS and os.getpgid(child) == os.getpgrp()):
         os.kill(child, number)
 
 
-def _ignores_default(child: int, number: int) -> bool:
+def ignores_default(child: int, number: int) -> bool:
     """Return whether ``child`` has the default action for a signal and is the first process of its PID namespace.
 
     The kernel then drops the signal, unless it is SIGSTOP or SIGKILL of the parent namespace: pid_namespaces(7).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -38,8 +39,17 @@ def uri(registry: Server, number: int) -> str:
 
 def stored(user: User) -> set[str]:
     """Tags of the images in the store."""
-    lines = user.penroot("cache", "list").stdout.splitlines()
-    return {line.rpartition(":")[2] for line in lines}
+    images = json.loads(user.penroot("cache", "list", "--json").stdout)
+    return {name.rpartition(":")[2] for image in images for name in image["names"]}
+
+
+@pytest.mark.parity("cache list --json, prune --keep --older -n --dry-run")
+def test_list_is_a_table_with_short_digests(user: User, registry: Server) -> None:
+    user.start(uri(registry, 0), "true")
+    (image,) = json.loads(user.penroot("cache", "list", "--json").stdout)
+    titles, row = user.penroot("cache", "list").stdout.splitlines()
+    assert titles.split() == ["NAME", "DIGEST", "SIZE", "LAST", "USED"]
+    assert row.split()[:2] == [image["names"][0], image["digest"].removeprefix("sha256:")[:12]]
 
 
 def last_used(user: User, registry: Server, number: int, hours: int) -> None:
@@ -70,7 +80,7 @@ def test_a_store_in_which_there_was_never_anything(user: User) -> None:
     assert not (user.home / "cache").exists()
 
 
-@pytest.mark.parity("cache list, prune --keep --older -n --dry-run")
+@pytest.mark.parity("cache list --json, prune --keep --older -n --dry-run")
 def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Server) -> None:
     for number in (0, 1, 2):
         user.start(uri(registry, number), "true")
@@ -142,7 +152,7 @@ def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -
     assert user.start(uri(registry, 2), "cat", "/number") == "2"
 
 
-@pytest.mark.parity("cache list, prune --keep --older -n --dry-run")
+@pytest.mark.parity("cache list --json, prune --keep --older -n --dry-run")
 def test_dry_run_and_age_remove_nothing_new(user: User, registry: Server) -> None:
     user.start(uri(registry, 0), "true")
     user.penroot("cache", "prune", "-n")
@@ -182,7 +192,7 @@ def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, 
     assert left(user) == []
 
 
-@pytest.mark.parity("a store of somebody else", "cache list, prune --keep --older -n --dry-run")
+@pytest.mark.parity("a store of somebody else", "cache list --json, prune --keep --older -n --dry-run")
 def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registry: Server) -> None:
     user.start(uri(registry, 1), "true")
     user.penroot("create", "--name", "box", uri(registry, 1))

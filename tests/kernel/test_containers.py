@@ -352,7 +352,9 @@ def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("penroot st", {"start"}),
+        ("penroot sta", {"start"}),
+        ("penroot exec --t", {"--timeout", "--tty"}),
+        ("penroot stop b", {"box"}),
         ("penroot start b", {"box", "box.sqsh"}),
         ("penroot start --r", {"--root", "--rw", "--rc"}),
         ("penroot start --en", {"--env", "--environment"}),

@@ -95,7 +95,7 @@ def test_check_says_what_has_moved(locks: Locks) -> None:
     assert "is not in this lock file" in locks.lock("--check", "team.lock", "ubuntu", status=1)
 
 
-@pytest.mark.parity("lock: where one image fails nothing is written")
+@pytest.mark.parity("lock: if one image fails, nothing is written")
 def test_what_cannot_be_asked_changes_nothing(locks: Locks) -> None:
     host = locks.registry.host
     locks.push("lock/there", 1)
@@ -163,7 +163,7 @@ def test_what_cannot_be_locked(locks: Locks, words: tuple[str, ...], says: str) 
     assert not (locks.user.home / "x.lock").exists()
 
 
-@pytest.mark.parity("lock: where one image fails nothing is written")
+@pytest.mark.parity("lock: if one image fails, nothing is written")
 def test_the_mode_and_a_link_stay(locks: Locks) -> None:
     host = locks.registry.host
     locks.push("lock/mode", 1)

@@ -45,7 +45,7 @@ def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later
     mark = user.home / "cache/format"
     assert os.readlink(mark) == "1"
     assert "TAG=1" in user.run(later, "start", "--explain", "one").stdout
-    assert user.run(later, "cache", "list").stdout.startswith("sha256:")
+    assert "library/small:1" in user.run(later, "cache", "list").stdout
     assert os.readlink(mark) == "1"  # reading does not convert the store
     user.run(later, "create", "--name", "two", f"{uri}:2")
     assert os.readlink(mark) == "2"

@@ -35,11 +35,35 @@ def test_help_has_no_summary_that_is_cut() -> None:
     assert titles == ["Options:", "Run:", "Images:", "Cache:", "Jobs:", "Set up:"]
 
 
-@pytest.mark.parametrize("verb", ["images", "rmi", "stop", "build", "push", "save", "cp", "shell"])
+@pytest.mark.parametrize("verb", ["images", "rmi", "kill", "build", "push", "save", "top", "shell"])
 def test_verb_of_docker_is_answered_with_a_line_to_type(verb: str) -> None:
     with pytest.raises(UsageError, match=f"No such command '{verb}'") as caught:
         main([verb])
-    assert re.match(r"(\S+ (cache|list|start|import)|docker build|podman push) ", caught.value.hint)
+    assert re.match(r"(\S+ (cache|list|start|import|stop|ps)|docker build|podman push) ", caught.value.hint)
+
+
+@pytest.mark.parity("command lines of docker")
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("run --rm -it ubuntu bash", "start --rw docker://ubuntu bash"),
+        ("run -v /a:/b:ro -w /w -eA=1 x.sqsh", "start --rw --mount /a:/b:ro --workdir /w --env A=1 x.sqsh"),
+        ("run -d --name n -u0 ghcr.io/a/b:1 c -d", "start --rw --detach --name n --root 'docker://ghcr.io#a/b:1' c -d"),
+        ("run --gpus all --name n ubuntu", "start --rw --device nvidia.com/gpu=all docker://ubuntu"),
+        ("run --mount type=bind,src=/a,dst=/b,ro u", "start --rw --mount /a:/b:ro docker://u"),
+        ("run --network=none -u 7 u", "start --rw --net docker://u"),
+        ("rm -f a b", "remove --force a b"),
+        ("kill a", "stop --signal KILL a"),
+        ("kill -s SIGINT a", "stop --signal INT a"),
+        ("pull ubuntu:24.04", "import docker://ubuntu:24.04"),
+        *(("run --unknown u", "start docker://IMAGE COMMAND"), ("kill -s HUP a", "stop --signal KILL NAME;")),
+    ],
+)
+def test_line_of_docker_is_answered_with_ours(line: str, answer: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        main(line.split())
+    hint = caught.value.hint.partition(" ")[2]
+    assert hint == answer or answer in hint and answer.endswith((";", "COMMAND"))
 
 
 @pytest.mark.parity("manual pages")

@@ -129,6 +129,13 @@ class SwarmClient(ABC):
                 tracker.close()
                 loop.abandon()
 
+    def leave(self) -> None:
+        """Close the connection to the tracker."""
+        if self._tracker is not None and self._loop is not None:
+            self._tracker.close()
+            self._loop.abandon()
+            self._tracker = self._loop = None
+
     # -- the peer
 
     def start_peer(self, lacking: Sequence[int]) -> Spool:

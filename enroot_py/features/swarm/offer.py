@@ -34,10 +34,11 @@ _NOTE_AGE_S = 3600  # after which a note is ignored
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
     """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free.
 
-    If all nodes have deleted the image since the note, each asks the registry.
+    Without a digest, the tracker resolves the tag when the first node asks. If all nodes have deleted the image since
+    the note, each asks the registry.
     """
     nodes = allocation.nodelist.encode()
-    if nodes and Note(job, digest).read(len(nodes) + 1) == nodes:
+    if digest and nodes and Note(job, digest).read(len(nodes) + 1) == nodes:
         return None
     try:
         return ImageOffer(job, image, digest, allocation)
@@ -106,19 +107,19 @@ class Offer:
 
 
 class ImageOffer(Offer):
-    """The tracker of a registry image."""
+    """The tracker of a registry image. Without ``digest``, the image is the tag's when the first node asks."""
 
     def __init__(self, job: Job, image: Reference, digest: str, allocation: Job) -> None:
         arguments = SwarmArguments(plugin_settings.load(job.arguments))
         super().__init__(str(image), arguments.swarm_network, allocation)
         self._job, self._keep = job, arguments.swarm_keep
         self._reference = image
-        self._image = image.at(digest)
-        self._note = Note(job, digest)
+        self._image = image.at(digest) if digest else image
+        self._note = Note(job, digest) if digest else None
 
     def all_have_it(self) -> None:
         """Note the nodes for later steps."""
-        if nodes := self._allocation.nodelist.encode():
+        if self._note and (nodes := self._allocation.nodelist.encode()):
             self._note.write(nodes)
 
     def documents(self) -> tuple[Documents, Sequence[int]]:
@@ -132,6 +133,7 @@ class ImageOffer(Offer):
         loaded = settings.load(self._job.host(), in_job=False)
         source = open_source(self._image, loaded)
         manifest = source.manifest()
+        self._image = self._image.at(manifest.named)
         config = source.config(manifest)
         sizes = [layer.size for layer in manifest.layers]
         evidence = b""

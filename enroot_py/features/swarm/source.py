@@ -28,6 +28,32 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 
 
+class DigestClient(SwarmClient):
+    """A node that asks the tracker which digest the step's tag has."""
+
+    def __init__(self, invitation: Invitation) -> None:
+        super().__init__(invitation)
+        self._digest = ""
+
+    def digest(self) -> str:
+        """Return the digest, or "" if the tracker cannot be reached. Raises RegistryError."""
+        self.join()
+        self.leave()
+        return self._digest
+
+    def accept_answer(self, answer: Answer) -> None:
+        if not isinstance(answer, Documents):
+            raise ValueError("no image for this node")
+        digests.encoded(answer.named)
+        self._digest = answer.named
+
+    def new_spool(self, lacking: Sequence[int]) -> Spool:
+        raise OSError("this node has not joined yet")
+
+    def fetch(self, blob: int, start: int) -> Iterator[bytes]:
+        return iter(())
+
+
 class SwarmSource(SwarmClient):
     """The image ``digest``. Without the swarm it comes from ``inner``."""
 

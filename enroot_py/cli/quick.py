@@ -1,0 +1,240 @@
+"""Verbs that run without click, whose import takes longer than they do: their table, and a parser of its rows.
+
+The parser accepts correct command lines only. For help and mistakes, verbs.py makes click's commands from the rows.
+"""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base import log
+from enroot_py.base.errors import OWN_ERROR, PenrootError, with_status
+from enroot_py.base.frozen import Frozen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Option(Frozen):
+    """An option; a flag has no metavar. ``choices`` are the accepted values, if not all are."""
+
+    names: tuple[str, ...]
+    metavar: str
+    help: str
+    multiple: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def attribute(self) -> str:
+        """The name of the parameter that gets the value: a str, a tuple if multiple, None if missing; or a bool."""
+        return self.names[-1].lstrip("-").replace("-", "_")
+
+
+class Argument(Frozen):
+    """A word after the options, or with ``many`` all words that remain. ``kind`` selects completions."""
+
+    name: str
+    metavar: str
+    many: bool = False
+    required: bool = True
+    kind: str = ""
+
+
+class Verb(Frozen):
+    """A verb of penroot. If it is not ``mixed``, words after the first argument are no options.
+
+    ``run`` gets the values of options and arguments by name, and returns the exit status. A verb that enroot does not
+    have exits with ``own_error`` if penroot fails.
+    """
+
+    name: str
+    help: str
+    options: tuple[Option, ...]
+    arguments: tuple[Argument, ...]
+    run: Callable[..., int]
+    mixed: bool = True
+    own_error: int = 1
+
+
+def parse(verb: Verb, words: list[str]) -> dict[str, Any] | None:
+    """Return the values of a correct command line, or None."""
+    by_name = {name: option for option in verb.options for name in option.names}
+    values: dict[str, Any] = {o.attribute: () if o.multiple else None if o.metavar else False for o in verb.options}
+    rest = list(words)
+    given: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        if word == "--" or not verb.mixed and (given or not word.startswith("-") or word == "-"):
+            given += rest if word == "--" else [word, *rest]
+            break
+        if not word.startswith("-") or word == "-":
+            given.append(word)
+            continue
+        name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        option = by_name.get(name)
+        if option is None or not option.metavar and equals:
+            return None
+        if option.metavar and not equals:
+            value = rest.pop(0) if rest else ""
+        if option.metavar and (not value or option.choices and value not in option.choices):
+            return None
+        text = value if option.metavar else True
+        values[option.attribute] = (*values[option.attribute], text) if option.multiple else text
+    return _with_arguments(verb, values, given)
+
+
+def _with_arguments(verb: Verb, values: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
+    for argument in verb.arguments:
+        if not words and argument.required:
+            return None
+        values[argument.name] = tuple(words) if argument.many else words.pop(0) if words else None
+        words = [] if argument.many else words
+    return None if words else values
+
+
+def run(verb: Verb, values: dict[str, Any]) -> int:
+    """Run a verb and return its exit status. Raises PenrootError."""
+    try:
+        return verb.run(**values)
+    except PenrootError as e:
+        raise with_status(e, verb.own_error) from e.__cause__
+
+
+def main(verb: Verb, words: list[str]) -> int | None:
+    """Run a verb if its command line is correct. Return its exit status, or None to let click handle the words."""
+    values = parse(verb, words)
+    if values is None:
+        return None
+    from enroot_py.config.table import slips
+
+    for line in slips(os.environ):
+        log.warn(line)
+    return run(verb, values)
+
+
+def _list(fancy: bool, json: bool, format: str | None) -> int:
+    from enroot_py.cli import listing
+
+    return listing.show(fancy=fancy, as_json=json or format == "json")
+
+
+def _exec(**values: Any) -> int:
+    from enroot_py.cli import running
+
+    return running.execute(**values)
+
+
+def _ps(**values: Any) -> int:
+    from enroot_py.cli import running
+
+    return running.ps(**values)
+
+
+def _logs(**values: Any) -> int:
+    from enroot_py.cli import detached
+
+    return detached.logs(**values)
+
+
+def _wait(**values: Any) -> int:
+    from enroot_py.cli import detached
+
+    return detached.wait(**values)
+
+
+def _stop(**values: Any) -> int:
+    from enroot_py.cli import detached
+
+    return detached.stop(**values)
+
+
+def _cp(**values: Any) -> int:
+    from enroot_py.cli import copying
+
+    return copying.cp(**values)
+
+
+_TARGET = Argument("target", "PID|NAME|JOBID[.STEPID]", kind="running")
+_RUNNING = Argument("name", "NAME", kind="running")
+_SEVERAL = Argument("names", "NAME...", many=True, kind="running")
+_JSON = Option(("--json",), "", "Print JSON.")
+_ENV = Option(("-e", "--env"), "KEY[=VALUE]", "Set KEY, or copy it from your environment.", multiple=True)
+
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "exec",
+            "Run a command in a running container.\n\nPID is a process of the container, NAME its name, "
+            "JOBID[.STEPID] the Slurm step that runs it.",
+            (
+                _ENV,
+                Option(("-w", "--workdir"), "DIR", "Run in DIR of the container (default: that of PID)."),
+                Option(("-i", "--interactive"), "", "No effect: a command has its caller's stdin."),
+                Option(("-t", "--tty"), "", "No effect: a command has its caller's terminal."),
+                Option(("-u", "--user"), "USER", "Be USER in the container: root, or yourself."),
+                Option(("--timeout",), "SECONDS", "End the command after SECONDS, and exit with 124."),
+            ),
+            (_TARGET, Argument("words", "COMMAND [ARG...]", many=True)),
+            _exec,
+            mixed=False,
+        ),
+        Verb(
+            "list",
+            "List the containers.",
+            (
+                Option(("-f", "--fancy"), "", "Show a table with the processes of each container."),
+                _JSON,
+                Option(("--format",), "FORMAT", "text or json (default: text).", choices=("text", "json")),
+            ),
+            (),
+            _list,
+        ),
+        Verb(
+            "ps",
+            "List the processes of a container, or running containers.",
+            (_JSON,),
+            (Argument("name", "[NAME]", required=False, kind="running"),),
+            _ps,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "logs",
+            "Print what a container in the background has written.",
+            (Option(("-f", "--follow"), "", "Go on until the container ends."),),
+            (_RUNNING,),
+            _logs,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "wait",
+            "Wait until containers in the background have ended.\n\nPrints the exit status of each.",
+            (),
+            (_SEVERAL,),
+            _wait,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "stop",
+            "End running containers.",
+            (
+                Option(("-s", "--signal"), "SIGNAL", "Send SIGNAL first (default: TERM)."),
+                Option(("-t", "--timeout"), "SECONDS", "Kill after SECONDS (default: 10)."),
+            ),
+            (_SEVERAL,),
+            _stop,
+            own_error=OWN_ERROR,
+        ),
+        Verb(
+            "cp",
+            "Copy files to or from a running container.\n\n"
+            "SOURCE and TARGET are paths. One of them is NAME:PATH, a path in a container.",
+            (),
+            (Argument("source", "SOURCE"), Argument("target", "TARGET")),
+            _cp,
+            own_error=OWN_ERROR,
+        ),
+    )
+}

@@ -1,0 +1,106 @@
+"""Verbs for running containers: ``exec`` and ``ps``."""
+
+from __future__ import annotations
+
+import os
+from _signal import SIGKILL
+from time import sleep
+
+from enroot_py.base import proc
+from enroot_py.base.errors import ContainerError, UsageError
+from enroot_py.base.fds import Fd
+from enroot_py.config.settings import load
+from enroot_py.runtime import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.config.settings import Settings
+
+_PAUSE_S, _KILLS = 0.02, 3000  # a minute: a process may wait for a disk
+_HINT = "penroot list --fancy shows your running containers"
+
+
+def seconds(text: str | None, option: str) -> float | None:
+    """Parse the value of an option in seconds. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1e9:
+        raise UsageError(f"{option} {text}: not a number of seconds", hint=f"give seconds, such as {option} 30")
+    return value
+
+
+def execute(
+    target: str,
+    words: tuple[str, ...],
+    env: tuple[str, ...],
+    workdir: str | None,
+    user: str | None,
+    timeout: str | None,
+    interactive: bool,
+    tty: bool,
+) -> int:
+    """Run ``penroot exec``; ``interactive`` and ``tty`` are for users of docker. Raises PenrootError."""
+    from enroot_py.runtime import joining
+
+    timeout_s = seconds(timeout, "--timeout")
+    return joining.execute_in(
+        target, words, env, load(), workdir=workdir or "", user=user or "", timeout_s=timeout_s or None
+    )
+
+
+def find(name: str, settings: Settings) -> int:
+    """Return the first process of the running container ``name``. Raises ContainerError."""
+    pid = processes.find(name, settings)
+    if processes.is_inside(pid, settings):
+        return pid
+    raise ContainerError(f"process {name} is not in a container of yours", hint=_HINT)
+
+
+def inside(pid: int, settings: Settings) -> int:
+    """Return ``pid`` if it is in a container, or its child that is if ``pid`` waits for one; 0 if there is none."""
+    return next((each for each in (pid, *proc.children(pid)) if pid and processes.is_inside(each, settings)), 0)
+
+
+def open_space(pid: int) -> Fd | None:
+    """Open the mount namespace of a process. The kernel gives its number to no other one while it is open."""
+    try:
+        return Fd(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)) if pid else None
+    except OSError:  # it has ended
+        return None
+
+
+def kill_in(spaces: list[Fd]) -> None:
+    """Kill all processes in mount namespaces, and close them."""
+    numbers = {os.fstat(space).st_ino for space in spaces}
+    for _ in range(_KILLS if numbers else 0):
+        by_number = processes.by_mount_namespace()
+        found = [pid for number in numbers & by_number.keys() for pid in by_number[number]]
+        if not found:
+            break
+        for pid in found:
+            try:
+                os.kill(pid, SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        sleep(_PAUSE_S)
+    for space in spaces:
+        os.close(space)
+
+
+def ps(name: str | None, json: bool) -> int:
+    """Print the processes of a running container, or all running containers. Raises PenrootError."""
+    from enroot_py.cli import listing
+
+    settings = load()
+    if name is None:
+        text = listing.in_json(settings, idle=False) if json else listing.short_table(settings, idle=False)
+    else:
+        space = processes.inode(find(name, settings), "mnt")
+        pids = processes.by_mount_namespace().get(space, [])
+        text = listing.of_processes(name, sorted(pids), space, as_json=json)
+    listing.write(text)
+    return 0

@@ -1,0 +1,257 @@
+"""Detached containers: their records in ENROOT_RUNTIME_PATH/detached/NAME, and the process that starts one.
+
+A record is a directory. Its file ``processes`` has PID and start time of the monitor and of the program, ``log`` has
+what the program has written, ``userns`` its user namespace, and at the end ``status`` its exit status. The monitor,
+c_shims/helpers/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is not
+locked is free. The kernel kills the program if the monitor is killed.
+"""
+
+from __future__ import annotations
+
+import os
+from _signal import SIG_BLOCK, SIG_SETMASK, SIGKILL, pthread_sigmask
+
+from enroot_py import LIBRARY
+from enroot_py.base import linux, locks, log, proc, signals
+from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
+from enroot_py.config.settings import Settings
+from enroot_py.runtime import rootfs, supervise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MONITOR = f"{LIBRARY}/libexec/penroot-monitor"
+_RECORD = 3  # the descriptor of a record in the monitor
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILES = ("processes", "log", "userns", "status", ".status")
+_MAX_BYTES = 128
+_CLAIMS = 10
+LOST = 128 + SIGKILL  # the status of a container whose monitor was killed
+
+
+def place(settings: Settings) -> str:
+    """Return the directory of the records. Raises ContainerError."""
+    return f"{rootfs.make_scratch(settings)}/detached"
+
+
+def names(settings: Settings) -> list[str]:
+    """Return the names of all detached containers, running or not, sorted."""
+    try:
+        return sorted(os.listdir(place(settings)))
+    except FileNotFoundError:
+        return []
+
+
+def programs(settings: Settings) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each detached container with the PID and the start time of its program; 0 if unknown."""
+    directory = place(settings)
+    for name in names(settings):
+        try:
+            with Fd(os.open(f"{directory}/{name}/processes", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
+                _, _, pid, started = map(int, fd.content(_MAX_BYTES).split())
+        except (OSError, ValueError):
+            pid = started = 0
+        yield name, pid, started
+
+
+def find(name: str, settings: Settings) -> Record | None:
+    """Open the record of a detached container, or return None."""
+    if not name or "/" in name or name in (".", ".."):
+        return None
+    path = f"{place(settings)}/{name}"
+    try:
+        return Record(name, path, Fd(os.open(path, _DIRECTORY)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        raise ContainerError(f"cannot open {path}: {e.strerror}") from e
+
+
+class Record:
+    """The record of a detached container, open at ``fd``."""
+
+    def __init__(self, name: str, path: str, fd: Fd) -> None:
+        self.name, self.path, self.fd = name, path, fd
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the container runs, or is being started."""
+        if self._text("processes"):
+            return self.monitor > 0
+        with Fd(os.open(".", _DIRECTORY, dir_fd=self.fd)) as fd:
+            return not locks.flock(fd, shared=True)
+
+    @property
+    def monitor(self) -> int:
+        """The PID of the monitor, or 0 if it has ended."""
+        return self._process(0)
+
+    @property
+    def program(self) -> int:
+        """The PID of the program, or of the process that waits for it; 0 if it has ended."""
+        return self._process(1)
+
+    def _process(self, number: int) -> int:
+        words = self._text("processes").split()[2 * number :][:2]
+        pid, started = map(int, words) if len(words) == 2 and all(map(str.isdecimal, words)) else (0, 0)
+        stat = proc.look(pid) if pid else None
+        return pid if stat and stat.started == started and stat.state not in "ZX" else 0
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of the program, or None while it runs."""
+        text = self._text("status").strip()
+        if text.isdecimal():
+            return int(text)
+        return None if self.is_running else LOST
+
+    def _text(self, name: str) -> str:
+        try:
+            with Fd(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)) as fd:
+                return os.fsdecode(fd.content(_MAX_BYTES))
+        except OSError:
+            return ""
+
+    def write(self, name: str, text: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with Fd(os.open(name, flags, 0o600, dir_fd=self.fd)) as fd:
+            os.write(fd, text.encode())
+
+    def open_log(self, flags: int) -> Fd:
+        """Open the log. Raises OSError."""
+        return Fd(os.open("log", flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd))
+
+    def clear(self) -> None:
+        """Remove the files of a record that this process has locked."""
+        for name in _FILES:
+            try:
+                os.unlink(name, dir_fd=self.fd)
+            except FileNotFoundError:
+                continue
+
+    def remove(self) -> None:
+        """Remove the record. Raises ContainerError if the container runs."""
+        if not locks.flock(self.fd):
+            hint = f"end it first: penroot stop {self.name}"
+            raise ContainerError(f"the detached container {self.name} is running", hint=hint)
+        self.clear()
+        try:
+            os.rmdir(self.path)
+        except OSError as e:
+            raise ContainerError(f"cannot remove {self.path}: {e.strerror}") from e
+        try:
+            os.rmdir(os.path.dirname(self.path))
+        except OSError:  # there are other records
+            return
+
+
+def claim(name: str, settings: Settings) -> Record:
+    """Take a name for a new container, and lock its record. Raises ContainerError if the name is taken."""
+    path = f"{place(settings)}/{name}"
+    try:
+        for _ in range(_CLAIMS):
+            os.makedirs(path, 0o700, exist_ok=True)
+            with Fd(os.open(path, _DIRECTORY)) as fd:
+                if not locks.flock(fd):
+                    break
+                if locks.is_at(fd, path):  # else another process has just removed it
+                    record = Record(name, path, fd.keep())
+                    record.clear()
+                    return record
+    except OSError as e:
+        raise ContainerError(f"cannot write {path}: {e.strerror}", hint="see ENROOT_RUNTIME_PATH") from e
+    hint = f"take another --name, or end it: penroot stop {name}"
+    raise ContainerError(f"a detached container {name} is running", hint=hint)
+
+
+def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
+    """Fork a monitor, and below it a process that starts the container. Return None there.
+
+    Here, return the messages of the start and its exit status: 0 once the program runs. Raises OSError.
+    """
+    reader, writer = os.pipe()
+    with Fd(reader), record.open_log(os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
+        monitor = os.fork()
+        if not monitor:
+            _fork_start(record, output, writer)
+            return None
+        os.close(writer)
+        try:
+            text = Fd(reader).content()
+        except BaseException:
+            os.kill(monitor, SIGKILL)  # an interrupt: the start ends with its monitor
+            raise
+    words = os.fsdecode(text).split("\0")
+    messages = list(zip(words[:-1:2], words[1::2], strict=False))
+    statuses = [int(status) for level, status in messages if level == _STATUS]
+    if not statuses or statuses[-1]:
+        os.waitpid(monitor, 0)
+    return [message for message in messages if message[0] != _STATUS], statuses[-1] if statuses else LOST
+
+
+_STATUS = "status"
+_pipe = -1  # to the process that waits for the start
+
+
+def _fork_start(record: Record, output: int, writer: int) -> None:
+    """Fork the process that starts the container, and return there. This process becomes its monitor."""
+    global _pipe
+    os.setsid()
+    with Fd(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing:
+        os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    _pipe, log.sink = writer, _send
+    supervise.of_child += [writer, record.fd]
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    mask = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)
+    me, child = os.getpid(), os.fork()
+    if not child:
+        linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
+        if os.getppid() != me:
+            os._exit(LOST)
+        pthread_sigmask(SIG_SETMASK, mask)
+        return
+    try:
+        record.write("processes", f"{me} {proc.Stat(me).started} {child} {proc.Stat(child).started}\n")
+        os.dup2(record.fd, _RECORD)
+        os.set_inheritable(_RECORD, True)
+        linux.close_range(_RECORD + 1, 0xFFFFFFFF, 0)
+        os.execve(_MONITOR, ["penroot-monitor", str(child), record.name], {})
+    finally:
+        os._exit(LOST)
+
+
+def _report(level: str, text: str) -> bool:
+    """Send a message to the process that waits for the start. If that fails, write it to the log and return False."""
+    try:
+        return os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0")) > 0
+    except OSError:
+        os.write(2, os.fsencode(f"[{level}] {text}\n"))
+        return False
+
+
+def _send(level: str, text: str) -> None:
+    _report(level, text)
+
+
+def note_namespace(record: Record, spaces: int) -> None:
+    """Note the user namespace of this process, whose orphans the monitor kills. ``spaces`` is /proc/PID/ns."""
+    record.write("userns", f"{os.stat('user', dir_fd=spaces).st_ino}\n")
+
+
+def report(status: int) -> None:
+    """Report the exit status of a start, or 0 if the program is executed next. Does nothing in another process.
+
+    Ends the start if the program would run unknown to the caller, who was killed.
+    """
+    if _pipe >= 0 and not _report(_STATUS, str(status)) and not status:
+        os._exit(LOST)

@@ -1,0 +1,150 @@
+"""Run a command in a running container, and end with the caller everything that the command has started.
+
+Sources: setns(2), namespaces(7), user_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base.errors import ContainerError, UsageError
+from enroot_py.base.fds import Fd
+from enroot_py.config.settings import Settings
+from enroot_py.runtime import environ, execute, namespaces, processes, supervise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_PATH = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_LIST = "penroot list --fancy shows running containers"
+
+
+class Joined:
+    """A container that this process has joined: the environment of one of its processes, and how that is confined."""
+
+    def __init__(self, pid: int, settings: Settings) -> None:
+        """Enter the namespaces and the working directory of ``pid``. Raises ContainerError.
+
+        Only children of this process are in the PID namespace.
+        """
+        try:
+            self.environ = processes.of_process(pid)
+            cwd = os.readlink(f"/proc/{pid}/cwd")
+            spaces = processes.namespaces(pid)
+            self.is_confined = _is_bounded(pid)
+        except FileNotFoundError as e:
+            raise ContainerError(f"no process {pid}", hint=_LIST) from e
+        except OSError as e:
+            hint = "check that it is your container"
+            raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint=hint) from e
+        _check_owner(spaces, pid)
+        self.has_user_namespace = "user" in spaces
+        self.has_pid_namespace = "pid" in spaces
+        self.myself = Fd(os.open("/proc/self", _PATH))  # of the node: the container may have another /proc
+        processes.enter(spaces, pid, new_keyring=settings.unshare_keyring)
+        os.chdir(cwd if os.path.isdir(cwd) else "/")
+
+    def become_root(self) -> None:
+        """Be root in a user namespace below that of the container. Raises NamespaceError.
+
+        Until hide(), other processes of the user may trace this one: in a container without root, none of them has
+        the capabilities for that.
+        """
+        namespaces.enter_user(0, 0, myself=self.myself)
+        namespaces.hide()
+
+    def change_directory(self, path: str) -> None:
+        """Enter a directory of the container. Raises ContainerError."""
+        try:
+            os.chdir(path)
+        except OSError as e:
+            message = f"cannot enter the working directory {path} of the container: {e.strerror}"
+            raise ContainerError(message, hint="give a directory of the container: --workdir DIR") from e
+        self.environ["PWD"] = os.path.normpath(path)
+
+
+def _check_owner(spaces: dict[str, int], pid: int) -> None:
+    """Refuse to enter another user's container, as root could. Raises ContainerError.
+
+    Its files would decide what root of the node executes there, and its root could trace that program.
+    """
+    if "user" in spaces and (owner := processes.owner_of(spaces["user"])) != os.geteuid():
+        raise ContainerError(
+            f"process {pid} is in a container of user {owner}", hint="run penroot exec as that user: setpriv(1), su(1)"
+        )
+
+
+def _is_bounded(pid: int) -> bool:
+    """Return whether the capability bounding set of ``pid`` is empty. Raises OSError."""
+    with open(f"/proc/{pid}/status", errors="surrogateescape") as f:
+        return any(line.startswith("CapBnd:") and not int(line.split()[1], 16) for line in f)
+
+
+def execute_in(
+    target: str,
+    command: tuple[str, ...],
+    env: tuple[str, ...],
+    settings: Settings,
+    *,
+    workdir: str = "",
+    user: str = "",
+    timeout_s: float | None = None,
+) -> int:
+    """Run ``command`` in a running container and return its exit status. Raises PenrootError.
+
+    If this process is killed, or after ``timeout_s`` seconds, everything that the command has started is killed.
+    """
+    given = environ.of_options(env, os.environ)
+    wanted = _wanted(user)
+    pid = processes.find(target, settings)
+    guard = supervise.guard(timeout_s)
+    if guard:
+        return supervise.wait(guard)
+    joined = Joined(pid, settings)
+    is_root = os.geteuid() == 0
+    if wanted and wanted != ("root" if is_root else "you"):
+        _refuse(user, is_root=is_root)
+        joined.become_root()
+        is_root, joined.is_confined = True, False
+    if workdir:
+        joined.change_directory(workdir)
+    joined.environ.update(given)
+    if settings.close_descriptors:
+        execute.close_descriptors(joined.environ)
+    child = supervise.fork() if joined.has_pid_namespace else 0
+    if child:
+        return supervise.wait(child)
+    _execute(joined, command, is_root=is_root)
+
+
+def _execute(joined: Joined, command: tuple[str, ...], *, is_root: bool) -> NoReturn:
+    if not is_root or joined.has_user_namespace:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
+        namespaces.confine(remap_root=is_root and not joined.is_confined)
+    execute.execute(command, joined.environ)
+
+
+def _wanted(user: str) -> str:
+    """Return "root" or "you" for the name or ID of a user, "" for "". Raises UsageError for other users."""
+    name, _, _ = user.partition(":")
+    if name in ("", "root", "0"):
+        return name and "root"
+    import pwd
+
+    me = os.geteuid()
+    if name != str(me):
+        try:
+            own = pwd.getpwuid(me).pw_name
+        except KeyError:
+            own = ""
+        if name != own:
+            hint = f"a container has two users: --user root, or --user {own or me}"
+            raise UsageError(f"--user {user}: the container does not have this user", hint=hint)
+    return "you"
+
+
+def _refuse(user: str, *, is_root: bool) -> None:
+    """Raise ContainerError for a user that cannot be had in the joined container."""
+    if is_root:
+        hint = "start the container without --root, and use --user root where you need root"
+        raise ContainerError(f"--user {user}: the container was started with --root", hint=hint)
