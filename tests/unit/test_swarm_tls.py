@@ -84,6 +84,7 @@ class Ends:
 
     def _take(self, data: bytearray) -> int:
         self.received += data
+        self._one.expect(len(WORDS) + 4 - len(self.received))
         return len(data)
 
     def run(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
 from enroot_py.features.swarm.blob_cache import BlobCache
-from enroot_py.features.swarm.client import SwarmClient
+from enroot_py.features.swarm.client import SwarmClient, TrackerClient
 from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.messages import Answer, Documents
 from enroot_py.features.swarm.reader import Reader
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 
 
-class DigestClient(SwarmClient):
+class DigestClient(TrackerClient):
     """A node that asks the tracker which digest the step's tag has."""
 
-    def __init__(self, invitation: Invitation) -> None:
-        super().__init__(invitation)
-        self._digest = ""
+    _digest = ""
 
     def digest(self) -> str:
         """Return the digest, or "" if the tracker cannot be reached. Raises RegistryError."""
@@ -46,12 +44,6 @@ class DigestClient(SwarmClient):
             raise ValueError("no image for this node")
         digests.encoded(answer.named)
         self._digest = answer.named
-
-    def new_spool(self, lacking: Sequence[int]) -> Spool:
-        raise OSError("this node has not joined yet")
-
-    def fetch(self, blob: int, start: int) -> Iterator[bytes]:
-        return iter(())
 
 
 class SwarmSource(SwarmClient):
