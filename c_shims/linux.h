@@ -31,6 +31,7 @@ enum {
 	NR_clone3 = 435,
 	NR_close_range = 436,
 	NR_openat2 = 437,
+	NR_pidfd_getfd = 438,
 	NR_mount_setattr = 442,
 };
 
@@ -42,6 +43,11 @@ static inline int linux_pidfd_open(pid_t pid)
 static inline int linux_pidfd_send_signal(int pidfd, int signal)
 {
 	return (int)syscall(NR_pidfd_send_signal, pidfd, signal, NULL, 0);
+}
+
+static inline int linux_pidfd_getfd(int pidfd, int fd)
+{
+	return (int)syscall(NR_pidfd_getfd, pidfd, fd, 0);
 }
 
 static inline int linux_open_tree(int dirfd, const char *path, unsigned int flags)

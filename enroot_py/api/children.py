@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     Request = Mapping[str, Any]
 
+NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID  # of a child that is cloned
 _INIT = f"{LIBRARY}/libexec/penroot-init"
 
 
@@ -66,6 +67,18 @@ def preload() -> None:
         grp.getgrgid(os.getegid())
     except KeyError:
         return
+
+
+def can_clone() -> bool:
+    """Return whether this process may clone a child into new namespaces: a seccomp filter may know no clone3(2)."""
+    try:
+        child = linux.clone3(NAMESPACES)
+    except OSError:
+        return False
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return True
 
 
 def open_init() -> int:
@@ -144,7 +157,7 @@ class Plan:
             self._describe(throwaway.over(source, "later") if self.is_writable else source)
             self._site = enter.prepare(self.start)
         if self._site is not None:
-            self.flags = linux.CLONE_NEWUSER | linux.CLONE_NEWPID
+            self.flags = NAMESPACES
 
     @property
     def is_writable(self) -> bool:
@@ -395,7 +408,7 @@ def copy(conversation: Conversation, first: int, request: Request) -> NoReturn:
     os._exit(0)
 
 
-def remove(directory: str, *, then: Callable[[], None]) -> NoReturn:
+def remove(directory: str, then: Callable[[], None]) -> NoReturn:
     """Remove the changes of a container that has ended. The next sweep tries again if that fails."""
     try:
         trees.remove(directory)

@@ -2,8 +2,8 @@
 
 The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation,
 on which the launcher reads the request and a child answers (children.py). The launcher has one thread. Its children
-report PIDs to it on another socket. Process 1 of a container becomes a child of the launcher when
-its parent exits, and so does a program that joins a container: PR_SET_CHILD_SUBREAPER of prctl(2).
+report PIDs to it on another socket. Process 1 of a container becomes a child of the launcher when its parent exits, and
+so does a program that joins a container: PR_SET_CHILD_SUBREAPER of prctl(2).
 
 The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
 """
@@ -18,11 +18,13 @@ import resource
 import select
 import sys
 import time
+from functools import partial
 
 from enroot_py.api import children
 from enroot_py.api.messages import Conversation, decoded, receive_with_fds, send_status
 from enroot_py.base import linux, log
-from enroot_py.base.errors import ContainerError
+from enroot_py.base.errors import ContainerError, NamespaceError
+from enroot_py.runtime import namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class Launcher:
         self._statuses: dict[int, _socket.socket] = {}  # by the number of the program
         self._plan: children.Plan | None = None  # of the last start
         self._last_line, self._plan_until = b"", 0.0
+        self._can_clone = children.can_clone()
         self._has_swept = False  # leftovers of killed launchers from the directory for changes
 
     def serve(self) -> NoReturn:
@@ -106,6 +109,7 @@ class Launcher:
         except Exception as e:
             conversation.fail(e)
         finally:
+            log.sink = log.silent
             conversation.socket.detach()
             for fd in fds:
                 os.close(fd)
@@ -113,13 +117,13 @@ class Launcher:
     def _do_act(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Let a child do what the request names."""
         request = children.take_environment(next(conversation.receive()))
-        self._hold(number, self._fork(conversation, fds, lambda: children.act(conversation, request)))
+        self._hold(number, self._fork(conversation, fds, partial(children.act, conversation, request)))
 
     def _do_start(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Make a container."""
         tools, plan = self._tools, self._planned(next(conversation.lines()))
         changes = plan.make_changes()
-        act = lambda: children.start(tools, conversation, number, plan, changes)  # noqa: E731
+        act = partial(children.start, tools, conversation, number, plan, changes)
         child = self._fork(conversation, fds, act, plan.flags)
         self._hold(number, 0 if plan.flags else child, changes)
         if plan.flags:
@@ -130,7 +134,8 @@ class Launcher:
         if line != self._last_line or time.monotonic() > self._plan_until:
             self._forget_plan()
             request = children.take_environment(decoded(line))
-            plan = children.Plan(request, may_prepare=self._has_swept or not request["writable"])
+            may_prepare = self._can_clone and (self._has_swept or not request["writable"])
+            plan = children.Plan(request, may_prepare=may_prepare)
             self._has_swept |= plan.is_writable  # a child does it now
             self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
         assert self._plan is not None
@@ -157,7 +162,7 @@ class Launcher:
         lines = conversation.lines()
         tools, plan, request = self._tools, self._planned(next(lines)), decoded(next(lines))
         changes = plan.make_changes()
-        act = lambda: children.run_once(tools, conversation, fds[1:], request, plan, changes)  # noqa: E731
+        act = partial(children.run_once, tools, conversation, fds[1:], request, plan, changes)
         pid = self._fork(conversation, fds, act, plan.flags)
         if plan.flags:
             self._hold(number, 0, changes)
@@ -168,14 +173,14 @@ class Launcher:
     def _do_join(self, conversation: Conversation, fds: list[int], number: int, program: int) -> None:
         """Run a program in a container."""
         tools, first, request = self._tools, self._first(number), next(conversation.receive())
-        act = lambda: children.join(tools, conversation, first, program, fds[2:], request)  # noqa: E731
+        act = partial(children.join, tools, conversation, first, program, fds[2:], request)
         self._joining[self._fork(conversation, fds, act)] = program
         self._statuses[program] = _socket.socket(fileno=os.dup(fds[1]))
 
     def _do_copy(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Copy files into a container or out of it."""
         first, request = self._first(number), next(conversation.receive())
-        self._fork(conversation, fds, lambda: children.copy(conversation, first, request))
+        self._fork(conversation, fds, partial(children.copy, conversation, first, request))
 
     def _first(self, number: int) -> int:
         """Return process 1 of a container. Raises ContainerError if the container has ended."""
@@ -193,10 +198,12 @@ class Launcher:
         """Send a signal to a program, or to its process group."""
         pid = next((pid for pid, other in self._programs.items() if other == program), 0)
         try:
-            if pid:
-                (os.killpg if group else os.kill)(pid, number)
-        except ProcessLookupError:
-            return
+            if pid and group:
+                os.killpg(pid, number)
+            elif pid:
+                os.kill(pid, number)
+        except ProcessLookupError:  # it has no group yet
+            os.kill(pid, number)
 
     def _do_end(self, _: Conversation, fds: list[int], number: int) -> None:
         """End a container. The conversation closes when nothing of the container is left."""
@@ -215,7 +222,13 @@ class Launcher:
 
         Only ``fds``, the conversation and the tools stay open in the child.
         """
-        child = linux.clone3(flags) if flags else os.fork()
+        try:
+            child = linux.clone3(flags) if flags else os.fork()
+        except OSError as e:
+            if not flags:
+                raise
+            hint = namespaces.advice(e)
+            raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=hint) from e
         if not child:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
@@ -253,7 +266,7 @@ class Launcher:
         self._hear()  # a child reports before it ends
         if (program := self._programs.pop(pid, None)) is not None:
             socket = self._statuses.pop(program)
-            self._clear(self._held.pop(program, None), [socket], lambda: send_status(socket, status))
+            self._clear(self._held.pop(program, None), [socket], partial(send_status, socket, status))
         elif (program := self._joining.pop(pid, None)) is not None:
             if program not in self._programs.values() and (unused := self._statuses.pop(program, None)):
                 unused.close()  # the program was not started
@@ -270,7 +283,7 @@ class Launcher:
         if held and held.changes:
             fds = [held.lock, *(socket.fileno() for socket in waiting)]
             spare = Conversation(_socket.socket())
-            self._fork(spare, fds, lambda: children.remove(held.changes, then=then))
+            self._fork(spare, fds, partial(children.remove, held.changes, then))
             os.close(held.lock)
         else:
             then()

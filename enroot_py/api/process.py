@@ -46,8 +46,10 @@ class Process(subprocess.Popen[Any]):
         try:
             with theirs:
                 self.pid = self._launch(argv, cwd or "", env or {}, (theirs.fileno(), *standard))
-        except BaseException:
+        except BaseException as e:
             ours.close()
+            if not isinstance(e, Exception):  # interrupted: the program may run already
+                self._send_signal(self, signal.SIGKILL, True)
             raise
         self._child_created = True
         devnull = getattr(self, "_devnull", None)

@@ -76,6 +76,10 @@ RESOLVE_IN_ROOT = 0x10
 # renameat2(2)
 RENAME_EXCHANGE = 2
 
+# flock(2)
+LOCK_EX = 2
+LOCK_NB = 4
+
 # close_range(2)
 CLOSE_RANGE_CLOEXEC = 0x4
 
@@ -130,6 +134,11 @@ def umount2(target: str, flags: int) -> None:
     _check(lib.umount2(_text(target), flags), target)
 
 
+def pidfd_getfd(pidfd: int, fd: int) -> Fd:
+    """pidfd_getfd(2)"""
+    return _descriptor(lib.linux_pidfd_getfd(pidfd, fd))
+
+
 def open_tree(dirfd: int, path: str, flags: int) -> Fd:
     """open_tree(2)"""
     return _descriptor(lib.linux_open_tree(dirfd, _text(path), flags), path)
@@ -173,6 +182,15 @@ def renameat2(old_dirfd: int, old: str, new_dirfd: int, new: str, flags: int) ->
 def pivot_root(new_root: str, put_old: str) -> None:
     """pivot_root(2)"""
     _check(lib.linux_pivot_root(_text(new_root), _text(put_old)), new_root)
+
+
+def flock(fd: int, operation: int) -> bool:
+    """flock(2), without the module fcntl, whose import takes 0.1 ms; returns False if somebody else has the lock"""
+    try:
+        _check(lib.flock(fd, operation))
+    except BlockingIOError:
+        return False
+    return True
 
 
 def syncfs(fd: int) -> None:

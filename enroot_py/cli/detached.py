@@ -13,7 +13,7 @@ from enroot_py.base.errors import OWN_ERROR, ContainerError, PenrootError, Usage
 from enroot_py.base.fds import Fd
 from enroot_py.cli import running
 from enroot_py.config.settings import load
-from enroot_py.runtime import detached, namespaces
+from enroot_py.runtime import detached, namespaces, supervise
 from enroot_py.store import containers
 
 TYPE_CHECKING = False
@@ -191,10 +191,16 @@ class _Stopping:
                     sleep(_TICK_S)  # it is being started
                 program, waited = record.program, record.monitor
         self._program, self._waited = _Process(program), _Process(waited)
-        self.space = running.open_space(program, settings)
+        self._inside = running.inside(program, settings)
+        self.space = running.open_space(self._inside)
 
     def send(self, number: int) -> None:
-        """Send a signal to the first process, and SIGCONT, since a stopped process handles no signal."""
+        """Send a signal to the first process, and SIGCONT, since a stopped process handles no signal.
+
+        The kernel drops a signal for process 1 of a PID namespace without a handler: send SIGKILL instead.
+        """
+        if self._inside and supervise.ignores_default(self._inside, number):
+            number = _signal.SIGKILL
         with self._program.open() as process:
             try:
                 if process >= 0:

@@ -60,18 +60,17 @@ def find(name: str, settings: Settings) -> int:
     raise ContainerError(f"process {name} is not in a container of yours", hint=_HINT)
 
 
-def open_space(pid: int, settings: Settings) -> Fd | None:
-    """Open the mount namespace of the container of ``pid``, or of its child if ``pid`` waits for one.
+def inside(pid: int, settings: Settings) -> int:
+    """Return ``pid`` if it is in a container, or its child that is if ``pid`` waits for one; 0 if there is none."""
+    return next((each for each in (pid, *proc.children(pid)) if pid and processes.is_inside(each, settings)), 0)
 
-    The kernel gives the number of a namespace to no other one while it is open.
-    """
-    for each in (pid, *proc.children(pid)) if pid else ():
-        try:
-            if processes.is_inside(each, settings):
-                return Fd(os.open(f"/proc/{each}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:  # it has ended
-            continue
-    return None
+
+def open_space(pid: int) -> Fd | None:
+    """Open the mount namespace of a process. The kernel gives its number to no other one while it is open."""
+    try:
+        return Fd(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)) if pid else None
+    except OSError:  # it has ended
+        return None
 
 
 def kill_in(spaces: list[Fd]) -> None:

@@ -27,6 +27,7 @@ _RECORD = 3  # the descriptor of a record in the monitor
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILES = ("processes", "log", "userns", "status", ".status")
 _MAX_BYTES = 128
+_CLAIMS = 10
 LOST = 128 + SIGKILL  # the status of a container whose monitor was killed
 
 
@@ -146,18 +147,25 @@ class Record:
             os.rmdir(self.path)
         except OSError as e:
             raise ContainerError(f"cannot remove {self.path}: {e.strerror}") from e
+        try:
+            os.rmdir(os.path.dirname(self.path))
+        except OSError:  # there are other records
+            return
 
 
 def claim(name: str, settings: Settings) -> Record:
     """Take a name for a new container, and lock its record. Raises ContainerError if the name is taken."""
     path = f"{place(settings)}/{name}"
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
-        with Fd(os.open(path, _DIRECTORY)) as fd:
-            if locks.flock(fd) and locks.is_at(fd, path):
-                record = Record(name, path, fd.keep())
-                record.clear()
-                return record
+        for _ in range(_CLAIMS):
+            os.makedirs(path, 0o700, exist_ok=True)
+            with Fd(os.open(path, _DIRECTORY)) as fd:
+                if not locks.flock(fd):
+                    break
+                if locks.is_at(fd, path):  # else another process has just removed it
+                    record = Record(name, path, fd.keep())
+                    record.clear()
+                    return record
     except OSError as e:
         raise ContainerError(f"cannot write {path}: {e.strerror}", hint="see ENROOT_RUNTIME_PATH") from e
     hint = f"take another --name, or end it: penroot stop {name}"

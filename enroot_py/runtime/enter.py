@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.environ import Variables, Wanted
     from enroot_py.runtime.mounting import Mount
+    from enroot_py.runtime.sharing import Entry
     from enroot_py.runtime.shellhooks import Scripts
     from enroot_py.runtime.squashfuse import Server
 
@@ -98,10 +99,11 @@ def prepare(start: Start) -> Site | None:
         return None
     if namespaces.own(settings) != linux.CLONE_NEWPID or hooks.look_outside(settings, start.host):
         return None
+    if not all(hook.is_ours for hook in hooks.arrange(settings, start.host)):
+        return None
     scratch = rootfs.make_scratch(settings)
     site = Site(start, uid, os.getegid(), start.source.mount_point(scratch))
-    simple = all(hook.is_ours for hook in site.hooks)
-    simple &= all(mount.fstype != mounting.SQUASHFS for mount in (*site.mounts, *start.mounts))
+    simple = all(mount.fstype != mounting.SQUASHFS for mount in (*site.mounts, *start.mounts))
     return site if simple and caller_sysfs(linux.CLONE_NEWPID) is None else None
 
 
@@ -119,9 +121,9 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     scratch = make_scratch(start)
     first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
-    sysfs = None if prepared else caller_sysfs(own)
-    follower = start_follower(start, [*(site.mounts if site else ()), *start.mounts], own)
-    server, mount = serve(start, scratch)
+    sysfs, entry = None if prepared else caller_sysfs(own), share(start, scratch)
+    follower = start_follower(start, [*(site.mounts if site else ()), *start.mounts], own, entry)
+    server, mount = serve(start, scratch, entry)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
     await_servers(own)
@@ -170,20 +172,36 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
 def make_scratch(start: Start) -> str:
     """Return the directory under which this start mounts. Note there who starts a named container."""
     scratch = rootfs.make_scratch(start.settings)
-    if start.source.directory or start.source.upper and not start.source.is_volatile:
+    is_named = bool(start.source.directory or start.source.upper) and not start.source.is_volatile
+    if is_named and not start.in_step:
         named.note(start.source.name, scratch)
     return scratch
 
 
-def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
+def share(start: Start, scratch: str) -> Entry | None:
+    """Return the entry of the image's server, or None if the container gets a server of its own.
+
+    A step has one container, and its helper watches the server. Root that keeps its privileges has no user namespace.
+    """
+    if not start.is_served or not start.source.image or start.in_step or start.superuser or start.is_overlaid:
+        return None
+    from enroot_py.runtime import sharing
+
+    return sharing.find(start.source.image, start.source.offset, scratch)
+
+
+def start_follower(start: Start, fstab: Iterable[Mount], own: int, entry: Entry | None) -> int:
     """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
 
     Returns the process to reap, or 0. A step has its helper. A writable container has copies of the host files. With
-    a PID namespace, the process that waits for the container reports its servers.
+    a PID namespace, the process that waits for the container reports the servers that it has started.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
+    shared = entry.pidfd if entry is not None else -1
     if start.in_step or start.forked:
         return 0
+    if waits and shared >= 0:
+        servers[start.source.image] = "squashfuse"
     if not waits:
         if start.is_served:
             servers.update(dict.fromkeys([hostfiles.ROOT] * start.is_overlaid, "fuse-overlayfs"))
@@ -191,7 +209,7 @@ def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
         servers.update((mount.source, "squashfuse") for mount in fstab if mount.fstype == mounting.SQUASHFS)
     if start.settings.rootfs_writable and not servers:
         return 0
-    return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers)
+    return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers, shared=shared)
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
@@ -212,17 +230,17 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
     return hostfiles.copied(system, hostfiles.FILES if writable or all_files else targets, scratch, writable=writable)
 
 
-def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
-    """Start the server of an image, or of an overlay and its image."""
+def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | None, int]:
+    """Start the server of an image, or of an overlay and its image; ``entry`` may have one to share."""
     source, settings = start.source, start.settings
     if not start.is_served:
         return None, source.shared
-    enter_servers(start)
+    enter_servers(start, entry)
     server = None
     if source.image:
         from enroot_py.runtime.squashfuse import Server
 
-        server = Server(source.image, superuser=start.superuser, offset=source.offset)
+        server = Server(source.image, superuser=start.superuser, offset=source.offset, entry=entry)
     if not start.is_overlaid:
         return server, -1
     from enroot_py.runtime import fuseoverlay
@@ -233,15 +251,16 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
         raise ContainerError(f"cannot mount the root filesystem of {source.name}: {e.strerror}") from e
 
 
-def enter_servers(start: Start) -> None:
-    """Enter the namespaces of the servers, in which the caller is root.
+def enter_servers(start: Start, entry: Entry | None = None) -> None:
+    """Enter the namespaces of the servers, in which the caller is root; with a server in ``entry``, those of this one.
 
     Files of the image are owned by root. The caller is root in this outer user namespace, and himself in the inner one,
     so he keeps access. A program that is root in the inner one cannot inspect a server, whose root directory is the
     node's.
     """
     if not start.superuser:
-        namespaces.enter_user(0, 0)
+        if entry is None or not entry.enter():
+            namespaces.enter_user(0, 0)
         namespaces.unshare(linux.CLONE_NEWNS)
 
 

@@ -1,8 +1,8 @@
 """Find the process of a named container without looking at every process of the node.
 
-A start of a container writes its PID into ENROOT_RUNTIME_PATH/named/NAME, unless a container of that name runs already.
+A start of a container writes its PID into ENROOT_RUNTIME_PATH/named-NAME, unless a container of that name runs already.
 The file is a hint: the process may have ended, or be another one. Whoever reads it asks the kernel whether the process
-runs in the container, and looks through /proc otherwise.
+runs in the container, and looks through /proc otherwise. The file stays until the container is removed.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ _MAX_BYTES = 64
 
 def note(name: str, runtime_path: str) -> None:
     """Note that this process starts the container ``name``."""
-    path = f"{runtime_path}/named/{name}"
-    if not _pid_in(path):
+    if not _pid_in(_path(name, runtime_path)):
         write(name, runtime_path, os.getpid())
 
 
 def write(name: str, runtime_path: str, pid: int) -> None:
     """Write the hint. Without it, finding the container takes longer."""
-    path = f"{runtime_path}/named/{name}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         content = f"{pid} {proc.Stat(pid).started}".encode()
-        try:
-            fd = _create(path)
-        except FileNotFoundError:
-            os.mkdir(os.path.dirname(path), 0o700)
-            fd = _create(path)
-        with Fd(fd):
+        with Fd(os.open(_path(name, runtime_path), flags, 0o600)) as fd:
             os.write(fd, content)
     except OSError:
         return
 
 
-def _create(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def forget(name: str, runtime_path: str) -> None:
+    """Remove the hint of a container that is removed."""
+    try:
+        os.unlink(_path(name, runtime_path))
+    except OSError:
+        return
+
+
+def _path(name: str, runtime_path: str) -> str:
+    return f"{runtime_path}/named-{name}"
 
 
 def candidates(name: str, runtime_path: str) -> list[int]:
     """Return the process of the hint and its children, which are in the container if it has a PID namespace."""
-    pid = _pid_in(f"{runtime_path}/named/{name}")
+    pid = _pid_in(_path(name, runtime_path))
     return [pid, *proc.children(pid)] if pid else []
 
 

@@ -111,13 +111,13 @@ def end(status: int) -> NoReturn:
 
 def _forward(child: int, number: int, *, from_kernel: bool) -> None:
     """Send a signal to ``child``, unless the terminal has sent it to the process group of both."""
-    if number in signals.STOPPING and _ignores_default(child, number):
+    if number in signals.STOPPING and ignores_default(child, number):
         os.kill(child, SIGSTOP)
     elif not (from_kernel and number in signals.OF_TERMINALS and os.getpgid(child) == os.getpgrp()):
         os.kill(child, number)
 
 
-def _ignores_default(child: int, number: int) -> bool:
+def ignores_default(child: int, number: int) -> bool:
     """Return whether ``child`` has the default action for a signal and is the first process of its PID namespace.
 
     The kernel then drops the signal, unless it is SIGSTOP or SIGKILL of the parent namespace: pid_namespaces(7).

@@ -404,9 +404,11 @@ def sweep(settings: Settings) -> None:
 
 def remove_if_there(name: str, settings: Settings) -> bool:
     """Delete a container. Return False if there is none. Raises ContainerError."""
+    from enroot_py.runtime import named
     from enroot_py.store import claims
 
     trash = set_aside(name, settings.data_path)
+    named.forget(name, settings.runtime_path)
     claims.forget(name, settings.data_path, made=trash is not None)
     if trash is None:
         return False

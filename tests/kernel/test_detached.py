@@ -185,6 +185,17 @@ def test_program_that_ignores_signals_is_killed(user: User) -> None:
     until(lambda: not processes(user), "nothing is left")
 
 
+def test_first_process_without_a_handler_is_killed_at_once(user: User) -> None:
+    """The kernel drops other signals for process 1 of a PID namespace."""
+    detach(user, "--pid", "box", "sleep", "600")
+    assert "in time" not in user.penroot("stop", "--timeout", "600", "job").stderr
+    assert user.penroot("wait", "job").stdout == "137\n"
+    detach(user, "--pid", "box", "sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done")
+    until(lambda: user.penroot("logs", "job").stdout, "the trap is set")
+    user.penroot("stop", "--timeout", "600", "job")
+    assert user.penroot("wait", "job").stdout == "3\n"
+
+
 def test_stop_ends_a_container_of_the_foreground(user: User) -> None:
     with user.running("penroot", "start", "box", "sh", "-c", "setsid sleep 1234 & exec sleep 600") as process:
         until(lambda: "sleep 600" in user.penroot("list", "-f").stdout, "the container runs")
