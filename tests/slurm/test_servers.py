@@ -66,4 +66,3 @@ def test_containers_of_a_step_share_a_server(lab: Lab, image: str) -> None:
     finally:
         for step in steps:
             step.kill()
-        on_node(lab, "rm -r /tmp/enroot-run-*/servers")
