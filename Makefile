@@ -66,15 +66,18 @@ docs-test: docs ## check the site in a browser without network
 repeat: $(VENV)/done ## run TESTS=tests (all) TIMES=3 times to find unreliable tests
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.repeat --times $(or $(TIMES),3) $(TESTS)
 
-MATRIX = $(PYTHON) -m tests.matrix $(RELEASES:%=--release %)
-matrix: prerequisites ## run the tests on Debian's RELEASES="bookworm trixie forky", or with the Slurm in SLURM_SOURCE=DIR
+EMULATED = $(if $(ARCH),tests/prerequisites cross)
+MATRIX = $(PYTHON) -m tests.matrix $(ARCH:%=--arch %) $(RELEASES:%=--release %)
+matrix: prerequisites ## run the tests on Debian's RELEASES="bookworm trixie forky", with SLURM_SOURCE=DIR, or emulated: ARCH=arm64
+	@$(EMULATED)
 	@$(MATRIX) $(TIERS:%=--tier %) $(TESTS:%=--test %) $(SLURM_SOURCE:%=--slurm-source %)
 
 matrix-ci: prerequisites ## run the Slurm tests on trixie and forky: ten minutes each
 	@$(MATRIX) --quick
 
-matrix-vm: prerequisites ## run the Slurm and systemd tests in a virtual machine with RELEASES=trixie: hours without KVM
-	@$(PYTHON) -m tests.matrix --vm $(patsubst %,--release %,$(or $(RELEASES),trixie)) $(TIERS:%=--tier %) $(TESTS:%=--test %)
+matrix-vm: prerequisites ## run the Slurm and systemd tests in a virtual machine with RELEASES=trixie: hours without KVM; ARCH=arm64
+	@$(EMULATED)
+	@$(PYTHON) -m tests.matrix --vm $(ARCH:%=--arch %) $(patsubst %,--release %,$(or $(RELEASES),trixie)) $(TIERS:%=--tier %) $(TESTS:%=--test %)
 
 differential: $(VENV)/done ## run each line of tests/parity/lines with penroot and with ENROOT=/usr/bin/enroot
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.parity.differential $(ENROOT:%=--enroot %)
@@ -110,10 +113,11 @@ $(VENV)/docs: $(VENV)/done
 # time.
 launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2).new && \
 	chmod 755 $(2).new && mv -f $(2).new $(2)
-# A package build installs to ROOT. The programs below run from the modules in NEW.
+# A package build installs to ROOT. The programs below run from MODULES: those in NEW may be for another machine.
 ROOT := $(DESTDIR)$(PREFIX)
 NEW  ?= $(ROOT)/lib/penroot
-from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv[0] = "$(1)"; $(2)'
+MODULES ?= $(NEW)
+from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(MODULES)"); sys.argv[0] = "$(1)"; $(2)'
 run  = $(call from,$(2),from $(1) import main; main())
 
 install: ## install into PREFIX for all users, with the plugin if slurm/spank.h exists; EXTRAS=ssh,signatures,swarm
@@ -178,12 +182,12 @@ uninstall: ## remove the installation in PREFIX, and this node's line in plugsta
 	rm -f $(PREFIX)/share/bash-completion/completions/penroot
 	test -n "$$(find $(PREFIX) ! -type d -print -quit)" || rm -rf $(PREFIX)
 
-packages: $(VENV)/done ## build deb, rpm and archive in dist/packages
-	@tests/prerequisites packaging
+packages: $(VENV)/done ## build deb, rpm and archive in dist/packages; ARCH=arm64 in dist/packages-arm64
+	@tests/prerequisites packaging $(if $(ARCH),cross)
 	@$(VENV)/bin/python -m packages
 
 packages-test: $(VENV)/done ## install packages in fresh Debians, and build them twice: half an hour
-	@tests/prerequisites packages
+	@tests/prerequisites packages cross
 	$(PYTEST) tests/packages -o timeout=1800 --capture=tee-sys
 
 # Make the Debians and the packages at the same time, because both take long.
@@ -193,7 +197,7 @@ packages-ci: $(VENV)/done ## build deb and rpm once, lint and install them, run 
 	PENROOT_PACKAGES_MADE=dist/packages $(PYTEST) tests/packages -k 'test_rpm or two_commands or lintian or shared_file_system' -o timeout=1800 --durations=10
 
 release: $(VENV)/done ## build a release in dist/release, from a clean commit with a section in CHANGELOG.md
-	@tests/prerequisites packaging
+	@tests/prerequisites packaging cross
 	@$(VENV)/bin/python -m packages --release --output dist/release
 
 clean:

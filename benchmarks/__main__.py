@@ -12,6 +12,7 @@ from benchmarks.against import bench_against
 from benchmarks.cold import bench_pytorch
 from benchmarks.first import bench_first
 from benchmarks.images import bench_images
+from benchmarks.many import bench_many
 from benchmarks.mpi.lab import bench_mpi
 from benchmarks.originals import bench_originals
 from benchmarks.reading import bench_reading
@@ -22,6 +23,7 @@ from benchmarks.swarm.tracker import bench_tracker
 
 BENCHMARKS = {
     "start": (bench_start, 60),
+    "many": (bench_many, 240),
     "devices": (bench_devices, 60),
     "step": (bench_step, 40),
     "images": (bench_images, 2),

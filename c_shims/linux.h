@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <linux/capability.h>
 #include <sched.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mount.h>
@@ -27,8 +28,10 @@ enum {
 	NR_fsconfig = 431,
 	NR_fsmount = 432,
 	NR_pidfd_open = 434,
+	NR_clone3 = 435,
 	NR_close_range = 436,
 	NR_openat2 = 437,
+	NR_pidfd_getfd = 438,
 	NR_mount_setattr = 442,
 };
 
@@ -40,6 +43,11 @@ static inline int linux_pidfd_open(pid_t pid)
 static inline int linux_pidfd_send_signal(int pidfd, int signal)
 {
 	return (int)syscall(NR_pidfd_send_signal, pidfd, signal, NULL, 0);
+}
+
+static inline int linux_pidfd_getfd(int pidfd, int fd)
+{
+	return (int)syscall(NR_pidfd_getfd, pidfd, fd, 0);
 }
 
 static inline int linux_open_tree(int dirfd, const char *path, unsigned int flags)
@@ -89,6 +97,16 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 		fd = (int)syscall(NR_openat2, dirfd, path, &how, sizeof(how));
 	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);
 	return fd;
+}
+
+/* fork(2) with `flags`, for a process of one thread: the C library does not notice. */
+static inline int linux_clone3(uint64_t flags)
+{
+	struct {
+		uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls;
+	} arguments = { .flags = flags, .exit_signal = SIGCHLD };
+
+	return (int)syscall(NR_clone3, &arguments, sizeof(arguments));
 }
 
 static inline int linux_pivot_root(const char *new_root, const char *put_old)

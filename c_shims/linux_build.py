@@ -19,6 +19,7 @@ ffibuilder.cdef(
     int setns(int fd, int nstype);
     int mount(const char *source, const char *target, const char *fstype, unsigned long flags, const char *data);
     int umount2(const char *target, int flags);
+    int linux_pidfd_getfd(int pidfd, int fd);
     int linux_open_tree(int dirfd, const char *path, unsigned int flags);
     int linux_move_mount(int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned int flags);
     int linux_fsopen(const char *fstype, unsigned int flags);
@@ -28,9 +29,11 @@ ffibuilder.cdef(
                             uint64_t propagation);
     int linux_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
     int renameat2(int old_dirfd, const char *old, int new_dirfd, const char *new, unsigned int flags);
+    int linux_clone3(uint64_t flags);
     int linux_pivot_root(const char *new_root, const char *put_old);
     int linux_close_range(unsigned int first, unsigned int last, unsigned int flags);
     int syncfs(int fd);
+    int flock(int fd, int operation);
     int linux_prctl(int operation, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
     int linux_capset(uint64_t effective, uint64_t permitted, uint64_t inheritable);
     int linux_capget_permitted(uint64_t *permitted);
@@ -46,7 +49,8 @@ ffibuilder.cdef(
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "guard.h"\n#include "digest.h"',
+    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "guard.h"\n#include "digest.h"'
+    "\n#include <sys/file.h>",
     include_dirs=[HERE],
     depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "background", "guard", "digest")],
     define_macros=[("_GNU_SOURCE", None)],

@@ -39,6 +39,7 @@ _MANUAL = "docs/made/manual/README"
 _MADE = [
     f"Commands and options </{_MANUAL}>",
     "Settings </docs/made/settings>",
+    "Python </docs/made/python>",
     "Tests behind each statement </docs/made/proofs>",
 ]
 _ITEM = re.compile(r"^- \[(.*?)\]\((\S+?)\.md\)", re.M)

@@ -4,6 +4,35 @@ import sys
 
 from enroot_py.base.pack import LIBRARY as LIBRARY  # the import also lets an installation import from the pack
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.api.container import Container as Container
+    from enroot_py.api.container import Image as Image
+    from enroot_py.api.container import pull as pull
+    from enroot_py.api.container import run as run
+    from enroot_py.api.process import Process as Process
+    from enroot_py.base.errors import CommandError as CommandError
+    from enroot_py.base.errors import ConfigError as ConfigError
+    from enroot_py.base.errors import ContainerError as ContainerError
+    from enroot_py.base.errors import HookError as HookError
+    from enroot_py.base.errors import ImageError as ImageError
+    from enroot_py.base.errors import ImageReferenceError as ImageReferenceError
+    from enroot_py.base.errors import MountError as MountError
+    from enroot_py.base.errors import NamespaceError as NamespaceError
+    from enroot_py.base.errors import PenrootError as PenrootError
+    from enroot_py.base.errors import PolicyError as PolicyError
+    from enroot_py.base.errors import RegistryError as RegistryError
+    from enroot_py.base.errors import UsageError as UsageError
+
+# The public API, each with its module: a start imports none of them.
+_PUBLIC = {
+    **dict.fromkeys(("Container", "Image", "pull", "run"), "api.container"),
+    "Process": "api.process",
+    **dict.fromkeys(("CommandError", "ConfigError", "ContainerError", "HookError", "ImageError"), "base.errors"),
+    **dict.fromkeys(("ImageReferenceError", "MountError", "NamespaceError", "PenrootError"), "base.errors"),
+    **dict.fromkeys(("PolicyError", "RegistryError", "UsageError"), "base.errors"),
+}
+__all__ = list(_PUBLIC)
 __version__ = "1.0.0rc1"
 ENROOT_VERSION = "4.2.1"  # of the enroot that we are compatible with: scripts compare it
 
@@ -16,3 +45,13 @@ def version() -> str:
 def called_as() -> str:
     """Return "penroot", or "enroot" if called by that name: behaviour that differs is then enroot's."""
     return "enroot" if sys.argv[0].rpartition("/")[2] == "enroot" else "penroot"
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when a program uses it first."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'enroot_py' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"enroot_py.{_PUBLIC[name]}"), name)
+    return value

@@ -1,4 +1,8 @@
-"""Build packages, or with --release all files of a release: make packages, make release."""
+"""Build packages, for this machine or for ARCH=arm64, or with --release all files of a release.
+
+make packages [ARCH=arm64]
+make release
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ import fcntl
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from packages import deb, place, recipes, rpm, sbom, tarball, tree, vendored
 from packages.place import PROJECT, PackageError
+from packages.target import TARGETS, Target, target
 
 
 def wheel(root: Path, work: Path, to: Path) -> list[Path]:
@@ -25,13 +31,15 @@ def sdist(root: Path, work: Path, to: Path) -> list[Path]:
 
 
 def bill(root: Path, work: Path, to: Path) -> list[Path]:
-    output = to / f"penroot-{place.version()}.cdx.json"
+    output = to / f"penroot-{place.version()}-{target().machine}.cdx.json"
     output.write_text(sbom.text())
     return [output]
 
 
 KINDS = {"deb": deb.build, "rpm": rpm.build, "tarball": tarball.build}
-RELEASE = {**KINDS, "wheel": wheel, "sdist": sdist, "sbom": bill, "recipes": recipes.build}
+# What differs from machine to machine.
+NATIVE = {**KINDS, "wheel": wheel, "sbom": bill}
+RELEASE = {**NATIVE, "sdist": sdist, "recipes": recipes.build}
 
 
 def check_release() -> None:
@@ -46,29 +54,50 @@ def check_release() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m packages", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(RELEASE))
-    parser.add_argument("--output", type=Path, default=PROJECT / "dist/packages", metavar="DIRECTORY")
-    parser.add_argument("--release", action="store_true", help="all kinds, from a clean commit, with checksums")
+    parser.add_argument("--output", type=Path, metavar="DIRECTORY", help="default: dist/packages, dist/packages-arm64")
+    parser.add_argument("--release", action="store_true", help="all kinds and machines, from a clean commit")
     arguments = parser.parse_args()
+    suffix = f"-{target().debian}" if target().foreign else ""
+    output = arguments.output or PROJECT / f"dist/packages{suffix}"
+    output.mkdir(parents=True, exist_ok=True)
+    for old in (*output.glob("penroot[-_]*"), *output.glob("SHA256SUMS")):
+        old.unlink()
     if arguments.release:
         check_release()
+        for each in TARGETS.values():
+            if each.foreign:
+                cross(each, output)
+    make(arguments.kinds or (RELEASE if arguments.release else KINDS), output)
+    report(output)
+
+
+def make(kinds: Iterable[str], output: Path) -> None:
+    """Build the packages of ``kinds`` in ``output``."""
     work = tree.place_of(place.version())
     work.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{work}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        make(arguments.kinds or (RELEASE if arguments.release else KINDS), work, arguments.output)
+        root = tree.build(work)
+        for kind in kinds:
+            RELEASE[kind](root, work, output)
 
 
-def make(kinds: Iterable[str], work: Path, output: Path) -> None:
-    """Build the packages of ``kinds`` in ``output``, and print their sizes."""
-    output.mkdir(parents=True, exist_ok=True)
-    for old in (*output.glob("penroot[-_]*"), *output.glob("SHA256SUMS")):
-        old.unlink()
-    root = tree.build(work)
-    built = [path for kind in kinds for path in RELEASE[kind](root, work, output)]
-    sums = [f"{vendored.sha256(path)}  {path.name}\n" for path in sorted(built)]
-    (output / "SHA256SUMS").write_text("".join(sums))
+def cross(target: Target, output: Path) -> None:
+    """Build what differs for another machine. Files for all machines are built with those of this one."""
+    with tempfile.TemporaryDirectory(dir=output) as made:
+        place.run(sys.executable, "-m", "packages", *NATIVE, "--output", made, ARCH=target.debian)
+        for path in Path(made).iterdir():
+            if path.name.endswith(("_all.deb", ".noarch.rpm", "SHA256SUMS")):
+                continue
+            path.rename(output / path.name)
+
+
+def report(output: Path) -> None:
+    """Write checksums, and print sizes."""
+    built = sorted(output.glob("penroot[-_]*"))
+    (output / "SHA256SUMS").write_text("".join(f"{vendored.sha256(path)}  {path.name}\n" for path in built))
     for path in built:
         print(f"{path.stat().st_size / 1e6:7.2f} MB  {path}")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from packages import place, tree
 from packages.description import MAINTAINER, PACKAGES, SETUP, Package
 from packages.place import run
+from packages.target import target
 
 SCRIPT = """\
 #!/bin/sh
@@ -42,11 +43,14 @@ def one(package: Package, root: Path, work: Path, to: Path) -> Path:
         (control / name).chmod(0o755)
     if package.watches:
         (control / "triggers").write_text("".join(f"interest-noawait {path}\n" for path in package.watches))
-    arch = "amd64" if package.native else "all"
-    output = to / f"{package.name}_{place.packaged_version()}_{arch}.deb"
+    output = to / f"{package.name}_{place.packaged_version()}_{architecture(package)}.deb"
     options = ("--root-owner-group", "-Zxz", "--threads-max=1")
     run("dpkg-deb", *options, "--build", files, output, SOURCE_DATE_EPOCH=str(place.epoch()), LC_ALL="C.UTF-8")
     return output
+
+
+def architecture(package: Package) -> str:
+    return target().debian if package.native else "all"
 
 
 def digest(path: Path) -> str:
@@ -57,7 +61,7 @@ def control_file(package: Package, size: int) -> str:
     fields = {
         "Package": package.name,
         "Version": place.packaged_version(),
-        "Architecture": "amd64" if package.native else "all",
+        "Architecture": architecture(package),
         "Maintainer": MAINTAINER,
         "Installed-Size": str(size),
         **{name: value.format(version=place.packaged_version()) for name, value in package.deb.items()},

@@ -10,7 +10,6 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 CACHE = Path(os.environ.get("PENROOT_PACKAGES") or "/var/cache/penroot-packages")
-ARCHITECTURE = "x86_64"
 
 
 class PackageError(Exception):

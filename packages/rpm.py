@@ -9,7 +9,8 @@ from pathlib import Path
 
 from packages import place, tree
 from packages.description import LICENCE, MAINTAINER, PACKAGES, SETUP, Package
-from packages.place import ARCHITECTURE, run
+from packages.place import run
+from packages.target import target
 
 # Directories of filesystem.rpm and other packages.
 SHARED = {"usr", "usr/bin", "usr/lib", "usr/libexec", "usr/lib/tmpfiles.d", "usr/share", "usr/share/doc"}
@@ -51,7 +52,7 @@ def pack(spec: Path, to: Path) -> list[Path]:
     macros = [word for name, value in MACROS.items() for word in ("--define", f"{name} {value}")]
     macros += ["--define", f"_topdir {top}/build", "--define", f"_rpmdir {top}/made"]
     environ = {"SOURCE_DATE_EPOCH": str(place.epoch()), "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(top)}
-    run("rpmbuild", "-bb", "--quiet", "--target", ARCHITECTURE, *macros, spec, **environ)
+    run("rpmbuild", "-bb", "--quiet", "--target", target().machine, *macros, spec, **environ)
     made = sorted((top / "made").glob("*.rpm"))
     return [Path(shutil.move(path, to / path.name)) for path in made]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from packages import place, vendored
 from packages.description import LICENCE
+from packages.target import target
 from packages.vendored import Wheel
 
 # Libraries in the static helpers, by Debian package: name and licence.
@@ -58,7 +59,7 @@ def component(name: str, files: list[Wheel]) -> dict[str, Any]:
 def static(package: str, name: str, expression: str) -> dict[str, Any]:
     """Describe a library of the build machine that is linked into the helpers."""
     version = place.run("dpkg-query", "--show", "--showformat=${Version}", package)
-    purl = f"pkg:deb/debian/{package}@{version}?arch=amd64"
+    purl = f"pkg:deb/debian/{package}@{version}?arch={target().debian}"
     return {
         "type": "library",
         "bom-ref": purl,
@@ -71,7 +72,7 @@ def static(package: str, name: str, expression: str) -> dict[str, Any]:
 
 def by_name() -> dict[str, list[Wheel]]:
     wheels: dict[str, list[Wheel]] = {}
-    for wheel in vendored.wheels():
+    for wheel in vendored.wheels(target()):
         wheels.setdefault(wheel.name, []).append(wheel)
     return wheels
 

@@ -1,4 +1,4 @@
-"""Build penroot-VERSION-x86_64.tar.xz: the tree without package files, to unpack at any path, also a shared one."""
+"""Build penroot-VERSION-MACHINE.tar.xz: the tree without package files, to unpack at any path, also a shared one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 from packages import place, tree
 from packages.description import NAMES
-from packages.place import ARCHITECTURE, run
+from packages.place import run
+from packages.target import target
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
     """Pack the tree, without package files, and without the names of enroot: another enroot may be in PATH."""
-    name = f"penroot-{place.version()}-{ARCHITECTURE}"
+    name = f"penroot-{place.version()}-{target().machine}"
     top = work / "tarball" / name
     shutil.copytree(root / "usr", top, symlinks=True)
     shutil.rmtree(top / "lib/tmpfiles.d")

@@ -19,15 +19,14 @@ from packages import place, vendored
 from packages.description import LIBRARY, Package, owner
 from packages.library import archive_modules, remove_empty
 from packages.place import CACHE, PROJECT, PackageError, run
+from packages.target import PYTHON, Target, target, this_machine
 
 # Each release loads only plugins compiled for it. The headers of one release are enough for all: plugins().
 SLURMS = ("22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05")
 HEADERS = Path("/usr/include/slurm")
 # Has the newest glibc that our modules and the wheels need, see vendored.PLATFORMS.
-WHEELS_FOR = "manylinux_2_34_x86_64"
+WHEELS_FOR = "manylinux_2_34"
 CONSTRAINTS = PROJECT / "packages/constraints.txt"
-# Debian's Python: one earlier in PATH may have any version.
-PYTHON = "/usr/bin/python3"
 FLAGS = "-O2 -g0 -fPIC -ffile-prefix-map={source}=. -Wl,--build-id=none"
 DOC = "usr/share/doc/penroot"
 
@@ -85,10 +84,11 @@ def builder() -> Path:
     return place / "bin/python"
 
 
-def wheel(source: Path, to: Path) -> Path:
-    """Build our wheel. It fits any CPython from 3.10 on, since its C module uses the stable ABI."""
-    words = ("setup.py", "--quiet", "bdist_wheel", f"--plat-name={WHEELS_FOR}", f"--dist-dir={to}")
-    run(builder(), *words, cwd=source, **environment(source))
+def wheel(source: Path, to: Path, machine: Target) -> Path:
+    """Build our wheel for a machine. It fits any CPython from 3.10 on, since its C module uses the stable ABI."""
+    words = ("setup.py", "--quiet", "bdist_wheel", f"--plat-name={WHEELS_FOR}_{machine.machine}", f"--dist-dir={to}")
+    run(builder(), *words, cwd=source, **environment(source), **machine.compiler())
+    shutil.rmtree(source / "build")
     (path,) = to.glob("penroot-*.whl")
     return path
 
@@ -104,35 +104,35 @@ def sdist(source: Path, work: Path) -> Path:
     return directory
 
 
-def library(to: Path, ours: Path) -> None:
+def library(to: Path, ours: Path, machine: Target) -> None:
     """Fill the directory of modules: ours from the wheel, and the libraries of vendored.txt."""
     with zipfile.ZipFile(ours) as archive:
         for name in archive.namelist():
             if ".dist-info/" not in name:
                 put(to / name, archive.read(name))
-    for each in vendored.wheels():
+    for each in vendored.wheels(machine):
         for name, data, compiled in each.kept():
-            put(to / name, data, strip=compiled)
+            put(to / name, data, strip_for=machine if compiled else None)
     for path in sorted(to.rglob("*.so")):
         if path.parent.name == "base":
-            run("strip", "--strip-unneeded", path)
+            machine.strip(path)
     archive_modules(to)
     remove_empty(to)
 
 
-def put(path: Path, data: bytes, *, strip: bool = False) -> None:
+def put(path: Path, data: bytes, *, strip_for: Target | None = None) -> None:
     """Write a file. Raises PackageError if the file exists with other content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
-    if strip:
-        run("strip", "--strip-unneeded", new)
+    if strip_for:
+        strip_for.strip(new)
     if path.exists() and path.read_bytes() != new.read_bytes():
         raise PackageError(f"{path}: two wheels have this file with different content")
     new.rename(path)
 
 
-def plugins(to: Path, source: Path, work: Path) -> None:
+def plugins(to: Path, modules: Path, source: Path, work: Path) -> None:
     """Compile spank_pyxis.so for each of SLURMS, with this machine's headers under the number of that release.
 
     Releases do not differ in what the plugin uses: they add enumerators at the end, and change no function that we
@@ -145,8 +145,9 @@ def plugins(to: Path, source: Path, work: Path) -> None:
         output = to / "plugins" / release / "spank_pyxis.so"
         output.parent.mkdir(parents=True)
         flags = FLAGS.format(source=source)
-        run(PYTHON, "-c", code, output, include, flags, cwd=work, PYTHONPATH=str(to), CC="gcc", LC_ALL="C.UTF-8")
-        run("strip", "--strip-unneeded", output)
+        compiler = {"CC": target().gcc, "PYTHONPATH": str(modules), "LC_ALL": "C.UTF-8"}
+        run(PYTHON, "-c", code, output, include, flags, cwd=work, **compiler)
+        target().strip(output)
 
 
 def headers(to: Path, release: str) -> None:
@@ -160,9 +161,10 @@ def headers(to: Path, release: str) -> None:
     path.write_text(text)
 
 
-def around(source: Path, to: Path, *options: str) -> None:
+def around(source: Path, to: Path, modules: Path) -> None:
     """Install programs, manual pages, completion and AppArmor profile, also under enroot's names."""
-    words = ("make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", f"NEW={to / LIBRARY}", *options)
+    words = ["make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", f"NEW={to / LIBRARY}"]
+    words += [f"MODULES={modules}", *target().helpers()]
     environ = environment(source)
     del environ["CFLAGS"], environ["LDFLAGS"]
     run(*words, "libexec", "around", "enroot-names", cwd=source, **environ)
@@ -183,10 +185,14 @@ def build(work: Path) -> Path:
     """Build the tree, its source and the wheel in the empty directory ``work``. Raises PackageError."""
     source, tree = work / "source", work / "tree"
     checkout(source)
-    library(tree / LIBRARY, wheel(source, work))
-    plugins(tree / LIBRARY, source, work)
+    library(tree / LIBRARY, wheel(source, work, target()), target())
+    modules = tree / LIBRARY
+    if target().foreign:  # this machine's modules write headers and manual pages
+        modules = work / "native"
+        library(modules, wheel(source, work / "native-wheel", this_machine()), this_machine())
+    plugins(tree / LIBRARY, modules, source, work)
     put(tree / LIBRARY / "PLUGINS", b"")  # tell() writes it
-    around(source, tree)
+    around(source, tree, modules)
     documents(source, tree)
     put(tree / "usr/lib/tmpfiles.d/penroot.conf", (source / "packages/files/tmpfiles.conf").read_bytes())
     setup = tree / "usr/libexec/penroot/packaged"

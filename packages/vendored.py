@@ -24,10 +24,11 @@ from email.parser import Parser
 from pathlib import Path
 
 from packages.place import CACHE, PROJECT, PackageError
+from packages.target import TARGETS, Target
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # A wheel names the oldest glibc that it runs with. The newest of these is as old as Linux 5.12.
-PLATFORMS = [f"manylinux{name}_x86_64" for name in ("2014", "_2_17", "_2_28", "_2_34")]
+PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 PINNED = Path(__file__).with_name("vendored.txt")
 
 # Files to install, by distribution. Extensions for several Pythons have different names in the same directory.
@@ -94,17 +95,17 @@ def normal(name: str) -> str:
 
 
 @functools.cache
-def wheels() -> list[Wheel]:
-    """Return the wheels of vendored.txt, sorted by name, version and Python. Downloads them if not cached."""
+def wheels(machine: Target) -> list[Wheel]:
+    """Return a machine's wheels of vendored.txt, sorted by name, version and Python. Downloads them if not cached."""
     text = PINNED.read_text()
     hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", text)
-    place = CACHE / "wheels" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    place = CACHE / "wheels" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{machine.machine}"
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as new:
             for python in PYTHONS:
                 for plain in (False, True):
-                    _download(new, python, _requirements(text, plain=plain), "--require-hashes", plain=plain)
+                    _download(new, machine, python, _requirements(text, plain=plain), "--require-hashes", plain=plain)
             os.rename(new, place)
             os.mkdir(new)
     cached = [Wheel(path, sha256(path)) for path in sorted(place.iterdir())]
@@ -125,19 +126,23 @@ def _requirements(text: str, *, plain: bool) -> list[str]:
     return [line for line in lines if (line.partition("==")[0] in PLAIN) == plain]
 
 
-def _download(to: str, python: str, requirements: Iterable[str], *options: str, plain: bool = False) -> None:
-    """Download wheels for one Python. Raises PackageError with pip's error."""
+def _download(
+    to: str, target: Target, python: str, requirements: Iterable[str], *options: str, plain: bool = False
+) -> None:
+    """Download wheels for one machine and Python. Raises PackageError with pip's error."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()
-        platforms = ["--platform=any"] if plain else [f"--platform={platform}" for platform in PLATFORMS]
+        platforms = (
+            ["--platform=any"] if plain else [f"--platform={platform}_{target.machine}" for platform in PLATFORMS]
+        )
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += [f"--python-version={python}", *platforms, *options, f"--dest={to}", f"--requirement={file.name}"]
         if plain:
             command += ["--implementation=py", "--abi=none"]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        raise PackageError(f"Python {python}: {done.stderr.strip()}")
+        raise PackageError(f"{target.machine}, Python {python}: {done.stderr.strip()}")
 
 
 def declared() -> dict[str, str]:
@@ -161,20 +166,27 @@ def refresh() -> str:
     text = "# Made by `python -m packages.vendored`: wheels that packages bring, for " + ", ".join(PYTHONS) + ".\n"
     with tempfile.TemporaryDirectory() as place:
         for name in sorted(KEPT):
-            version = ""
-            for python in PYTHONS:  # the oldest Python, which has the fewest versions, chooses
-                requirement = f"{name}=={version}" if version else requirements.get(name, name)
-                _download(f"{place}/{name}", python, [requirement], plain=name in PLAIN)
-                versions = {Wheel(path, "").version for path in Path(place, name).iterdir()}
-                if len(versions) != 1:
-                    raise PackageError(f"{name}: more than one version: {sorted(versions)}")
-                (version,) = versions
-                if any(f"-{abi}-" in path.name for abi in ANY for path in Path(place, name).iterdir()):
-                    break  # the wheel for the oldest Python fits all
+            version = _fetch(name, requirements.get(name, name), Path(place, name))
             files = sorted(Path(place, name).iterdir())
             hashes = "".join(f" \\\n    --hash=sha256:{sha256(path)}" for path in files)
             text += f"{name}=={version}{hashes}\n"
     return text
+
+
+def _fetch(name: str, requirement: str, to: Path) -> str:
+    """Download the wheels of one distribution for each machine and Python. Return their version."""
+    for each in TARGETS.values():
+        for python in PYTHONS:  # the oldest Python, which has the fewest versions, chooses
+            _download(str(to), each, python, [requirement], plain=name in PLAIN)
+            versions = {Wheel(path, "").version for path in to.iterdir()}
+            if len(versions) != 1:
+                raise PackageError(f"{name}: more than one version: {sorted(versions)}")
+            (version,) = versions
+            requirement = f"{name}=={version}"
+            fitting = [path.name for path in to.iterdir() if path.name.endswith(("any.whl", f"{each.machine}.whl"))]
+            if any(f"-{abi}-" in file for abi in ANY for file in fitting):
+                break  # the wheel for the oldest Python fits all
+    return version
 
 
 if __name__ == "__main__":

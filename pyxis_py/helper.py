@@ -21,6 +21,13 @@ from enroot_py.base.features import PARTS, parts
 from pyxis_py.request.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
 from pyxis_py.request.job import PROTOCOL, REFUSED, Job
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyxis_py.request.options import Request
+    from pyxis_py.submit.submission import Wish
+
 _OFFER_TIMEOUT_S = 3.0
 # Modules that some steps need, in the order of their use.
 _LATER = (
@@ -74,12 +81,29 @@ def check(job: Job, channel: Channel) -> None:
     if not isinstance(wish, submission.Wish):
         wish.serve(channel)
         return
-    digest = wish.digest
+    digest = _resolved(job, request, wish, channel) if wish.resolve and not wish.waits else wish.digest
+    allocation = Job(channel.receive())
+    several = allocation.numbers.get("nodes", 0) != 1
+    offer = _offer(job, wish, digest, allocation) if several and (digest or wish.waits) else None
+    if wish.waits and several and offer is None:  # nodes could not ask this process for the digest
+        digest = _resolved(job, request, wish, channel)
+    is_told = digest and not wish.image.digest
+    answer = [("ok", ""), *([("resolved", f"{wish.image.uri()} {digest}")] if is_told else [])]
+    if offer is None:
+        channel.send(answer)
+        return
+    channel.send([*answer, ("swarm", offer.invitation)])
+    offer.serve(channel)
+
+
+def _resolved(job: Job, request: Request, wish: Wish, channel: Channel) -> str:
+    """Return the digest of a tag for all nodes, "" if it cannot be resolved from here, or REFUSED."""
+    from pyxis_py.submit import submission
+
+    digest = ""
     try:
-        if wish.resolve:
-            digest = submission.resolve(job, wish.image)
+        digest = submission.resolve(job, wish.image)
     except RefusedError as e:
-        digest = ""
         if not request.name:  # otherwise a node that has the container needs no image
             digest = REFUSED
             why = str(e).removeprefix(f"{request.image}: ")
@@ -88,19 +112,18 @@ def check(job: Job, channel: Channel) -> None:
             if e.hint:
                 channel.log("ERROR", e.hint)
     _signal.setitimer(_signal.ITIMER_REAL, 0)  # end the tag's deadline: srun may be queued for long
-    answer = [("ok", ""), *([("resolved", f"{wish.image.uri()} {digest}")] if digest and not wish.image.digest else [])]
-    allocation = Job(channel.receive())
-    offer = None
-    if wish.shares and allocation.numbers.get("nodes", 0) > 1 and digest not in ("", REFUSED):
-        _signal.setitimer(_signal.ITIMER_REAL, _OFFER_TIMEOUT_S)  # it reads the store, whose disk may hang
-        offers = (offer(job, wish.image, digest, allocation) for offer in parts("offer"))
-        offer = next(filter(None, offers), None)
+    return digest
+
+
+def _offer(job: Job, wish: Wish, digest: str, allocation: Job) -> Any:
+    """Return a tracker for several nodes, or None. Without a digest, the tracker resolves the tag when a node asks."""
+    if not wish.shares or allocation.numbers.get("nodes", 0) < 2 or digest == REFUSED:
+        return None
+    _signal.setitimer(_signal.ITIMER_REAL, _OFFER_TIMEOUT_S)  # it reads the store, whose disk may hang
+    offers = (offer(job, wish.image, digest, allocation) for offer in parts("offer"))
+    offer = next(filter(None, offers), None)
     _signal.setitimer(_signal.ITIMER_REAL, 0)
-    if offer is None:
-        channel.send(answer)
-        return
-    channel.send([*answer, ("swarm", offer.invitation)])
-    offer.serve(channel)
+    return offer
 
 
 def hold(job: Job, channel: Channel) -> None:

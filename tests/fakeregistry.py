@@ -111,7 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
     def do_GET(self) -> None:
-        request = Request(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
+        headers = {key.lower(): ", ".join(self.headers.get_all(key, ())) for key in self.headers}
+        request = Request(self.command, self.path, headers)
         self.fake.sockets.append(self.connection)
         reply = self.fake.answer(request)
         body = reply.body if self.command != "HEAD" else b""  # the client would read a body as the next reply

@@ -6,6 +6,7 @@ Source: cosign's specs/SIGNATURE_SPEC.md. Nothing of ours signs, and nothing of 
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import json
 import os
@@ -13,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nacl.secret import SecretBox
 
 from tests.images import OCI, Pusher, digest
@@ -75,11 +78,18 @@ def payload(reference: str, of: str, **optional: object) -> bytes:
 
 
 def push(
-    pusher: Pusher, repository: str, of: str, signed: Sequence[tuple[bytes, bytes]], *, tag: str = "", subject: str = ""
+    pusher: Pusher,
+    repository: str,
+    of: str,
+    signed: Sequence[tuple[bytes, bytes]],
+    *,
+    tag: str = "",
+    subject: str = "",
+    proofs: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Put signatures, each a payload and what signs it, where cosign puts those of the image ``of`` a digest.
 
-    Returns digest and size of their manifest.
+    ``proofs`` are more annotations. Returns digest and size of their manifest.
     """
     pusher.blob(repository, b"{}")
     for data, _ in signed:
@@ -93,7 +103,7 @@ def push(
                 "mediaType": PAYLOAD,
                 "size": len(data),
                 "digest": digest(data),
-                "annotations": {ANNOTATION: base64.b64encode(signature).decode()},
+                "annotations": {ANNOTATION: base64.b64encode(signature).decode(), **(proofs or {})},
             }
             for data, signature in signed
         ],
@@ -117,7 +127,7 @@ def statement(of: str, **changes: object) -> bytes:
     return json.dumps({**kinds, "subject": subject, "predicate": {}, **changes}).encode()
 
 
-def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO) -> bytes:
+def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO, material: dict[str, Any] | None = None) -> bytes:
     """A bundle as cosign 3 makes it with a key; protobuf-specs, sigstore_bundle.proto, and DSSE's protocol.md."""
     signed = f"DSSEv1 {len(kind)} {kind} {len(body)} ".encode() + body
     envelope = {
@@ -125,7 +135,7 @@ def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO) -> bytes:
         "payloadType": kind,
         "signatures": [{"sig": base64.b64encode(signer.sign(signed)).decode()}],
     }
-    material = {"publicKey": {"hint": "x"}, "tlogEntries": []}
+    material = material or {"publicKey": {"hint": "x"}, "tlogEntries": []}
     return json.dumps({"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope}).encode()
 
 
@@ -167,3 +177,86 @@ def encrypted(signer: Signer, passphrase: bytes) -> bytes:
     }
     text = base64.encodebytes(json.dumps(document).encode())
     return b"-----BEGIN ENCRYPTED COSIGN PRIVATE KEY-----\n" + text + b"-----END ENCRYPTED COSIGN PRIVATE KEY-----\n"
+
+
+# ---------------------------------------------------------------------------
+# Signatures without a long-lived key: a Fulcio and a Rekor of the tests
+
+EMAIL, OIDC = "me@site.example", "https://login.site.example"
+_FULCIO = "1.3.6.1.4.1.57264.1."
+
+
+def _builder(name: str, issuer: str, key: Any, start: int, seconds: int) -> x509.CertificateBuilder:
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)] if text else [])
+
+    begin = datetime.datetime.fromtimestamp(start, datetime.timezone.utc)
+    builder = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named(issuer)).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(begin)
+    return builder.not_valid_after(begin + datetime.timedelta(seconds=seconds))
+
+
+class Authority:
+    """A certificate authority; without ``parent`` it is a root."""
+
+    def __init__(
+        self, name: str, start: int, parent: Authority | None = None, *, days: int = 3650, **wrong: Any
+    ) -> None:
+        self.name = name
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        signer = parent or self
+        builder = _builder(name, signer.name, self.key.public_key(), start, 86400 * days)
+        constraints = x509.BasicConstraints(ca=wrong.get("ca", True), path_length=wrong.get("length"))
+        builder = builder.add_extension(constraints, critical=True)
+        usage = {name: name == "key_cert_sign" and wrong.get("signs", True) for name in _USAGES}
+        builder = builder.add_extension(x509.KeyUsage(**usage), critical=True)
+        if extra := wrong.get("extra"):
+            builder = builder.add_extension(extra, critical=True)
+        self.certificate = builder.sign(signer.key, hashes.SHA256())
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def certify(self, signer: Signer, start: int, **changes: Any) -> bytes:
+        """Return the certificate for code of a signer's key, valid for ten minutes, in PEM."""
+        builder = _builder("", self.name, signer.key.public_key(), start, 600)
+        names: list[x509.GeneralName] = [x509.RFC822Name(changes.get("email", EMAIL))]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=True)
+        purpose = changes.get("purpose", ExtendedKeyUsageOID.CODE_SIGNING)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        for number, issuer in changes.get("issuers", {1: OIDC, 8: OIDC}).items():
+            data = issuer.encode() if number == 1 else b"\x0c" + bytes([len(issuer)]) + issuer.encode()
+            oid = x509.ObjectIdentifier(f"{_FULCIO}{number}")
+            builder = builder.add_extension(x509.UnrecognizedExtension(oid, data), critical=False)
+        if extra := changes.get("extra"):
+            builder = builder.add_extension(extra, critical=True)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+
+
+def logged(rekor: Signer, time: int, body: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The entry of a log with its signed timestamp, as cosign keeps it beside a signature."""
+    encoded = base64.b64encode(json.dumps(body).encode()).decode()
+    entry = {"body": encoded, "integratedTime": time, "logIndex": 7, "logID": hashlib.sha256(rekor.public).hexdigest()}
+    entry |= changes
+    signed = rekor.sign(json.dumps(entry, sort_keys=True, separators=(",", ":")).encode())
+    return {"SignedEntryTimestamp": base64.b64encode(signed).decode(), "Payload": entry}
+
+
+def hashedrekord(data: bytes, signature: bytes, verifier: bytes) -> dict[str, Any]:
+    """What Rekor logs of a signature: its type hashedrekord."""
+    content, key = (base64.b64encode(part).decode() for part in (signature, verifier))
+    return {
+        "apiVersion": "0.0.1",
+        "kind": "hashedrekord",
+        "spec": {
+            "data": {"hash": {"algorithm": "sha256", "value": hashlib.sha256(data).hexdigest()}},
+            "signature": {"content": content, "publicKey": {"content": key}},
+        },
+    }

@@ -15,19 +15,19 @@ class End:
 
     def __init__(self, role: str, node: int, swarm: tuple[bytes, str] = (KEY, CONTEXT)) -> None:
         identity = Identity(*swarm)
-        self._came, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         name = identity._name(f"{role}{node}")
-        self._end = identity.connecting.wrap_bio(self._came, self._out, server_hostname=name)
+        self._end = identity.connecting.wrap_bio(self._in, self._out, server_hostname=name)
         self._is_ready = False
-        self.hear(b"")
+        self.receive(b"")
 
-    def said(self) -> bytes:
+    def pending(self) -> bytes:
         """Return the bytes to send now."""
         return self._out.read()
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """Handle received bytes. Return the plain text."""
-        self._came.write(data)
+        self._in.write(data)
         messages = []
         with suppress(ssl.SSLWantReadError):
             if not self._is_ready:
@@ -37,5 +37,5 @@ class End:
                 messages.append(message)
         return b"".join(messages)
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self._end.write(data)

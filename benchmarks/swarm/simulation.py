@@ -107,18 +107,18 @@ class Run:
             if child == node or link.parent == node:
                 del self.edges[child, link]
         self.changed = True
-        self.at(self.now + DETECTION_S, lambda: self.say(self.tracker.left(self.now, node)))
+        self.at(self.now + DETECTION_S, lambda: self.send(self.tracker.left(self.now, node)))
 
     def lose(self, child: int, link: Link) -> None:
         if self.alive[child]:
             self.act(child, self.peers[child].lost(self.now, link))
 
-    def say(self, messages) -> None:
+    def send(self, messages) -> None:
         self.outcome.messages += len(messages)
         for node, message in messages:
-            self.at(self.now + LATENCY_S, lambda node=node, message=message: self.hear(node, message))
+            self.at(self.now + LATENCY_S, lambda node=node, message=message: self.deliver(node, message))
 
-    def hear(self, node: int, message) -> None:
+    def deliver(self, node: int, message) -> None:
         if not self.alive[node]:
             return
         if isinstance(message, Routes) and message.trees != self.trees:
@@ -132,7 +132,7 @@ class Run:
                 message = action.message
                 self.at(
                     self.now + LATENCY_S,
-                    lambda node=node, message=message: self.say(self.tracker.handle(self.now, node, message)),
+                    lambda node=node, message=message: self.send(self.tracker.handle(self.now, node, message)),
                 )
             elif isinstance(action, peer.Download):
                 self.wanted[node, action.link] = action.blobs
@@ -245,7 +245,7 @@ class Run:
             self.flow()
             if self.now >= ticked + 0.2:
                 ticked = self.now
-                self.say(self.tracker.tick(self.now))
+                self.send(self.tracker.tick(self.now))
                 for node in numpy.nonzero(self.alive & self.joined)[0]:
                     self.act(int(node), self.peers[node].tick(self.now))
             self.finish()
@@ -278,7 +278,7 @@ def bench_simulation(sizes: Sequence[int]) -> bool:
     trips = HANDSHAKE_S / LATENCY_S / 2
     print(f"a message takes {LATENCY_S * 1e3:.1f} ms, a handshake {trips:.0f} round trips, {HANDSHAKE_S * 1e3:.0f} ms")
     print(f"unpacking takes {sum(IMAGE) / UNPACK_RATE:.2f} s meanwhile; a death is noticed after {DETECTION_S:.0f} s")
-    columns = "".join(f"{name:>12}" for name in ("all well, s", "x 1 node", "registry", "most given", "messages"))
+    columns = "".join(f"{name:>12}" for name in ("all well, s", "x 1 node", "registry", "most upload", "messages"))
     print(f"{'nodes':>8}{columns}{'1 % die, 5 % slow':>20}{'x 1 node':>12}")
     alone, good = 0.0, True
     for nodes in sizes:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
-from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop, listener
+from enroot_py.features.swarm.loop import TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.messages import Documents, Joined, Progress, Report, report_interval
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.tracker_process import TrackerProcess
 
 NODES = (100, 1000, 10_000)
@@ -48,7 +49,7 @@ class _Nodes:
         self.trees = 0
         self.planned: set[int] = set()
         self.released: set[int] = set()
-        self.heard = 0  # messages
+        self.received = 0  # messages
         self.informed: set[int] = set()  # nodes that have the documents
         self.fetched: dict[int, int] = {}  # bytes from the registry, by node
         self.errors: list[str] = []  # of connections that have ended
@@ -67,7 +68,7 @@ class _Nodes:
         return len(self.planned) == self.swarm.nodes
 
     def _hear(self, node: int, message: Mapping[str, object]) -> None:
-        self.heard += 1
+        self.received += 1
         kind = message["is"]
         if kind == "Documents":
             self.informed.add(node)
@@ -122,7 +123,7 @@ def _row(nodes: int) -> bool:
     if process == 0:
         os.close(life)
         try:
-            TrackerProcess(swarm, _Host(), sock.detach()).serve(lifeline)
+            TrackerProcess(swarm, _Host(), sock).serve(lifeline)
         finally:
             os._exit(0)
     os.close(lifeline)
@@ -145,7 +146,7 @@ def _row(nodes: int) -> bool:
         return False
     ended = usage.ru_utime + usage.ru_stime
     share = (reported - planned) / PERIODS
-    costs = f"{planned:12.2f}{share:12.2f}{ended - reported:12.2f}{all_nodes.heard:12}{usage.ru_maxrss / 1e3:12.0f}"
+    costs = f"{planned:12.2f}{share:12.2f}{ended - reported:12.2f}{all_nodes.received:12}{usage.ru_maxrss / 1e3:12.0f}"
     print(
         f"{nodes:28}{costs}  {'ok' if share <= MAX_CPU_SHARE * period else 'OVER'}: a period is {period:.0f} s",
         flush=True,

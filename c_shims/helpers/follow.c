@@ -4,7 +4,8 @@
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
  *                         Follow the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd
  *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
- *                         has written a byte when it has started. DIGEST is that of FILE when the container started:
+ *                         has written "+" when it has started. "=" says that the container shares a server, of which the
+ *                         descriptor after the pipes is a pidfd. DIGEST is that of FILE when the container started:
  *                         digest.h.
  *   penroot-follow 0 [FILE DIGEST]...
  *                         Follow the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
@@ -224,10 +225,25 @@ static bool is_exiting(pid_t pid)
 	return !read_stat(pid, &stat) || stat.flags & EXITING;
 }
 
+/* Check whether a server has ended after its start, once its pipe or the pidfd of a shared one is ready. */
+static bool has_ended(struct pollfd *server, int pipe_, int pidfd)
+{
+	char started;
+
+	if (server->fd == pidfd)
+		return true;
+	server->fd = -1;
+	if (read(pipe_, &started, 1) != 1)
+		return false;
+	if (started == '=')
+		*server = (struct pollfd){ .fd = pidfd, .events = POLLIN };
+	return started != '=';
+}
+
 static void follow(pid_t pid)
 {
 	struct pollfd ready[1 + MAX_SERVERS] = { { .fd = END, .events = POLLIN } };
-	char started;
+	const int pidfd = SERVERS + (int)servers;
 	int changes;
 
 	for (size_t i = 0; i < servers; i++)
@@ -236,15 +252,12 @@ static void follow(pid_t pid)
 		if (changes > 0 && ready[0].revents)
 			return;
 		for (size_t i = 0; changes > 0 && i < servers; i++) {
-			if (!ready[1 + i].revents)
+			if (!ready[1 + i].revents || !has_ended(&ready[1 + i], SERVERS + (int)i, pidfd))
 				continue;
-			if (is_exiting(pid))
+			if (is_exiting(is_parent ? child_of(pid) : pid))
 				return;
-			ready[1 + i].fd = -1;
-			if (read(SERVERS + (int)i, &started, 1) == 1) {
-				(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
-				servers = 0; /* other servers may have ended for the same reason */
-			}
+			(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
+			servers = 0; /* other servers may have ended for the same reason */
 		}
 		if (has_changed())
 			update(pid);

@@ -172,7 +172,7 @@ static int measure(struct step *step, const char *dashes, const char *name, cons
 bool environment_file_requested(struct step *step)
 {
 	for (size_t i = 0; i < step->option_count; i++) {
-		if (step->options[i].option == ENVIRONMENT_OPTION)
+		if (option_describes[step->options[i].option])
 			return true;
 	}
 	return getenv(ENVIRONMENT_VARIABLE);
@@ -266,7 +266,7 @@ const char *variable_of(const char *word)
 	size_t length = strcspn(word, "=");
 
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		size_t least = i == ENVIRONMENT_OPTION ? strlen("--env") : strlen("--container-x");
+		size_t least = option_describes[i] ? strlen("--edf") : strlen("--container-x");
 		if (option_selects[i] && length >= least && has_prefix(word, "--") &&
 		    strncmp(word + 2, option_table[i].name, length - 2) == 0)
 			return option_variables[i];

@@ -53,7 +53,7 @@ class Directory:
             try:
                 with Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)) as fd:
                     if _is_ours(fd, path):
-                        self.path, self._fd = path, fd.keep()
+                        self.path, self.fd = path, fd.keep()
             except FileNotFoundError:
                 continue
         return self
@@ -86,7 +86,7 @@ class Directory:
         return trash
 
     def __exit__(self, *_: object) -> None:
-        with self._fd:
+        with self.fd:
             if self.path:
                 trees.remove(self.path)
 

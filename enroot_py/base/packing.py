@@ -40,7 +40,9 @@ def rewrite() -> None:
     lines: dict[str, list[Any]] = {name: [module] for name, module in modules.items()}
     in_c = [modules[name] for name in _IN_C if name in modules]
     start = recorder.record("enroot_py.cli.start")
-    image = recorder.record("enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse")
+    image = recorder.record(
+        "enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse", "enroot_py.runtime.sharing"
+    )
     execute = recorder.record("enroot_py.cli.quick", "enroot_py.cli.running", "enroot_py.runtime.joining")
     listing = recorder.record("enroot_py.cli.quick", "enroot_py.cli.listing")
     check = recorder.record("pyxis_py.helper", "pyxis_py.submit.submission")

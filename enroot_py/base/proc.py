@@ -33,6 +33,11 @@ class Stat:
         return int(self._fields[1])
 
     @property
+    def session(self) -> int:
+        """The session; its own PID for a process that has called setsid(2)."""
+        return int(self._fields[3])
+
+    @property
     def started(self) -> int:
         """Clock ticks from the boot to the start of the process. With the PID they identify a process."""
         return int(self._fields[19])

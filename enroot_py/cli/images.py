@@ -120,13 +120,7 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
         return _described(str(reference), manifest.data, config, manifest.named)
     root = containers.find(image, settings)
     if root.lowerdirs:
-        stored = layout.image_over(root.lowerdirs)
-        try:
-            with open(f"{stored}/{layout.MANIFEST}", "rb") as f, open(f"{stored}/{layout.CONFIG}", "rb") as g:
-                return _described(image, f.read(), g.read())
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
-            message = f"the stored image of {image} is damaged: {stored}"
-            raise ImageError(message, hint="penroot cache verify --repair") from e
+        return stored(layout.image_over(root.lowerdirs), image)
     if root.image:
         texts = {name: unsquashfs.read(root.image, f"etc/{name}") for name in ("rc", "rc.local", "environment")}
     else:
@@ -147,6 +141,16 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
             "WorkingDir": run.workdir if run else None,
         },
     }
+
+
+def stored(directory: str, name: str) -> dict[str, Any]:
+    """Describe an image in the store. Raises ImageError."""
+    try:
+        with open(f"{directory}/{layout.MANIFEST}", "rb") as f, open(f"{directory}/{layout.CONFIG}", "rb") as g:
+            return _described(name, f.read(), g.read())
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        message = f"the stored image of {name} is damaged: {directory}"
+        raise ImageError(message, hint="penroot cache verify --repair") from e
 
 
 def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> dict[str, Any]:

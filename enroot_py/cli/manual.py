@@ -57,6 +57,11 @@ FILES = (
     ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same settings as YAML: penroot.yaml(5)."),
     ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP for each registry."),
     (
+        "/etc/containers/{registries.conf,registries.conf.d/*.conf,certs.d/*,registries.d/*.yaml}",
+        "The same in the form of podman and skopeo, for what registries.conf leaves open: "
+        "containers-registries.conf(5).",
+    ),
+    (
         "/etc/enroot/policy.json",
         "Accepted images, and the signatures that they need: containers-policy.json(5). Scopes of the transport "
         "squashfs are paths of squashfs files; scopes of dir are paths of containers that are plain directories.",

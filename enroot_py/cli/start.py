@@ -69,6 +69,7 @@ reference such as docker://ubuntu. CONFIG is a configuration script with a line
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
+       --rw=disk            keep changes in a directory that disappears at the end
        --pid, --net, --ipc, --uts
                             use private PID, network, IPC or UTS namespaces
        --workdir DIR        run in DIR instead of the image's working directory
@@ -116,7 +117,7 @@ class Options:
 
     __slots__ = (
         *("env", "of_features", "file", "mounts", "conf", "rc", "explain", "changes", "target", "command"),
-        *("detach", "name", "workdir"),
+        *("detach", "name", "workdir", "on_disk"),
     )
 
     def __init__(self) -> None:
@@ -131,6 +132,7 @@ class Options:
         self.name: list[str] = []
         self.workdir: list[str] = []
         self.changes: dict[str, bool] = {}
+        self.on_disk = False
         self.target = ""
         self.command: tuple[str, ...] = ()
 
@@ -191,6 +193,10 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
             getattr(options, VALUES[name]).append(_value(verb, name, value, [] if equals else rest))
         elif word in SWITCHES:
             setattr(options, SWITCHES[word], True)
+        elif name == "--rw":
+            if value != "disk":
+                raise mistake(verb, f"unknown value: {word}", "--rw keeps changes in memory, --rw=disk on disk")
+            options.on_disk = options.changes["rootfs_writable"] = True
         else:
             row = _feature_flag(verb, word, name)
             text = _value(verb, name, value, [] if equals else rest) if row.metavar else ""
@@ -278,7 +284,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
 
         def run(source: Source, ready: Callable[[], None]) -> NoReturn:
             with Recording("start", settings):
-                container = entered(source, settings, options)
+                container = entered(on_disk(source, settings, options), settings, options)
             ready()
             execute(container, settings, options.command, superuser=superuser)
 
@@ -286,7 +292,8 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         detached.start(name, options.target, settings, lambda: find(options.target, settings), run)
         return
     with Recording("start", settings):
-        container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
+        joined = joins(settings) and not options.on_disk
+        container = enter_shared(settings, options) if joined else enter_own(settings, options)
     execute(container, settings, options.command, superuser=superuser)
 
 
@@ -304,7 +311,16 @@ def enter_own(settings: Settings, options: Options) -> Container:
     source = find(options.target, settings)
     recording.phase("image")
     recording.fact(**source.facts)
-    return entered(source, settings, options)
+    return entered(on_disk(source, settings, options), settings, options)
+
+
+def on_disk(source: Source, settings: Settings, options: Options) -> Source:
+    """Return the source with changes in a directory of its own, if --rw=disk asks for one. Raises ContainerError."""
+    if not options.on_disk:
+        return source
+    from enroot_py.store import throwaway
+
+    return throwaway.fork(source, settings)
 
 
 def read_settings(options: Options, *, batch: bool) -> Settings:
@@ -365,7 +381,7 @@ def asked(source: Source, settings: Settings, options: Options) -> Start:
         script=read_script(options.rc[-1]) if options.rc else None,
         command=options.command,
     )
-    if source.upper and settings.rootfs_writable:
+    if source.upper and settings.rootfs_writable and not options.on_disk:
         from enroot_py.store import claims
 
         claims.change_alone(source)

@@ -36,6 +36,7 @@ from enroot_py.cli.logins import login, logout
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import all_settings, slips
+from enroot_py.registry import site
 from enroot_py.runtime import detached, hooks
 from enroot_py.store import containers
 
@@ -353,6 +354,10 @@ def info() -> None:
     click.echo("\nEnvironment variables:")
     for variable, text, origin in sorted(options.everything()):
         click.echo(f"  {variable}={_PASSWORD.sub('//…@', text)}  ({origin})")
+    if registries := list(site.origins(options)):
+        click.echo("\nRegistries:")
+        for line in registries:
+            click.echo(f"  {line}")
     click.echo("\nHooks:")
     for hook in hooks.arrange(options, os.environ):
         click.echo(f"  {hook.describe()}")
@@ -360,16 +365,16 @@ def info() -> None:
 
 def _info_of_enroot(options: Settings) -> None:
     """Print the settings in enroot's form, which scripts read. Booleans that are off are left out."""
-    site, known = settings.sysconf_path(), all_settings()
+    sysconf, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},
         **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in known},
         "ENROOT_LIBRARY_PATH": hooks.STANDARD,
-        "ENROOT_SYSCONF_PATH": site,
+        "ENROOT_SYSCONF_PATH": sysconf,
         "ENROOT_VERSION": ENROOT_VERSION,
     }
     click.echo(f"Enroot version: {ENROOT_VERSION}")
-    click.echo(f"Config file: {site}/enroot.conf")
+    click.echo(f"Config file: {sysconf}/enroot.conf")
     click.echo("\nEnvironment variables:")
     for variable, text in sorted(variables.items()):
         setting = known.get(variable)

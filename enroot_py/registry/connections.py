@@ -23,7 +23,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from enroot_py.base.errors import ConfigError, RegistryError
 from enroot_py.config.settings import Settings
-from enroot_py.registry import addresses, site
+from enroot_py.registry import addresses, containersconf, site
 from enroot_py.registry.addresses import Address
 
 _MAX_HEAD_BYTES = 1 << 20  # before the body
@@ -70,13 +70,15 @@ class _LimitedReader(io.RawIOBase):
 class Connections:
     """Connections to the server ``host`` (HOST or HOST:PORT), and to the servers that it redirects to."""
 
-    def __init__(self, host: str, settings: Settings) -> None:
+    def __init__(self, host: str, settings: Settings, *, is_insecure: bool = False) -> None:
+        """With ``is_insecure``, the server's own certificate is not verified."""
         self._host = host
+        self._is_insecure = is_insecure
         self._own = addresses.read(f"https://{host}/")
         self._settings = settings
         self._environ = {**settings.passed_on, **os.environ}
         self._pools: dict[str, urllib3.PoolManager] = {}
-        self._context: ssl.SSLContext | None = None  # made once: reading the certificates takes 30 ms
+        self._contexts: dict[bool, ssl.SSLContext] = {}  # made once: reading the certificates takes 30 ms
         self._pid = os.getpid()
 
     def is_own(self, address: Address) -> bool:
@@ -93,12 +95,14 @@ class Connections:
         """Return the pool of connections for an address. Raises ConfigError for a bad proxy or certificate file."""
         if self._pid != os.getpid():  # a forked worker must not share its parent's connections
             self._pools, self._pid = {}, os.getpid()
-        proxy = self.proxy(address)
-        key = proxy if proxy or self.is_own(address) else "others"
+        proxy, is_own = self.proxy(address), self.is_own(address)
+        key = f"{'own' if is_own else 'others'} {proxy}"
         if key not in self._pools:
-            context = self._context = self._context or self._trust()
+            if is_own not in self._contexts:
+                self._contexts[is_own] = self._trust(is_own)
+            context = self._contexts[is_own]
             pools = _proxy_manager(proxy, context) if proxy else urllib3.PoolManager(ssl_context=context)
-            check = self._check_other if key == "others" else None
+            check = None if proxy or is_own else self._check_other
             pools.pool_classes_by_scheme = _pool_classes(self._settings.stall_timeout, check)
             self._pools[key] = pools
         return self._pools[key]
@@ -121,21 +125,42 @@ class Connections:
             return False
         return any(addresses.is_of_this_machine(str(address[0])) for *_, address in entries)
 
-    def _trust(self) -> ssl.SSLContext:
-        """Trust the system's authorities and the configured ones. OpenSSL reads SSL_CERT_* in the environment."""
+    def _trust(self, is_own: bool) -> ssl.SSLContext:
+        """Trust the system's authorities and the configured ones. OpenSSL reads SSL_CERT_* in the environment.
+
+        Only the server itself gets the client's certificate, and may lack a trusted one.
+        """
         context = site.tls()
+        ca = site.rules(self._host, self._settings).ca
+        certificates = containersconf.certificates(self._host, os.environ)
         passed_on = self._settings.passed_on
-        for file, directory in (
-            (passed_on.get("SSL_CERT_FILE"), None),
-            (None, passed_on.get("SSL_CERT_DIR")),
-            (site.rules(self._host, self._settings).ca or None, None),
-        ):
-            if file or directory:
-                try:
-                    context.load_verify_locations(file, directory)
-                except (OSError, ssl.SSLError) as e:
-                    raise ConfigError(f"cannot read the certificates in {file or directory}: {reason(e)}") from e
+        _load(context, passed_on.get("SSL_CERT_FILE"))
+        _load(context, None, passed_on.get("SSL_CERT_DIR"))
+        for file in (ca,) if ca or not certificates else certificates.authorities:
+            _load(context, file or None)
+        for file, key in certificates.pairs if certificates and is_own else ():
+            try:
+                context.load_cert_chain(file, key, _no_passphrase)
+            except (OSError, ssl.SSLError) as e:
+                raise ConfigError(f"cannot use the client's certificate {file} with its key: {reason(e)}") from e
+        if self._is_insecure and is_own and not ca:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            urllib3.disable_warnings(exceptions.InsecureRequestWarning)
         return context
+
+
+def _load(context: ssl.SSLContext, file: str | None, directory: str | None = None) -> None:
+    if file or directory:
+        try:
+            context.load_verify_locations(file, directory)
+        except (OSError, ssl.SSLError) as e:
+            raise ConfigError(f"cannot read the certificates in {file or directory}: {reason(e)}") from e
+
+
+def _no_passphrase() -> str:
+    """Return no passphrase: OpenSSL would ask for it at the terminal."""
+    return ""
 
 
 def proxy_name(proxy: str) -> str:

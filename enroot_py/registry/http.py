@@ -187,16 +187,20 @@ def _begins(document: bytes, *starts: bytes) -> bool:
 class HttpClient:
     """Send requests to one server and follow its redirects.
 
-    ``host`` is HOST or HOST:PORT. ``on_progress`` is called with False for each response. Methods raise
-    RegistryError, as Unreachable if there is no server, and Transient.
+    ``host`` is HOST or HOST:PORT. ``on_progress`` is called with False for each response. ``is_insecure`` allows plain
+    HTTP, and a certificate that is not trusted. Methods raise RegistryError, as Unreachable if there is no server, and
+    Transient.
     """
 
-    def __init__(self, host: str, settings: Settings, on_progress: Callable[[bool], None]) -> None:
+    def __init__(
+        self, host: str, settings: Settings, on_progress: Callable[[bool], None], *, is_insecure: bool = False
+    ) -> None:
         self.host = host
         self.base = ""  # https://HOST or http://HOST, after the first response
         self._settings = settings
         self._on_progress = on_progress
-        self._connections = Connections(host, settings)
+        self._is_insecure = is_insecure
+        self._connections = Connections(host, settings, is_insecure=is_insecure)
 
     def request(self, method: str, path: str, headers: Mapping[str, str]) -> Response:
         """Send a request to the server: over TLS, or over plain HTTP if that is allowed and TLS fails."""
@@ -283,7 +287,7 @@ class HttpClient:
 
     @property
     def _may_be_plain(self) -> bool:
-        return site.may_be_plain(self.host, self._settings)
+        return self._is_insecure or site.may_be_plain(self.host, self._settings)
 
     def _unreachable(self, error: Exception) -> Unreachable:
         if is_untrusted(error):

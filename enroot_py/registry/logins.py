@@ -17,7 +17,7 @@ from typing import Any
 from enroot_py.base import making, trusted, waits
 from enroot_py.base.errors import ConfigError, ImageReferenceError, RefusedError, UsageError
 from enroot_py.config.settings import Settings
-from enroot_py.registry import credentials, refusals
+from enroot_py.registry import credentials, refusals, site
 from enroot_py.registry.authorization import Authorization
 from enroot_py.registry.credentials import Credential
 from enroot_py.registry.http import HttpClient, Response, Retries
@@ -43,7 +43,8 @@ def registry(text: str) -> Reference:
 
 def check(reference: Reference, login: Credential, settings: Settings) -> bool:
     """Try a login. Return False if the registry asks for none. Raises RefusedError for a bad login, RegistryError."""
-    client = HttpClient(reference.registry, settings, lambda busy: None)
+    is_insecure = site.places(reference, settings)[-1].is_insecure
+    client = HttpClient(reference.registry, settings, lambda busy: None, is_insecure=is_insecure)
     authorization = Authorization(reference, settings, client, lambda busy: None)
     authorization.new_login = login
 

@@ -35,16 +35,22 @@ class Repository:
     """The repository of ``reference``. The first method call sends the first request.
 
     ``on_progress`` is called with False after each response, and with True before a program is asked for a login.
+    ``is_insecure``: see HttpClient.
     Methods raise RegistryError, as Unreachable if the registry does not answer, and ImageError for content with
     another digest.
     """
 
     def __init__(
-        self, reference: Reference, settings: Settings, on_progress: Callable[[bool], None] = lambda busy: None
+        self,
+        reference: Reference,
+        settings: Settings,
+        on_progress: Callable[[bool], None] = lambda busy: None,
+        *,
+        is_insecure: bool = False,
     ) -> None:
         self._reference = reference
         self._settings = settings
-        self._client = HttpClient(reference.registry, settings, on_progress)
+        self._client = HttpClient(reference.registry, settings, on_progress, is_insecure=is_insecure)
         self._authorization = Authorization(reference, settings, self._client, on_progress)
 
     @property
@@ -55,6 +61,10 @@ class Repository:
     @property
     def host(self) -> str:
         return self._client.host
+
+    @property
+    def reference(self) -> Reference:
+        return self._reference
 
     # -- the contents of a repository
 

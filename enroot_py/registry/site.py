@@ -14,7 +14,8 @@ names the registry's token server on another host, which gets the registry's log
 registry's own host and the token servers in _TOKEN_SERVERS get it.
 
 The user's line replaces the site's. A mirror decides what a tag resolves to. Content named by a digest is checked,
-whoever sends it.
+whoever sends it. A line without ``http`` and ``mirror`` leaves these to the files of podman and skopeo, a line without
+``ca`` leaves the authorities to their certs.d: containersconf.py.
 """
 
 from __future__ import annotations
@@ -22,15 +23,28 @@ from __future__ import annotations
 import os
 from _collections_abc import Iterable, Iterator, Mapping
 
-from enroot_py.base.errors import ConfigError
+from enroot_py.base.errors import ConfigError, ImageReferenceError, RefusedError
+from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.words import nearest
-from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, is_local, spelling
+from enroot_py.registry import containersconf
+from enroot_py.registry.reference import (
+    DOCKER,
+    DOCKER_HUB,
+    HUB_NAMES,
+    Reference,
+    canonical_registry,
+    is_local,
+    parse,
+    spelling,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ssl import SSLContext
+
+    from enroot_py.registry.containersconf import Endpoint, Table
 
 
 # Token servers on another host that belong to the registry.
@@ -48,14 +62,16 @@ _FORMS = {"http": "http", "ca": "ca=/FILE", "mirror": "mirror=HOST[:PORT][/PREFI
 class Rules:
     """The rules for one registry, from the ``words`` of a line at ``origin`` (FILE:LINE). Raises ConfigError."""
 
-    __slots__ = ("http", "ca", "mirrors", "token_servers")
+    __slots__ = ("http", "ca", "mirrors", "token_servers", "words", "origin")
 
     def __init__(self, words: Iterable[str] = (), origin: str = "") -> None:
+        self.words = tuple(words)
+        self.origin = origin
         self.http = False
         self.ca = ""
         self.mirrors: tuple[str, ...] = ()
         self.token_servers: tuple[str, ...] = ()
-        for word in words:
+        for word in self.words:
             key, _, value = word.partition("=")
             if word == "http":
                 self.http = True
@@ -69,6 +85,18 @@ class Rules:
             else:
                 raise _bad_rule(word, key, origin)
 
+    @property
+    def are_of_place(self) -> bool:
+        """Whether they tell where the registry's images are, so that other programs' files are not asked."""
+        return self.http or bool(self.mirrors)
+
+
+class Place(Frozen):
+    """A place to pull an image from: its reference there, and whether the registry there needs no trusted TLS."""
+
+    reference: Reference
+    is_insecure: bool = False
+
 
 def _bad_rule(word: str, key: str, origin: str) -> ConfigError:
     if key in _FORMS:
@@ -80,11 +108,66 @@ def _bad_rule(word: str, key: str, origin: str) -> ConfigError:
 
 def rules(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Rules:
     """Return the rules for ``registry``. Raises ConfigError with file and line."""
+    known = _known(settings, environ)
+    host = registry.rpartition(":")[0]
+    return known.get(registry) or known.get(host) or known.get("*") or Rules()
+
+
+def _known(settings: Settings, environ: Mapping[str, str]) -> dict[str, Rules]:
     known: dict[str, Rules] = {}
     for directory in (sysconf_path(environ), settings.config_path):
         known.update(_read(directory + "/registries.conf"))
-    host = registry.rpartition(":")[0]
-    return known.get(registry) or known.get(host) or known.get("*") or Rules()
+    return known
+
+
+def places(reference: Reference, settings: Settings, environ: Mapping[str, str] = os.environ) -> list[Place]:
+    """Return the places of an image: each mirror, in order, then the registry itself. Raises ConfigError, RefusedError.
+
+    Our rules decide, or else the files that podman and skopeo read.
+    """
+    ours = rules(reference.registry, settings, environ)
+    if ours.are_of_place:
+        return [*(Place(mirrored(reference, mirror)) for mirror in ours.mirrors), Place(reference)]
+    table = containersconf.table_of(reference, environ)
+    if table is None:
+        return [Place(reference)]
+    if table.is_blocked:
+        hint = "use another registry, or add a line for this one to penroot's registries.conf"
+        raise RefusedError(f"{reference}: {table.file} blocks {table.prefix}", hint=hint)
+    wanted = "by_digest" if reference.digest else "by_tag"
+    endpoints = (*(mirror for mirror in table.mirrors if getattr(mirror, wanted)), table.registry)
+    return [Place(_rewritten(reference, table, endpoint), endpoint.is_insecure) for endpoint in endpoints]
+
+
+def _rewritten(reference: Reference, table: Table, endpoint: Endpoint) -> Reference:
+    """Return a reference to the same image at an endpoint. The user goes only to the registry of the name."""
+    if endpoint.location in ("", table.prefix):
+        return reference
+    try:
+        there = parse(f"{DOCKER}{endpoint.location}{table.rest(containersconf.name_of(reference))}")
+        assert isinstance(there, Reference)
+    except ImageReferenceError as e:
+        message = f"{table.file}: {reference} with the prefix {table.prefix} has no place in {endpoint.location}: {e}"
+        raise ConfigError(message, hint="correct prefix and location: containers-registries.conf(5)") from None
+    is_same = there.registry == reference.registry
+    user, secret = (reference.user, reference.secret) if is_same else ("", "")
+    return Reference(there.registry, there.repository, there.tag, there.digest, user, secret)
+
+
+def origins(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield a line for each registry with rules: the rules, and the file that has them. Raises ConfigError."""
+    known = _known(settings, environ)
+    for registry, ours in known.items():
+        yield f"{registry} {' '.join(ours.words)}  ({ours.origin})"
+    for table in containersconf.tables(environ):
+        host = spelling(table.prefix.partition("/")[0])
+        ours = rules(DOCKER_HUB if host in HUB_NAMES else host, settings, environ)
+        words = ["blocked"] if table.is_blocked else []
+        words += ["insecure"] if table.registry.is_insecure else []
+        words += [f"location={table.registry.location}"] if table.registry.location not in ("", table.prefix) else []
+        words += [f"mirror={mirror.location}" for mirror in table.mirrors]
+        instead = f", replaced by {ours.origin}" if ours.are_of_place else ""
+        yield f"{' '.join([table.prefix, *words])}  ({table.file}{instead})"
 
 
 def may_be_plain(registry: str, settings: Settings) -> bool:

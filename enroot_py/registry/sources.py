@@ -59,6 +59,9 @@ class Peers(Protocol):
     def source(self, image: Reference, settings: Settings, root: str) -> ImageSource:
         """Return a source that shares the image's blobs with the other nodes."""
 
+    def digest(self) -> str:
+        """Return the digest of the step's tag, if srun resolves it for the nodes, or "". Raises RegistryError."""
+
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
         """Send a stored image to nodes that are missing it. Raises OSError."""
 
@@ -82,7 +85,8 @@ def open_registry(
 ) -> Repository | Mirrored:
     """Open an image in a registry or its mirrors. Sends no request yet. ``on_progress``: see Repository."""
     repositories = places(reference, settings, on_progress)
-    return Mirrored(repositories) if len(repositories) > 1 else repositories[0]
+    is_direct = [repository.reference for repository in repositories] == [reference]
+    return repositories[0] if is_direct else Mirrored(repositories)
 
 
 def places(
@@ -91,13 +95,15 @@ def places(
     """Return the image's repository in each mirror, in order, then in the registry itself."""
     from enroot_py.registry.repository import Repository
 
-    mirrors = site.rules(reference.registry, settings).mirrors
-    references = [site.mirrored(reference, mirror) for mirror in mirrors] + [reference]
-    return [Repository(each, settings, on_progress) for each in references]
+    found = site.places(reference, settings)
+    return [Repository(place.reference, settings, on_progress, is_insecure=place.is_insecure) for place in found]
 
 
 class Mirrored:
-    """A registry behind its mirrors. The first repository with the manifest serves the whole image."""
+    """A registry behind its mirrors, or at another location.
+
+    The first repository with the manifest serves the whole image.
+    """
 
     def __init__(self, repositories: list[Repository]) -> None:
         self._repositories = repositories

@@ -42,7 +42,8 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
     """
 
     def ask(once: Settings, on_progress: Callable[[bool], None]) -> str:
-        return at_once(reference, base, once) or _by_client(reference, once, on_progress)
+        is_direct = site.places(reference, once) == [site.Place(reference)]
+        return is_direct and at_once(reference, base, once) or _by_client(reference, once, on_progress)
 
     return _in_child(reference.registry, settings, ask, _CHECK_TIMEOUT_S, _SILENCE_S)
 
@@ -238,11 +239,13 @@ def resolve(reference: Reference, settings: Settings, on_progress: Callable[[boo
     """Resolve a tag, or return "" if the registry sends no digest. See hurry(). Raises PenrootError."""
     if known := pin(reference, settings):
         return known.digest
-    host = reference.registry
-    if host != DOCKER_HUB and not site.rules(host, settings).mirrors:  # Docker Hub always asks for a token
+    places = site.places(reference, settings)
+    there = places[0].reference
+    host = there.registry
+    if host != DOCKER_HUB and len(places) == 1:  # Docker Hub always asks for a token
         # Plain HTTP sends no secret here. A registry that speaks TLS rejects it, and the full client tries again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
-        digest = at_once(reference, f"{'http' if plain else 'https'}://{host}", settings)
+        digest = at_once(there, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
             return digest
     return _by_client(reference, settings, on_progress)

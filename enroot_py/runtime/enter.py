@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.environ import Variables, Wanted
     from enroot_py.runtime.mounting import Mount
+    from enroot_py.runtime.sharing import Entry
     from enroot_py.runtime.shellhooks import Scripts
     from enroot_py.runtime.squashfuse import Server
 
@@ -36,6 +37,8 @@ class Start(Frozen):
     user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
     ``in_step``: a helper outlives this process.
+    ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the parent,
+    where it does not return, and with 0 in process 1.
     """
 
     source: rootfs.Source
@@ -50,6 +53,7 @@ class Start(Frozen):
     command: tuple[str, ...] = ()
     program: str = ""
     in_step: bool = False
+    forked: Callable[[int], object] | None = None
 
     @property
     def is_overlaid(self) -> bool:
@@ -84,11 +88,30 @@ class Site:
         self.environ = environ.of_site(settings, host)
 
 
-def enter(start: Start) -> Container:
+def prepare(start: Start) -> Site | None:
+    """Read what a start reads outside of its container, in a process that lives on and clones one for the start.
+
+    Returns None for a start that is not as simple: one that needs another process, root, or more than the PID
+    namespace. Raises PenrootError.
+    """
+    settings, uid = start.settings, os.geteuid()
+    if start.is_served or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
+        return None
+    if namespaces.own(settings) != linux.CLONE_NEWPID or hooks.look_outside(settings, start.host):
+        return None
+    if not all(hook.is_ours for hook in hooks.arrange(settings, start.host)):
+        return None
+    scratch = rootfs.make_scratch(settings)
+    site = Site(start, uid, os.getegid(), start.source.mount_point(scratch))
+    simple = all(mount.fstype != mounting.SQUASHFS for mount in (*site.mounts, *start.mounts))
+    return site if simple and caller_sysfs(linux.CLONE_NEWPID) is None else None
+
+
+def enter(start: Start, prepared: Site | None = None) -> Container:
     """Move this process into a new container and return the container.
 
-    The process keeps its capabilities in the container's user namespace; the caller drops them. Raises
-    PenrootError, after which the process is fit only to exit: nothing that it mounted outlives it.
+    If the start is ``prepared``, this is process 1 of the new user and PID namespaces already. The process keeps its
+    capabilities in the container's user namespace. After a PenrootError, nothing that it mounted outlives it.
     """
     gc.disable()  # nothing here lives long enough to be garbage; with hooks for devices it would cost a tenth
     settings, own = start.settings, namespaces.own(start.settings)
@@ -96,10 +119,11 @@ def enter(start: Start) -> Container:
     if own & linux.CLONE_NEWPID:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
     scratch = make_scratch(start)
-    first = hooks.look_outside(settings, start.host) or not start.is_served
-    site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
-    sysfs, follower = caller_sysfs(own), start_follower(start, [*(site.mounts if site else ()), *start.mounts], own)
-    server, mount = serve(start, scratch)
+    first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
+    site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
+    sysfs, entry = None if prepared else caller_sysfs(own), share(start, scratch)
+    follower = start_follower(start, [*(site.mounts if site else ()), *start.mounts], own, entry)
+    server, mount = serve(start, scratch, entry)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
     await_servers(own)
@@ -107,7 +131,7 @@ def enter(start: Start) -> Container:
     if follower:
         os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
-    inner = enter_namespaces(inside, own, superuser=start.superuser, nested=nested)
+    inner = enter_namespaces(inside, 0 if prepared else own, start, nested=nested, entered=bool(prepared))
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     recording.phase("rootfs")
@@ -115,7 +139,7 @@ def enter(start: Start) -> Container:
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     system = own_mounts(site.mounts, own, sysfs)
-    system = copy_host_files(start, system, scratch, all_files=nested and (bool(follower) or start.in_step))
+    system = copy_host_files(start, system, scratch, all_files=keeps_copies(start, follower, nested=nested))
     fstab = [*image_mounts(root, settings, site.variables), *system]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
@@ -148,20 +172,36 @@ def enter(start: Start) -> Container:
 def make_scratch(start: Start) -> str:
     """Return the directory under which this start mounts. Note there who starts a named container."""
     scratch = rootfs.make_scratch(start.settings)
-    if (start.source.directory or start.source.upper) and not start.in_step:
+    is_named = bool(start.source.directory or start.source.upper) and not start.source.is_volatile
+    if is_named and not start.in_step:
         named.note(start.source.name, scratch)
     return scratch
 
 
-def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
+def share(start: Start, scratch: str) -> Entry | None:
+    """Return the entry of the image's server, or None if the container gets a server of its own.
+
+    A step has one container, and its helper watches the server. Root that keeps its privileges has no user namespace.
+    """
+    if not start.is_served or not start.source.image or start.in_step or start.superuser or start.is_overlaid:
+        return None
+    from enroot_py.runtime import sharing
+
+    return sharing.find(start.source.image, start.source.offset, scratch)
+
+
+def start_follower(start: Start, fstab: Iterable[Mount], own: int, entry: Entry | None) -> int:
     """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
 
     Returns the process to reap, or 0. A step has its helper. A writable container has copies of the host files. With
-    a PID namespace, the process that waits for the container reports its servers.
+    a PID namespace, the process that waits for the container reports the servers that it has started.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
-    if start.in_step:
+    shared = entry.pidfd if entry is not None else -1
+    if start.in_step or start.forked:
         return 0
+    if waits and shared >= 0:
+        servers[start.source.image] = "squashfuse"
     if not waits:
         if start.is_served:
             servers.update(dict.fromkeys([hostfiles.ROOT] * start.is_overlaid, "fuse-overlayfs"))
@@ -169,7 +209,12 @@ def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
         servers.update((mount.source, "squashfuse") for mount in fstab if mount.fstype == mounting.SQUASHFS)
     if start.settings.rootfs_writable and not servers:
         return 0
-    return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers)
+    return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers, shared=shared)
+
+
+def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
+    """Return whether the container gets copies of all host files: the mounts are locked, or no process follows them."""
+    return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
@@ -185,17 +230,17 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
     return hostfiles.copied(system, hostfiles.FILES if writable or all_files else targets, scratch, writable=writable)
 
 
-def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
-    """Start the server of an image, or of an overlay and its image."""
+def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | None, int]:
+    """Start the server of an image, or of an overlay and its image; ``entry`` may have one to share."""
     source, settings = start.source, start.settings
     if not start.is_served:
         return None, source.shared
-    enter_servers(start)
+    enter_servers(start, entry)
     server = None
     if source.image:
         from enroot_py.runtime.squashfuse import Server
 
-        server = Server(source.image, superuser=start.superuser, offset=source.offset)
+        server = Server(source.image, superuser=start.superuser, offset=source.offset, entry=entry)
     if not start.is_overlaid:
         return server, -1
     from enroot_py.runtime import fuseoverlay
@@ -206,15 +251,16 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
         raise ContainerError(f"cannot mount the root filesystem of {source.name}: {e.strerror}") from e
 
 
-def enter_servers(start: Start) -> None:
-    """Enter the namespaces of the servers, in which the caller is root.
+def enter_servers(start: Start, entry: Entry | None = None) -> None:
+    """Enter the namespaces of the servers, in which the caller is root; with a server in ``entry``, those of this one.
 
     Files of the image are owned by root. The caller is root in this outer user namespace, and himself in the inner one,
     so he keeps access. A program that is root in the inner one cannot inspect a server, whose root directory is the
     node's.
     """
     if not start.superuser:
-        namespaces.enter_user(0, 0)
+        if entry is None or not entry.enter():
+            namespaces.enter_user(0, 0)
         namespaces.unshare(linux.CLONE_NEWNS)
 
 
@@ -238,14 +284,20 @@ def await_servers(own: int) -> None:
             server.await_start()
 
 
-def enter_namespaces(inside: tuple[int, int], own: int, *, superuser: bool, nested: bool) -> int:
-    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does."""
+def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested: bool, entered: bool) -> int:
+    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does.
+
+    With ``entered``, only the mount namespace is missing.
+    """
+    if entered:
+        namespaces.unshare_mounts(superuser=False)
+        return -1
     if not own:
-        namespaces.enter(*inside, superuser=superuser)
+        namespaces.enter(*inside, superuser=start.superuser)
         return -1
     from enroot_py.runtime import isolated
 
-    return isolated.enter(*inside, own, superuser=superuser, nested=nested)
+    return isolated.enter(*inside, own, superuser=start.superuser, nested=nested, forked=start.forked)
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:

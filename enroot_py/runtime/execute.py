@@ -59,6 +59,12 @@ class Container:
     def execute(self, command: tuple[str, ...]) -> NoReturn:
         """Execute ``command``, or the image's. Raises CommandError, ContainerError."""
         argv = self.argv(command)
+        self.enter_workdir()
+        self.environ.setdefault("SHLVL", "0")  # as a shell would
+        execute(argv, self.environ, argv0="-sh" if self._login_shell else "")
+
+    def enter_workdir(self) -> None:
+        """Enter the working directory: the caller's, the image's, or the user's home. Raises ContainerError."""
         if not self.workdir and (self.image is None or self._login_shell):
             directory = self.environ["HOME"]
             try:
@@ -76,10 +82,7 @@ class Container:
                 raise ContainerError(
                     f"cannot enter {whose} working directory {directory}: {e.strerror}", hint=hint
                 ) from e
-        # Variables that a shell would set.
         self.environ["PWD"] = os.path.normpath(directory)
-        self.environ.setdefault("SHLVL", "0")
-        execute(argv, self.environ, argv0="-sh" if self._login_shell else "")
 
 
 def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:

@@ -52,7 +52,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
         upper, work = scratch + "/upper", scratch + "/work"
     if server is not None:
         server.wait()
-        lowerdirs = (scratch + "/lower",)
+        lowerdirs = (*lowerdirs, scratch + "/lower")
     with squashfuse.open_device("ENROOT_NATIVE_OVERLAYFS=yes") as fuse:
         name = SOURCE + (source.directory or source.upper or source.label or source.image)
         mount = mounting.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)

@@ -156,6 +156,11 @@ class Hook:
     def is_script(self) -> bool:
         return self.path.endswith(".sh")
 
+    @property
+    def is_ours(self) -> bool:
+        """Return whether the hook is part of penroot, or switched off."""
+        return not self.path or _is_ours(self.path)
+
     def describe(self) -> str:
         what = f"hook     {self.path}" if self.path else f"no hook  {self.name}"
         return f"{what}  ({self.why})" if self.why else what
@@ -164,11 +169,21 @@ class Hook:
 def load(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
     """Load the hooks of a start in the order of arrange(). Raises HookError."""
     hooks = arrange(settings, host, ours)
-    compiled = pack.hooks()
+    compiled = preloaded or pack.hooks()
     for hook in hooks:
         if hook.path.endswith(".py"):
             hook.function = _load(hook.path, compiled.get(hook.path), settings, host)
     return hooks
+
+
+preloaded: dict[str, CodeType] = {}  # our hooks by path, in a process that forks for each start
+
+
+def preload() -> None:
+    """Compile our hooks once, for the starts of this process's children."""
+    compiled = pack.hooks()
+    paths_of_ours = [f"{place}/{name}" for place in OURS for name in _names(place) if name.endswith(".py")]
+    preloaded.update({path: compiled.get(path) or _compile(path) for path in paths_of_ours})
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:

@@ -47,11 +47,12 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
     return mounts
 
 
-def follow(*, child: bool, changes: bool, servers: Mapping[str, str]) -> int:
+def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: int = -1) -> int:
     """Start the process that stays beside the container of this process, or of a child, until this process ends.
 
     With ``changes``, it shows the container what replaces FILES. It prints a line if one of the FUSE ``servers`` is
-    killed: a mapping from what a server serves to its program. Call this before any namespace is entered. Returns the
+    killed: a mapping from what a server serves to its program. ``shared`` is a pidfd of the first one if another
+    container has started it, or -1. Call this before any namespace is entered. Returns the
     process to wait for, or 0 if none can be started, as nothing depends on it.
     """
     options, fds = ["--child"] * child, []
@@ -61,6 +62,8 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str]) -> int:
             end, lifelines[served] = os.pipe()
             fds.append(end)
             options += ["--server", f"[WARN] {log.printable(killed(program, served))}\n"]
+        if shared >= 0:
+            fds.append(os.dup(shared))
         options += digests() if changes else []
         delay_ms = 0 if child else DELAY_MS
         return linux.start_background(_PATH, (_PROGRAM, str(os.getpid()), *options), fds, delay_ms, orphan=True)
@@ -81,6 +84,16 @@ def note_start(lifeline: int) -> None:
             os.write(lifeline, b"+")
     except BrokenPipeError:
         return
+
+
+def note_shared(lifeline: int, *, joined: bool) -> None:
+    """Let the death of a server be reported that another container has started, if this one has ``joined`` it."""
+    if lifeline >= 0:
+        with Fd(lifeline):
+            try:
+                os.write(lifeline, b"=" if joined else b"")
+            except BrokenPipeError:
+                return
 
 
 def killed(program: str, served: str, how: str = "") -> str:

@@ -1,7 +1,7 @@
 """Why execve(2) fails for a file: the file or the interpreter that its #! line or its ELF header names cannot run.
 
-Files of other formats and architectures give no message, as the kernel may know another way to run them. This runs in
-a container, so it imports nothing later. Sources: execve(2), elf(5), the kernel's binfmt_script.c and binfmt_elf.c.
+Files of other formats give no message, as the kernel may know another way to run them. This runs in a container, so it
+imports nothing later. Sources: execve(2), elf(5), the kernel's binfmt_script.c, binfmt_elf.c and binfmt-misc.rst.
 """
 
 from __future__ import annotations
@@ -17,46 +17,62 @@ _LAYOUTS = {
     2: ({"x86_64": 62, "aarch64": 183}, (32, 8), (56, 2), 56, (8, 8), (32, 8)),
 }
 _PT_INTERP = 3
+# By e_machine: the machine, and another one whose kernel may run its programs.
+_MACHINES = {
+    3: ("i386", "x86_64"),
+    21: ("ppc64le", ""),
+    22: ("s390x", ""),
+    40: ("arm", "aarch64"),
+    62: ("x86_64", ""),
+    183: ("aarch64", ""),
+    243: ("riscv64", ""),
+    258: ("loongarch64", ""),
+}
+_BINFMT = "sys/fs/binfmt_misc"
 _LINE_BYTES, _MAX_HEADERS, _MAX_LINKS, _MAX_SCRIPTS = 256, 64, 40, 5
 _UNQUOTED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
-def explain(path: str) -> str:
-    """Return why the kernel cannot execute ``path``, if the path or an interpreter is at fault; else ""."""
+def explain(path: str, proc: int = -1) -> str:
+    """Return why the kernel cannot execute ``path``, if the path or an interpreter is at fault; else "".
+
+    With the node's /proc, do so before the kernel tries: a program of another machine runs if the node has an emulator.
+    """
     try:
-        why = _explain(path)
+        why = _explain(path, proc)
     except (OSError, ValueError, IndexError):
         return ""  # the file has changed meanwhile, or what is on /proc is not the kernel's
     return why.replace("\n", "\\n")  # of an image: it forges no line of its own
 
 
-def _explain(path: str) -> str:
+def _explain(path: str, proc: int) -> str:
     if why := _closed(f"{os.strerror(errno.EACCES)}: it", path):
         return why
     if error := _error(path):
         return _missing(f"{os.strerror(error)}: it", path, named=True)
+    what = "it"
     for _ in range(_MAX_SCRIPTS):  # an interpreter may be a script
         name = _interpreter(path)
         if not name:
             break
         if why := _broken(path, name):
             return why
-        path = name
-    return ""
+        path, what = name, f"its interpreter {name}"
+    return _foreign(what, path, proc)
 
 
-def explain_in(workdir: str, name: str, search: str) -> str:
+def explain_in(workdir: str, name: str, search: str, proc: int) -> str:
     """Enter ``workdir``, and return why slurmstepd cannot run ``name``, which it looks for in the PATH ``search``.
 
-    Returns "" if the program can run or nobody knows.
+    ``proc`` is a descriptor of the node's /proc. Returns "" if the program can run or nobody knows.
     """
     try:
         os.chdir(workdir)
     except OSError:
         return ""  # the task fails with that
     path = _find(name, search)
-    why = explain(path) if path else ""
+    why = explain(path, proc) if path else ""
     return f"cannot run {path}: {why}" if why else ""
 
 
@@ -73,6 +89,49 @@ def _find(name: str, search: str) -> str:
             if not dangling and os.path.lexists(path):
                 dangling = path
     return dangling
+
+
+def _foreign(what: str, path: str, proc: int) -> str:
+    """Return that a program is for another machine, unless the node's /proc shows an emulator for it, or shows none."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        head = os.pread(fd, _LINE_BYTES, 0)
+    finally:
+        os.close(fd)
+    number = int.from_bytes(head[18:20], "big" if head[5:6] == b"\2" else "little")
+    here, machines = os.uname().machine, _MACHINES.get(number, ()) if head.startswith(b"\x7fELF") else ()
+    if not machines or here in machines or proc >= 0 and _may_be_emulated(head, proc):
+        return ""
+    return (
+        f"{what} is for {machines[0]}, and this node is {here}: use an image for {here}, "
+        "or register an emulator in binfmt_misc with the flag F"
+    )
+
+
+def _may_be_emulated(head: bytes, proc: int) -> bool:
+    """Return whether an entry of binfmt_misc fits a program, or nobody knows: a pod's /proc does not show them."""
+    place = os.open(_BINFMT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        names = os.listdir(place)
+        if "register" not in names:
+            return True
+        return any(_fits(head, name, place) for name in names if name not in ("register", "status"))
+    finally:
+        os.close(place)
+
+
+def _fits(head: bytes, name: str, place: int) -> bool:
+    """Return whether an entry of binfmt_misc has the magic number of a program."""
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+    try:
+        words = dict(line.partition(" ")[::2] for line in os.read(fd, 4096).decode().splitlines())
+    finally:
+        os.close(fd)
+    magic, offset = bytes.fromhex(words.get("magic", "")), int(words.get("offset", 0))
+    mask = bytes.fromhex(words["mask"]) if "mask" in words else b"\xff" * len(magic)
+    part = head[offset : offset + len(magic)]
+    masked = [(a & m, b & m) for a, b, m in zip(part, magic, mask, strict=False)]
+    return "enabled" in words and len(part) == len(magic) > 0 and all(a == b for a, b in masked)
 
 
 def _error(path: str) -> int:

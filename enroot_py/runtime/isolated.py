@@ -16,6 +16,7 @@ from enroot_py.runtime.mounting import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
 _OWNED = {linux.CLONE_NEWNET: "net", linux.CLONE_NEWIPC: "ipc", linux.CLONE_NEWUTS: "uts"}
@@ -52,19 +53,28 @@ _LINKS = {
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
 
 
-def enter(uid: int, gid: int, own: int, *, superuser: bool, nested: bool = False) -> int:
+def enter(
+    uid: int,
+    gid: int,
+    own: int,
+    *,
+    superuser: bool,
+    nested: bool = False,
+    forked: Callable[[int], object] | None = None,
+) -> int:
     """Enter as namespaces.enter() does, and the container's ``own`` namespaces too.
 
     With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
     namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
     in them. The PID namespace belongs to the first one, because /proc must be mounted from within it, and stay mounted.
 
-    Returns a descriptor of the second user namespace if it exists already, else -1. Raises NamespaceError.
+    ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: see Start. Returns a
+    descriptor of the second user namespace if it exists already, else -1. Raises NamespaceError.
     """
     if not superuser:
         namespaces.enter_user(uid, gid)
     if own & linux.CLONE_NEWPID:
-        _become_first()
+        _become_first(forked)
     owned = own & ~linux.CLONE_NEWPID
     namespaces.unshare_mounts(0 if nested else owned, superuser=superuser)
     return _enter_owned(owned) if nested and owned else -1
@@ -119,9 +129,12 @@ def _create_owned(flags: int, created: int, done: int) -> NoReturn:
         os._exit(status)
 
 
-def _become_first() -> None:
+def _become_first(forked: Callable[[int], object] | None) -> None:
     """Continue as process 1 of a new PID namespace. The parent stays outside, waits, and never returns."""
     namespaces.unshare(linux.CLONE_NEWPID)
+    if forked:
+        forked(os.fork())
+        return
     child = supervise.fork()
     if child:
         namespaces.hide()

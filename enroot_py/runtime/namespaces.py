@@ -32,16 +32,21 @@ def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
     not to be believed now. Raises NamespaceError with what the administrator has to change.
     """
     outside = os.geteuid(), os.getegid()
-    here = "/proc/self/" if myself is None else ""
     try:
         # Of a process that may not be looked at the files of /proc/self are root's, proc(5).
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         linux.unshare(linux.CLONE_NEWUSER)
-        _write(here + "setgroups", "deny", myself)
-        _write(here + "uid_map", f"{uid} {outside[0]} 1", myself)
-        _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
+        map_user(uid, gid, outside, myself)
     except OSError as e:
         raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=advice(e)) from e
+
+
+def map_user(uid: int, gid: int, outside: tuple[int, int], myself: int | None = None) -> None:
+    """Map the user and group ``outside`` to ``uid`` and ``gid`` in the namespace of this process. Raises OSError."""
+    here = "/proc/self/" if myself is None else ""
+    _write(here + "setgroups", "deny", myself)
+    _write(here + "uid_map", f"{uid} {outside[0]} 1", myself)
+    _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
 
 
 def own(settings: Settings) -> int:

@@ -120,8 +120,9 @@ def _container(pid: int, settings: Settings) -> str | None:
     options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
     for key, place in options:
         if place.startswith(data):
+            name = place[len(data) :].partition("/")[0]
             removed = key == "upperdir" and not fuse and not _changes(pid, place)
-            return UNKNOWN if removed else place[len(data) :].partition("/")[0]
+            return UNKNOWN if removed or name[0] == "." else name  # hidden: store/throwaway.py
     label = root.source.removeprefix(_FUSE).partition(":")[0]
     if ("userxattr", "") not in options:
         return None

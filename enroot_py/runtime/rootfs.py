@@ -33,15 +33,27 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 class Source:
     """The source of a root file system: directories from top to bottom, or one squashfs image.
 
-    The image begins at ``offset`` of its file, as in a bundle.
+    The image begins at ``offset`` of its file, as in a bundle; it lies below ``lowerdirs``, if there are any.
     ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
     without one a writable container keeps them in memory. ``shared`` is the detached mount
     of the same container where it runs already, or -1. If the container ``lends`` its root file
     system to later steps, ``shared`` is that mount once it has been entered. An overlay shows ``label``
-    as its source, by which a container without a directory of its own is known.
+    as its source, by which a container without a directory of its own is known. Changes that are
+    ``is_volatile`` disappear with the container: the kernel does not write them to the disk at the end.
     """
 
-    __slots__ = ("name", "lowerdirs", "image", "offset", "directory", "changes", "shared", "lends", "label")
+    __slots__ = (
+        "name",
+        "lowerdirs",
+        "image",
+        "offset",
+        "directory",
+        "changes",
+        "shared",
+        "lends",
+        "label",
+        "is_volatile",
+    )
 
     def __init__(
         self,
@@ -61,6 +73,7 @@ class Source:
         self.shared = -1
         self.lends = False
         self.label = ""
+        self.is_volatile = False
 
     @property
     def upper(self) -> str:
@@ -152,8 +165,10 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         lowerdirs = (source.directory,)
     if server is not None:
         server.attach(scratch + "/lower")
-        lowerdirs = (scratch + "/lower",)
+        lowerdirs = (*lowerdirs, scratch + "/lower")
         options.append("xino=off")  # FUSE gives it no room for layer numbers
+    if upper and writable and source.is_volatile:
+        options.append("volatile")
     if not (upper and writable):
         if upper:
             lowerdirs = (upper, *lowerdirs)

@@ -11,6 +11,10 @@ from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import hostfiles, mounting
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.sharing import Entry
+
 _TICK_S = 0.1
 _STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
 _START_S = 60  # a server has this time to start: the image may be on a slow file system
@@ -41,13 +45,15 @@ class Server:
     To be made in a mount namespace that the container then leaves for one of its
     own: the server stays there, so that it pins nothing, and ends when the kernel
     ends the connection, with the last process of the container. It starts while
-    the caller goes on.
+    the caller goes on. Or it is that of another container, which serves the same file: sharing.py.
     """
 
-    def __init__(self, image: str, opened: int = -1, *, superuser: bool = False, offset: int = 0) -> None:
+    def __init__(
+        self, image: str, opened: int = -1, *, superuser: bool = False, offset: int = 0, entry: Entry | None = None
+    ) -> None:
         """Start it. Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
 
-        The image begins at ``offset`` of its file.
+        The image begins at ``offset`` of its file. ``entry`` has a server to share, or is where to enter the new one.
         ``opened`` is the descriptor of a data file, whose modes only a ``superuser`` has to obey. The files keep
         their owners for a superuser. Everybody else owns all files, as in an image that was unpacked.
         """
@@ -59,15 +65,17 @@ class Server:
             _served = image
             errors.of_image = why
         self._lifeline = hostfiles.lifelines.get(image, -1)
+        if entry is not None and entry.pidfd >= 0 and self._join(entry):
+            return
         program = _program(image, opened, keeps_owners=superuser, offset=offset)
         device = open_device(INSTEAD)
-        attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
+        lock = entry.lock if entry is not None else -1
+        name = ["-o", f"fsname={entry.key}"] if entry is not None and lock >= 0 else []
         with device as fuse:
-            options = mount_options(fuse, checks_modes=superuser or opened < 0)
-            self._mount = mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
+            self._mount = _mount(fuse, checks_modes=superuser or opened < 0)
             try:
-                command = [*program, image if opened < 0 else f"/dev/fd/{opened}", f"/dev/fd/{fuse}"]
-                self._starter = _spawn(command, {fuse, opened, self._lifeline})
+                command = [*program, *name, image if opened < 0 else f"/dev/fd/{opened}", f"/dev/fd/{fuse}"]
+                self._starter = _spawn(command, {fuse, opened, self._lifeline, lock})
             except OSError as e:
                 from enroot_py.base import filesystems
 
@@ -75,6 +83,22 @@ class Server:
                     f"cannot execute {program[0]}: {e.strerror}", hint=filesystems.OF_PROCESS.get(e.errno or 0, "")
                 ) from e
         starting.append(self)
+        if entry is not None and lock >= 0:
+            entry.note(self._starter)
+
+    def _join(self, entry: Entry) -> bool:
+        """Mount what the server of ``entry`` serves. Return False if it is gone, or the kernel cannot do that."""
+        self._starter = 0
+        try:
+            with entry.open_device() as fuse:
+                self._mount = _mount(fuse)
+            joined = True
+        except OSError:
+            entry.forget()
+            joined = False
+        hostfiles.note_shared(self._lifeline, joined=joined)
+        self._lifeline = -1
+        return joined
 
     def attach(self, target: str) -> None:
         """Return the mount when the server runs. Raises ImageError if it does not."""
@@ -312,6 +336,13 @@ def open_device(instead: str) -> Fd:
         from enroot_py.runtime import pods
 
         raise NamespaceError(f"cannot open /dev/fuse: {e.strerror}", hint=pods.without_fuse(instead)) from e
+
+
+def _mount(fuse: int, *, checks_modes: bool = True) -> Fd:
+    """Mount a file system that the owner of the descriptor ``fuse`` serves, detached. Raises OSError."""
+    attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
+    options = mount_options(fuse, checks_modes=checks_modes)
+    return mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
 
 
 def mount_options(fuse: int, *, checks_modes: bool = True) -> list[str]:

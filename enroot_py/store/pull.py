@@ -127,9 +127,11 @@ class Pull:
         return image
 
     def _check_stored(self, image: Image) -> None:
-        """Check a stored image against the policies. Raises PolicyError, ConfigError, RegistryError, ImageError."""
+        """Check a stored image as a new one. Raises PolicyError, ConfigError, RegistryError, ImageError."""
+        known = self._known
+        if self._arch and (known is None or known.given == known.digest):
+            self._check_platform(image)  # an earlier import without an architecture only warned
         if self._admission is not None:
-            known = self._known
             named_digest = known.given if known is not None and known.digest == image.digest else ""
             self._admission.check_stored(image, named_digest or self._wanted.digest)
 

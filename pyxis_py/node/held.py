@@ -326,10 +326,11 @@ class Held:
 
 def _explain(spaces: Mapping[str, int], command: str, workdir: str, search: str) -> str:
     def look() -> Answer:
+        proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the node's
         enter_user(spaces)
         rootfs.import_no_files()
         linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
-        return [("broken", interpreters.explain_in(workdir, command, search))], []
+        return [("broken", interpreters.explain_in(workdir, command, search, proc))], []
 
     try:
         return dict(in_child(look)[0])["broken"]
@@ -394,7 +395,10 @@ def _enter(container: Container, source: Source, channel: Channel, proc: int) ->
     environ, below, workdir = container.enter(source)
     _warn_of_missing_paths(container, environ)
     broken = interpreters.explain_in(
-        container.step.request.workdir or workdir, container.step.job.command, container.environment.search(environ)
+        container.step.request.workdir or workdir,
+        container.step.job.command,
+        container.environment.search(environ),
+        proc,
     )
     pairs = [("workdir", workdir), ("broken", broken)]
     pairs += [("environ", f"{name}={value}") for name, value in environ.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from enroot_py.base import log
+from enroot_py.base.digests import Pin
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
 from enroot_py.base.features import parts
 from enroot_py.store import containers
@@ -66,13 +67,17 @@ class Image:
         if job.tasks <= 1:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
-        resolves = self._step.plugin.resolve_tags and job.is_first_of_several_nodes
-        if resolves and not (pin or refused or ref.digest):
-            log.warn(
-                f"srun could not resolve the tag of {ref}: each node resolves it, and nodes may get different images"
-            )
+        peers = self._peers()
+        # With a name, srun asks the registry only if a node lacks the container: this one.
+        asks_srun = bool(peers and job.swarm and self._request.name) and not (pin or refused or ref.digest)
         try:
-            stored = pull.pull(ref, self._settings, pin=pin, peers=self._peers())
+            if asks_srun and peers and (digest := peers.digest()):
+                pin = Pin(digest)
+            resolves = self._step.plugin.resolve_tags and (job.is_first_of_several_nodes or asks_srun)
+            if resolves and not (pin or refused or ref.digest):
+                why = "each node resolves it, and nodes may get different images"
+                log.warn(f"srun could not resolve the tag of {ref}: {why}")
+            stored = pull.pull(ref, self._settings, pin=pin, peers=peers)
         except PenrootError as e:
             if refused and isinstance(e, RefusedError) or not str(e):
                 raise ImageError("") from e  # srun or one of the nodes prints it once for all

@@ -202,7 +202,7 @@ class Option:
 
     A flag has a ``value`` and no ``parse``. ``selects``: the option requests a container. ``of_job``: sbatch and salloc
     take it for the steps of a job. ``annotated``: an environment file can set it as the annotation com.pyxis.ATTRIBUTE.
-    ``describes``: the option names an environment file.
+    ``describes``: the option names an environment file. ``variable``: that of another option, if both share it.
     """
 
     __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())
@@ -221,6 +221,7 @@ class Option:
         of_job: bool = False,
         annotated: bool = False,
         describes: bool = False,
+        variable: str = "",
     ) -> None:
         self.name = name
         self.sets = sets
@@ -234,7 +235,7 @@ class Option:
         self.annotated = annotated
         self.describes = describes
         # A no- option has no variable: PYXIS_CONTAINER_MOUNT_HOME=no does the same.
-        self.variable = "" if name.startswith("no-") else "PYXIS_" + name.upper().replace("-", "_")
+        self.variable = variable or ("" if name.startswith("no-") else "PYXIS_" + name.upper().replace("-", "_"))
 
     def from_command_line(self, text: str) -> object:
         return self.read(f"--{self.name}", text) if self.parse else self.value

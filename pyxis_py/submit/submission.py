@@ -67,9 +67,10 @@ def check(job: Job) -> tuple[Request, Wish | Serving | None]:
         return request, None
     wish = Wish(image, pin)
     if not plugin.importer:
-        may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in parts("must_resolve"))
-        wish.resolve = may_resolve and not (wish.digest or job.resolved(image.uri()))
+        must_resolve = any(wanted(request) for wanted in parts("must_resolve"))
+        wish.resolve = (plugin.resolve_tags or must_resolve) and not (wish.digest or job.resolved(image.uri()))
         wish.shares = any(shares(plugin) for shares in parts("shares"))
+        wish.waits = wish.resolve and request.name is not None and not must_resolve and learns_later(job)
     return request, wish if wish.resolve or wish.shares or pin else None
 
 
@@ -121,10 +122,11 @@ def _check_policy(
 class Wish:
     """A registry image for which srun may resolve the tag and run the tracker of the swarm.
 
-    ``digest`` is the digest for the step, if it is known already.
+    ``digest`` is the digest for the step, if it is known already. ``waits``: ask the registry only when a node does,
+    since the nodes may have the container of --container-name already.
     """
 
-    resolve = shares = False
+    resolve = shares = waits = False
 
     def __init__(self, image: Reference, pin: Pin | None) -> None:
         self.image = image

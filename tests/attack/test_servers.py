@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import User, require, squashed
+from tests.kernel.conftest import User, require, servers, squashed
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, sh, srun
 
@@ -65,6 +65,18 @@ def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, imag
     """3: start --root IMAGE.sqsh: /proc/PID/root of squashfuse is the node's root."""
     out = user.start("--root", "--env", "MARK", str(image), "spy", env={"MARK": mark})
     assert seen(out) == set()
+
+
+@pytest.mark.security("C1")
+def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: pathlib.Path, mark: str) -> None:
+    """The same where another container has started the server, and is there."""
+    command = ("penroot", "start", "--root", "--env", "MARK", str(image), "spy")
+    with user.running(*command, "60", env={"MARK": mark}, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == "looking\n"
+        assert seen(user.start(*command[2:], env={"MARK": mark})) == set()
+        assert len(servers(user.home)) == 1
+        other.terminate()
+        assert seen("looking\n" + other.communicate(timeout=60)[0]) == set()
 
 
 @pytest.mark.parity("its server ends with the container")

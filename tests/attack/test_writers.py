@@ -33,7 +33,7 @@ def begun(user: User, *options: str) -> subprocess.Popen[str]:
     return running
 
 
-@pytest.mark.parity("start --rw")
+@pytest.mark.parity("start --rw, -w")
 @pytest.mark.security("U9")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)])
 def test_a_second_writer_is_told_who_has_the_container(user: User, options: tuple[str, ...]) -> None:

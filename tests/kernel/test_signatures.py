@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,22 @@ from tests.images import OCI, entry
 from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.registry import Server, serve
-from tests.signing import ARTIFACT, Signer, bundle, encrypted, payload, push, push_bundles, sign, statement
+from tests.signing import (
+    ARTIFACT,
+    EMAIL,
+    OIDC,
+    Authority,
+    Signer,
+    bundle,
+    encrypted,
+    hashedrekord,
+    logged,
+    payload,
+    push,
+    push_bundles,
+    sign,
+    statement,
+)
 
 SIGNER, OTHER = Signer(), Signer()
 REPOSITORY = {"type": "matchRepository"}
@@ -342,6 +358,31 @@ def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: S
     assert user.start(f"docker://{registry.host}/hub/their/box:1", "cat", "/number") == "6"
 
 
+@pytest.mark.parity("registries.d of podman and skopeo")
+def test_registries_d_can_switch_attachments_off(user: User, registry: Server, key: Path) -> None:
+    """By the narrowest scope that has the key, in the user's directory before the system's."""
+    write(user, wanted(key))
+    uri, place = f"docker://{registry.host}/test/good:1", ".config/containers/registries.d"
+
+    def sections(default: bool, **scopes: bool) -> str:
+        docker = {f"{registry.host}/{name}": {"use-sigstore-attachments": word} for name, word in scopes.items()}
+        return json.dumps({"default-docker": {"use-sigstore-attachments": default}, "docker": docker})
+
+    path = user.write(f"{place}/here.yaml", sections(True, test=False))
+    done = user.penroot("start", uri, "true", status=1)
+    assert "it has no signature" in done.stderr and f"{path}: no signatures are beside" in done.stderr
+    user.write(
+        f"{place}/other.yaml", json.dumps({"docker": {f"{registry.host}/test/good": {"lookaside": "file:///x"}}})
+    )
+    assert "it has no signature" in user.penroot("start", uri, "true", status=1).stderr
+    user.write(f"{place}/here.yaml", sections(False, test=True))
+    assert user.start(uri, "cat", "/number") == "1"
+    user.run("rm", "-rf", str(user.home / "cache"))
+    user.write(f"{place}/other.yaml", sections(True))
+    said = user.penroot("start", uri, "true", status=1).stderr
+    assert f"{place}/other.yaml: default-docker is in" in said and "here.yaml, too" in said
+
+
 class Skopeo:
     """A peer that signs, and verifies by the same policies: skopeo(1), containers-registries.d(5)."""
 
@@ -364,6 +405,11 @@ class Skopeo:
         if "sigstore disabled" in said.stderr:
             pytest.skip("Debian 12 has switched off what skopeo knows of sigstore: make matrix has others")
         assert not said.stdout, said.stderr
+
+    def knows_fulcio(self, path: Path) -> bool:
+        """Return whether this skopeo reads a policy with an identity: from version 1.10 on."""
+        words = ("--policy", str(path), "copy", "-q", "dir:/none", "dir:/none")
+        return "fulcio" not in self._user.run("skopeo", *words, status=None).stderr
 
     def admits(self, path: Path, source: str) -> bool:
         """Return whether it copies an image by a policy."""
@@ -432,6 +478,90 @@ def test_skopeo_has_the_same_scopes(user: User, registry: Server, scope: str) ->
         assert ours == theirs
 
 
+@dataclass
+class Keyless:
+    """A Fulcio and a Rekor, and images that were signed by identities of theirs."""
+
+    directory: Path
+    root: Authority
+    rekor: Signer
+
+    def sign(self, server: Server, repository: str, digest: str, *, time: int = 60, **changes: Any) -> None:
+        """Sign an image for the tag 1 by a certificate that is valid for ten minutes, and log that at ``time``."""
+        signer, data = Signer(), payload(f"{server.host}/{repository}:1", digest)
+        signed, certificate = signer.sign(data), self.root.certify(signer, START, **changes)
+        entry = logged(self.rekor, START + time, hashedrekord(data, signed, certificate))
+        proofs = {"certificate": certificate.decode(), "chain": self.root.pem.decode(), "bundle": json.dumps(entry)}
+        annotations = {f"dev.sigstore.cosign/{name}": proof for name, proof in proofs.items()}
+        push(server.pusher, repository, digest, [(data, signed)], proofs=annotations)
+
+    def wanted(self, user: User, **fulcio: str) -> dict[str, Any]:
+        rekor = self.rekor.write(user.home / "etc/keys/rekor.pub")
+        ca = user.home / "etc/keys/fulcio.pem"
+        ca.write_bytes(self.root.pem)
+        identity = {"caPath": str(ca), "oidcIssuer": OIDC, "subjectEmail": EMAIL, **fulcio}
+        return {"type": "sigstoreSigned", "fulcio": identity, "rekorPublicKeyPath": str(rekor)}
+
+
+START = 1_700_000_000
+
+
+@pytest.fixture(scope="module")
+def keyless(registry: Server, tmp_path_factory: pytest.TempPathFactory) -> Keyless:
+    made = Keyless(tmp_path_factory.mktemp("keyless"), Authority("root", START - 1000), Signer())
+    others = Keyless(made.directory, Authority("root", START - 1000), Signer())
+    situations: dict[str, tuple[Keyless, dict[str, Any]]] = {
+        "good": (made, {}),
+        "old": (made, {"time": 601}),
+        "you": (made, {"email": "you@site.example"}),
+        "issuer": (made, {"issuers": {1: "https://evil.example"}}),
+        "root": (Keyless(made.directory, others.root, made.rekor), {}),
+        "log": (Keyless(made.directory, made.root, others.rekor), {}),
+    }
+    for number, (name, (signer, changes)) in enumerate(situations.items()):
+        image = images.busybox(entry("number", b"k%d" % number), kinds=OCI)
+        digest = registry.pusher.image(f"keyless/{name}", "1", image)
+        signer.sign(registry, f"keyless/{name}", digest, **changes)
+    return made
+
+
+@pytest.mark.parity("cosign's keyless signatures")
+def test_keyless_signature_starts_offline_ever_after(user: User, registry: Server, keyless: Keyless) -> None:
+    """Its certificate has expired years ago, and counts at the time of the log."""
+    path = write(user, keyless.wanted(user))
+    with faulty(registry.host) as front:
+        (user.home / "etc/registries.conf").write_text(f"{front.host} mirror={registry.host}\n")
+        remapped = {"type": "remapIdentity", "prefix": front.host, "signedPrefix": registry.host}
+        write(user, {**keyless.wanted(user), "signedIdentity": remapped})
+        uri = f"docker://{front.host}/keyless/good:1"
+        digest = user.penroot("digest", uri).stdout.strip()
+        assert user.start(f"docker://{front.host}/keyless/good@{digest}", "cat", "/number") == "k0"
+        (user.home / "etc/registries.conf").unlink()
+        front.seen.clear()
+        assert user.start(f"docker://{front.host}/keyless/good@{digest}", "cat", "/number") == "k0"
+        assert front.seen == []
+    write(user, keyless.wanted(user, subjectEmail="you@site.example"))
+    uri = f"docker://{registry.host}/keyless/good:1"
+    said = user.penroot("start", uri, "true", status=1).stderr
+    assert f"{path}: default[0] (default) requires: none of 1 signature is by you@site.example of {OIDC}: " in said
+    assert f"its certificate is of {EMAIL}" in said
+    shown = json.loads(user.penroot("inspect", "--signatures", f"docker://{registry.host}/keyless/you:1").stdout)
+    assert shown["admitted"] and shown["signatures"][0]["key"] == f"you@site.example of {OIDC}"
+    assert "controls image admission with 1 key" in user.run("sh", "-c", "penroot doctor; :").stdout
+
+
+@pytest.mark.parity("cosign's keyless signatures")
+@pytest.mark.parametrize("name", ["good", "old", "you", "issuer", "root", "log"])
+def test_skopeo_admits_the_same_identities(user: User, registry: Server, keyless: Keyless, name: str) -> None:
+    peer = Skopeo(user, registry)
+    path = write(user, keyless.wanted(user))
+    uri = f"docker://{registry.host}/keyless/{name}:1"
+    ours = user.penroot("start", uri, "cat", "/number", status=None)
+    assert (ours.returncode == 0) == (name == "good"), ours.stderr
+    if peer.knows_fulcio(path):
+        assert peer.admits(path, uri) == (name == "good")
+
+
 SLIPS = {
     "{": ":1: Expecting property name",
     '{"default": [{"type": "reject"}],\n "transport": {}}': ": transport: unknown key 'transport'",
@@ -467,7 +597,9 @@ def test_the_examples_of_the_documentation(user: User, registry: Server) -> None
     policies = re.findall("```json\n(.*?)```", text, re.S)
     (commands,) = re.findall("```console\n(.*?)```", text, re.S)
     ours = [shlex.split(line[2:]) for line in commands.splitlines() if line.startswith("$ penroot ")]
-    assert len(policies) == 2 and len(ours) == 2
+    assert len(policies) == 3 and len(ours) == 2
+    SIGNER.write(user.home / "etc/keys/rekor.pub")
+    (user.home / "etc/keys/fulcio.pem").write_bytes(Authority("root", START).pem)
     SIGNER.write(user.home / "etc/keys/site.pub")
     names = f"registry.example.org mirror={registry.host}/hub\nmirror.example.org:5000 mirror={registry.host}\n"
     (user.home / "etc/registries.conf").write_text(names)
@@ -480,7 +612,7 @@ def test_the_examples_of_the_documentation(user: User, registry: Server) -> None
         for words in ours if policy is policies[0] else ():
             user.run(*words)
         remapped = "docker://mirror.example.org:5000#vendor/box:1"
-        user.penroot("start", remapped, "true", status=int(policy is policies[0]))
+        user.penroot("start", remapped, "true", status=int(policy is not policies[1]))
         said = user.penroot("start", "docker://other.example.org#x", status=1).stderr
         assert "is rejected by" in said and "policy.json: default[0] (default)" in said
 

@@ -30,9 +30,10 @@ from enroot_py.base.errors import RefusedError, RegistryError
 from enroot_py.features.swarm import fetchers, tracker, wire
 from enroot_py.features.swarm import loop as loops
 from enroot_py.features.swarm.invitation import Swarm
-from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.loop import Connection, Loop
 from enroot_py.features.swarm.messages import SEED, Documents, Joined, Progress, Routes
 from enroot_py.features.swarm.peer_process import PeerProcess, close_others
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.spool import Spool
 from enroot_py.features.swarm.tls import Identity
 from enroot_py.features.swarm.tracker_process import TRACKER, TrackerProcess
@@ -96,20 +97,20 @@ class Lab:
         if self.tracker_process == 0:
             with ending():
                 os.close(self.life)
-                TrackerProcess(self.swarm, has(layers), sock.detach()).serve(lifeline)
+                TrackerProcess(self.swarm, has(layers), sock).serve(lifeline)
         os.close(lifeline)
         sock.close()
 
-    def start(self, node: int, lacks: Sequence[int] | None = None, *, reaches: bool = True) -> None:
-        result, told = os.pipe()
-        self.results[node] = result
-        self.processes[node] = os.fork()
-        if self.processes[node] == 0:
-            with ending():
-                self._be(node, range(len(self.layers)) if lacks is None else lacks, told, reaches)
-        os.close(told)
+    def start(self, *nodes: int, lacks: Sequence[int] | None = None, reaches: bool = True) -> None:
+        for node in nodes:
+            self.results[node], result_writer = os.pipe()
+            self.processes[node] = os.fork()
+            if self.processes[node] == 0:
+                with ending():
+                    self._be(node, range(len(self.layers)) if lacks is None else lacks, result_writer, reaches)
+            os.close(result_writer)
 
-    def _be(self, node: int, lacks: Sequence[int], told: int, reaches: bool) -> None:
+    def _be(self, node: int, lacks: Sequence[int], result_writer: int, reaches: bool) -> None:
         spool = Spool([len(blob) for blob in self.layers], list(lacks), str(self.directory))
 
         def fetch(blob: int, start: int) -> Iterator[bytes]:
@@ -123,12 +124,12 @@ class Lab:
         os.setpgid(0, 0)
         if os.fork() == 0:
             here = Loop(self.swarm, node)
-            PeerProcess(here, met(here, self.port, self.host), spool, fetch).run()
+            PeerProcess(here, answered(here, self.port, self.host), spool, fetch).run()
             return
         while any(spool.available(blob) < spool.sizes[blob] for blob in lacks):
             time.sleep(0.02)
         whole = [spool.read(blob, spool.sizes[blob], 0) for blob in lacks]
-        os.write(told, json.dumps([hashlib.sha256(blob).hexdigest() for blob in whole]).encode())
+        os.write(result_writer, json.dumps([hashlib.sha256(blob).hexdigest() for blob in whole]).encode())
         os.wait()
 
     def kill(self, node: int, sign: int) -> None:
@@ -140,6 +141,9 @@ class Lab:
         """Wait until a node has every blob, and return the digests."""
         assert readable(self.results[node], _TIME), f"node {node} does not get the blobs that it lacks"
         return list(json.loads(os.read(self.results[node], 65536) or b"[]"))
+
+    def all_get_the_image(self, *nodes: int) -> bool:
+        return [self.result(node) for node in nodes] == [image_digests(self)] * len(nodes)
 
     @property
     def requests(self) -> list[int]:
@@ -166,20 +170,33 @@ def ending() -> Iterator[None]:
         os._exit(0)
 
 
-def met(loop: Loop, port: int, host: str = "127.0.0.1") -> Connection:
+@contextlib.contextmanager
+def forked(work: Callable[[], object]) -> Iterator[None]:
+    """Do some work in a process until the end of the context."""
+    if (process := os.fork()) == 0:
+        with ending():
+            work()
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def answered(loop: Loop, port: int, host: str = "127.0.0.1") -> Connection:
     """Return a connection to the tracker after its answer."""
 
     def stop(*_: object) -> None:
         loop.running = False
 
-    found = come(loop, port, stop, host=host)
+    found = connect_to_tracker(loop, port, stop, host=host)
     found.on_close = stop
     loop.run()
     loop.running = True
     return found
 
 
-def come(
+def connect_to_tracker(
     loop: Loop,
     port: int,
     heard: Callable[[Mapping[str, object]], None],
@@ -218,7 +235,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 SIZES = (9_000_000, 3_000_001, 1, 300_000)
 
 
-def whole(lab: Lab, lacks: Sequence[int] | None = None) -> list[str]:
+def image_digests(lab: Lab, lacks: Sequence[int] | None = None) -> list[str]:
     return [hashlib.sha256(lab.layers[blob]).hexdigest() for blob in lacks or range(len(lab.layers))]
 
 
@@ -226,9 +243,8 @@ def whole(lab: Lab, lacks: Sequence[int] | None = None) -> list[str]:
 @pytest.mark.parametrize("nodes", [1, 2, 3, 6])
 def test_each_blob_is_fetched_once_for_all_nodes(make: Callable[..., Lab], nodes: int) -> None:
     lab = make(SIZES, nodes)
-    for node in range(nodes):
-        lab.start(node)
-    assert [lab.result(node) for node in range(nodes)] == [whole(lab)] * nodes
+    lab.start(*range(nodes))
+    assert lab.all_get_the_image(*range(nodes))
     assert lab.requests == [0, 1, 2, 3]
 
 
@@ -237,9 +253,8 @@ def test_each_blob_is_fetched_once_for_all_nodes(make: Callable[..., Lab], nodes
 def test_nodes_share_blobs_by_ipv6(make: Callable[..., Lab]) -> None:
     """Nodes connect to the addresses from which other nodes have connected to the tracker."""
     lab = make(SIZES, 3, "::1")
-    for node in range(3):
-        lab.start(node)
-    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+    lab.start(*range(3))
+    assert lab.all_get_the_image(*range(3))
     assert lab.requests == [0, 1, 2, 3]
 
 
@@ -248,8 +263,8 @@ def test_nodes_download_only_what_they_lack(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 4)
     wants = [[0, 1, 2, 3], [3], [2, 3], [0, 1, 2, 3]]
     for node, lacks in enumerate(wants):
-        lab.start(node, lacks)
-    assert [lab.result(node) for node in range(4)] == [whole(lab, lacks) for lacks in wants]
+        lab.start(node, lacks=lacks)
+    assert [lab.result(node) for node in range(4)] == [image_digests(lab, lacks) for lacks in wants]
     assert lab.requests == [0, 1, 2, 3]
 
 
@@ -262,39 +277,35 @@ def test_dead_or_stopped_nodes_do_not_stop_the_others(
     """Kill or stop two of six nodes at a random moment of the transfer."""
     for _ in range(50 if soak else 2):
         with contextlib.closing(Lab(tmp_path, blobs((30_000_000, 5_000_000)), 6)) as lab:
-            for node in range(6):
-                lab.start(node)
+            lab.start(*range(6))
             time.sleep(rng.random() * 0.4)
-            gone = rng.sample(range(6), 2)
-            for node in gone:
+            ended = rng.sample(range(6), 2)
+            for node in ended:
                 lab.kill(node, sign)
-            for node in set(range(6)) - set(gone):
-                assert lab.result(node) == whole(lab)
+            assert lab.all_get_the_image(*set(range(6)) - set(ended))
 
 
 def test_late_node_gets_the_image(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 3)
-    for node in range(2):
-        lab.start(node)
+    lab.start(*range(2))
     time.sleep(1.0)
     lab.start(2)
-    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+    assert lab.all_get_the_image(*range(3))
 
 
 def test_node_with_a_route_fetches_for_all(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 3)
-    for node in range(3):
-        lab.start(node, reaches=node == 2)
-    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+    lab.start(0, 1, reaches=False)
+    lab.start(2)
+    assert lab.all_get_the_image(*range(3))
 
 
 def test_nodes_go_on_without_a_tracker(make: Callable[..., Lab]) -> None:
     lab = make((30_000_000,), 3)
-    for node in range(3):
-        lab.start(node)
+    lab.start(*range(3))
     time.sleep(0.7)
     os.kill(lab.tracker_process, signal.SIGKILL)
-    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+    assert lab.all_get_the_image(*range(3))
 
 
 # -- attacks
@@ -316,40 +327,49 @@ class Talk:
 
     def send(self) -> None:
         """Send the pending bytes of TLS."""
-        self.sent.append(self._end.said())
+        self.sent.append(self._end.pending())
         self._sock.sendall(self.sent[-1])
 
-    def is_let_in(self) -> bool:
+    def is_admitted(self) -> bool:
         try:
             self.send()
-            return self.hear()["is"] == "Hello"
+            return self.receive()["is"] == "Hello"
         except (EOFError, ConnectionError):
             return False
 
-    def say(self, message: Mapping[str, object]) -> None:
-        self.say_plainly(wire.frame(message))
+    def send_message(self, message: Mapping[str, object]) -> None:
+        self.send_plain(wire.frame(message))
 
-    def say_plainly(self, data: bytes) -> None:
-        self._end.say(data)
+    def send_plain(self, data: bytes) -> None:
+        self._end.send(data)
         self.send()
 
     def read(self) -> bytes:
-        """Read, and return all bytes that are no heard message. Raises EOFError."""
+        """Read, and return all bytes that are no message. Raises EOFError."""
         data = self._sock.recv(65536)
         if not data:
             raise EOFError
-        self._in += self._end.hear(data)
+        self._in += self._end.receive(data)
         self.send()
         return bytes(self._in)
 
-    def hear(self) -> Mapping[str, object]:
+    def receive(self) -> Mapping[str, object]:
         """Return the next message. Raises EOFError."""
         while (message := wire.unframe(self._in, wire.MAX_TRACKER_BYTES)) is None:
             self.read()
         return message
 
 
-def is_thrown_out(sock: socket.socket) -> bool:
+@contextlib.contextmanager
+def admitted(port: int, role: str = "t") -> Iterator[tuple[socket.socket, Talk]]:
+    """Connect as a member, which is admitted."""
+    with stranger(port) as sock:
+        talk = Talk(sock, role=role)
+        assert talk.is_admitted()
+        yield sock, talk
+
+
+def is_closed(sock: socket.socket) -> bool:
     """Read until the other end has closed a connection."""
     with contextlib.suppress(ConnectionError):
         while sock.recv(65536):
@@ -363,8 +383,8 @@ def test_silent_connection_is_closed(make: Callable[..., Lab]) -> None:
     began = time.monotonic()
     with stranger(lab.port) as silent, stranger(lab.port) as slow:
         slow.sendall(b"\x16\x03\x01\x02")  # a ClientHello begins
-        assert is_thrown_out(silent)
-        assert is_thrown_out(slow)
+        assert is_closed(silent)
+        assert is_closed(slow)
         assert time.monotonic() - began >= loops.ACCEPT_TIMEOUT_S - 0.2
 
 
@@ -373,22 +393,21 @@ def test_many_strangers_do_not_keep_members_out(make: Callable[..., Lab]) -> Non
     lab = make(SIZES, 2)
     with contextlib.ExitStack() as crowd:
         strangers = [crowd.enter_context(stranger(lab.port)) for _ in range(loops.MAX_STRANGERS + 40)]
-        for node in range(2):
-            lab.start(node)
-        assert [lab.result(node) for node in range(2)] == [whole(lab)] * 2
-        assert all(map(is_thrown_out, strangers))
+        lab.start(*range(2))
+        assert lab.all_get_the_image(*range(2))
+        assert all(map(is_closed, strangers))
 
 
 # A ClientHello of a stranger.
-HELLO = End("t", 1, (b"x" * 32, CONTEXT)).said()
+HELLO = End("t", 1, (b"x" * 32, CONTEXT)).pending()
 
 
-def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
+def flood(port: int, network: str, address: str) -> None:
     """Connect from thousands of addresses, send nothing or nonsense, and hold as many connections as possible."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     held: deque[socket.socket] = deque()
-    turn = itertools.count()
-    while not stop.is_set():
-        number = next(turn)
+    for number in itertools.count():
         source = f"{network}.{number // 250 % 250}.{1 + number % 250}"
         sock = socket.socket()
         sock.setblocking(False)
@@ -405,28 +424,17 @@ def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
 @contextlib.contextmanager
 def flooded(port: int, network: str, address: str) -> Iterator[None]:
     """Flood with two processes."""
-    attackers = []
-    for _ in range(2):
-        attackers.append(os.fork())
-        if attackers[-1] == 0:
-            with ending():
-                _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-                flood(port, network, address, threading.Event())
-    try:
+    attack = partial(flood, port, network, address)
+    with forked(attack), forked(attack):
         time.sleep(1)
         yield
-    finally:
-        for attacker in attackers:
-            os.kill(attacker, signal.SIGKILL)
-            os.waitpid(attacker, 0)
 
 
-def meets(port: int, address: str, role: str = "t", node: int = 1) -> bool:
+def admits_member(port: int, address: str, role: str = "t", node: int = 1) -> bool:
     """Check whether a member is let in, within the tries of a node."""
     for _ in range(3):
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=20) as sock:
-            if Talk(sock, node, role).is_let_in():
+            if Talk(sock, node, role).is_admitted():
                 sock.settimeout(0.2)
                 with contextlib.suppress(TimeoutError):
                     if not sock.recv(1):
@@ -470,20 +478,10 @@ def test_addresses_of_one_user_are_one_neighbourhood(one: str, other: str, are_o
 @pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
 def test_flood_from_many_addresses_keeps_no_member_out(role: str, network: str) -> None:
     def attack(address: str) -> bool:
-        sock = listener()
-        port = sock.getsockname()[1]
-        if (server := os.fork()) == 0:
-            with ending():
-                here = Loop(Swarm(KEY, CONTEXT, 40), TRACKER)
-                here.listen(role, sock, lambda member: None)
-                here.run()
-        sock.close()
-        try:
-            with flooded(port, network, address):
-                return all(meets(port, address, role, node) for node in range(3))
-        finally:
-            os.kill(server, signal.SIGKILL)
-            os.waitpid(server, 0)
+        here = Loop(Swarm(KEY, CONTEXT, 40), TRACKER)
+        port = here.listen(role, listener(), lambda member: None)
+        with forked(here.run), flooded(port, network, address):
+            return all(admits_member(port, address, role, node) for node in range(3))
 
     assert attack("127.0.0.1") if network == "127.9" else alone(attack)
 
@@ -495,29 +493,26 @@ def test_member_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong:
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
         Talk(sock, **wrong).send()
-        came = b""
+        received = b""
         with contextlib.suppress(ConnectionError):
             while data := sock.recv(65536):
-                came += data
-        assert came[:1] in (b"", b"\x15") and len(came) < 8  # an alert, RFC 8446
-    for node in range(2):
-        lab.start(node)
-    assert lab.result(0) == whole(lab)
+                received += data
+        assert received[:1] in (b"", b"\x15") and len(received) < 8  # an alert, RFC 8446
+    lab.start(*range(2))
+    assert lab.result(0) == image_digests(lab)
 
 
 @pytest.mark.security("N1")
 def test_replayed_bytes_of_a_member_are_refused(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
-    with stranger(lab.port) as sock:
-        first = Talk(sock)
-        assert first.is_let_in()
-        first.say({"is": "Come", "lacks": True})
-        assert first.hear()["is"] == "Documents"
+    with admitted(lab.port) as (_, first):
+        first.send_message({"is": "Come", "lacks": True})
+        assert first.receive()["is"] == "Documents"
     with stranger(lab.port) as sock:
         for each in first.sent:
             with contextlib.suppress(ConnectionError):
                 sock.sendall(each)
-        assert is_thrown_out(sock)
+        assert is_closed(sock)
 
 
 @pytest.mark.security("N2")
@@ -533,14 +528,11 @@ def test_replayed_bytes_of_a_member_are_refused(make: Callable[..., Lab]) -> Non
 )
 def test_bad_message_ends_only_its_connection(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
-    with stranger(lab.port) as sock:
-        talk = Talk(sock)
-        assert talk.is_let_in()
-        talk.say(message)
-        assert is_thrown_out(sock)
-    for node in (0, 2):
-        lab.start(node)
-    assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+    with admitted(lab.port) as (sock, talk):
+        talk.send_message(message)
+        assert is_closed(sock)
+    lab.start(0, 2)
+    assert lab.all_get_the_image(0, 2)
 
 
 @pytest.mark.security("N2")
@@ -559,15 +551,13 @@ def test_bad_message_ends_only_its_connection(make: Callable[..., Lab], message:
 def test_false_message_harms_only_its_sender(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
     lab.start(0)
-    with stranger(lab.port) as sock:
-        talk = Talk(sock)
-        assert talk.is_let_in()
-        talk.say({"is": "Come", "lacks": True})
-        assert talk.hear()
+    with admitted(lab.port) as (_, talk):
+        talk.send_message({"is": "Come", "lacks": True})
+        assert talk.receive()
         with contextlib.suppress(ConnectionError):  # a long message ends the connection before all of it is sent
-            talk.say(message)
+            talk.send_message(message)
         lab.start(2)
-        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+        assert lab.all_get_the_image(0, 2)
 
 
 def test_one_node_that_lacks_the_image_gets_the_reason(make: Callable[..., Lab]) -> None:
@@ -577,7 +567,7 @@ def test_one_node_that_lacks_the_image_gets_the_reason(make: Callable[..., Lab])
     known: list[int] = []
     loops = [Loop(lab.swarm, node) for node in range(3)]
     for node, here in enumerate(loops):
-        connection = come(here, lab.port, partial(heard.__setitem__, node), lacks=node > 0)
+        connection = connect_to_tracker(here, lab.port, partial(heard.__setitem__, node), lacks=node > 0)
         say = connection.on_ready
         connection.on_ready = lambda say=say, node=node: (say(), known.append(node))
         until(here, lambda node=node: node in known)
@@ -591,47 +581,45 @@ def test_one_node_that_lacks_the_image_gets_the_reason(make: Callable[..., Lab])
 def test_peer_that_does_not_read_is_closed() -> None:
     """Unsent data to one peer has a limit. Above it only that connection ends."""
     here = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
-    sock = listener()
     accepted: list[Connection] = []
-    gone: list[str] = []
-    here.listen("t", sock, accepted.append)
-    with stranger(sock.getsockname()[1]) as deaf:
-        with attacking(Talk(deaf).is_let_in):
+    reasons: list[str] = []
+    with stranger(here.listen("t", listener(), accepted.append)) as deaf:
+        with attacking(Talk(deaf).is_admitted):
             until(here, lambda: accepted)
-        accepted[0].on_close = gone.append
+        accepted[0].on_close = reasons.append
         for _ in range(200):
             accepted[0].send({"fill": "x" * (1 << 20)})
-            if gone:
+            if reasons:
                 break
-        assert gone == ["too much unread data"]
+        assert reasons == ["too much unread data"]
 
 
 @pytest.mark.security("N2")
 def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
     size, piece = 1 << 30, 1 << 20
-    given = 0
+    uploaded = 0
     with open(tmp_path / "blob", "wb+") as blob:
         blob.truncate(size)
-        here, sock = Loop(Swarm(KEY, CONTEXT, 2), 0), listener()
+        here = Loop(Swarm(KEY, CONTEXT, 2), 0)
 
         def serve(connection: Connection) -> None:
             def more() -> bool:
-                nonlocal given
-                given += piece
-                connection.send_file(b"", blob.fileno(), given - piece, piece)
-                return given <= size
+                nonlocal uploaded
+                uploaded += piece
+                connection.send_file(b"", blob.fileno(), uploaded - piece, piece)
+                return uploaded <= size
 
             connection.send_more = more
             connection.wake()
 
-        here.listen("p", sock, serve)
-        with stranger(sock.getsockname()[1]) as deaf, attacking(Talk(deaf, role="p").is_let_in) as attack:
-            until(here, lambda: not attack.is_alive() and given)
+        port = here.listen("p", listener(), serve)
+        with stranger(port) as deaf, attacking(Talk(deaf, role="p").is_admitted) as attack:
+            until(here, lambda: not attack.is_alive() and uploaded)
             before = -1
-            while given != before:  # until all buffers are full
-                before = given
+            while uploaded != before:  # until all buffers are full
+                before = uploaded
                 until_later(here)
-            assert given < size / 4
+            assert uploaded < size / 4
 
 
 @pytest.fixture
@@ -645,18 +633,18 @@ class Members:
     """A listener of a tracker or a peer, in a swarm of three nodes. It serves while a client connects."""
 
     def __init__(self, role: str, most: int) -> None:
-        self.role, self.here, self.sock = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener()
-        self.let_in: list[Connection] = []
-        self.here.listen(role, self.sock, self.let_in.append, most)
+        self.role, self.here = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER)
+        self.connections: list[Connection] = []
+        self.port = self.here.listen(role, listener(), self.connections.append, most)
         self._clients: list[socket.socket] = []
 
     def connect(self, node: int, source: str = "127.0.0.1", *, ends: bool = True) -> socket.socket:
         """Connect as a member. ``ends``: complete the handshake."""
-        client = socket.create_connection(("127.0.0.1", self.sock.getsockname()[1]), _TIME, (source, 0))
+        client = socket.create_connection(("127.0.0.1", self.port), _TIME, (source, 0))
         self._clients.append(client)
         talk = Talk(client, node, self.role)
         if ends:
-            with attacking(talk.is_let_in) as thread:
+            with attacking(talk.is_admitted) as thread:
                 until(self.here, lambda: not thread.is_alive())
         else:
             talk.send()
@@ -668,10 +656,9 @@ class Members:
     @property
     def open(self) -> list[int]:
         """The nodes of open connections."""
-        return [member.node for member in self.let_in if not member._closed]
+        return [member.node for member in self.connections if not member._closed]
 
     def close(self) -> None:
-        self.sock.close()
         for client in self._clients:
             client.close()
 
@@ -696,10 +683,10 @@ def test_node_has_no_more_connections_than_it_needs(members: Callable[..., Membe
 def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], role: str) -> None:
     lobby = members(role, 2)
     first = lobby.connect(1)
-    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    assert is_closed(lobby.connect(1, "127.0.0.2"))
     first.close()
     until(lobby.here, lambda: not lobby.open)
-    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    assert is_closed(lobby.connect(1, "127.0.0.2"))
     lobby.connect(1)
     lobby.connect(2, "127.0.0.2")
     assert sorted(lobby.open) == [1, 2]
@@ -708,7 +695,7 @@ def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], r
 @pytest.mark.parametrize(("role", "node"), [("t", 3), ("t", TRACKER), ("p", 3), ("p", SEED), ("p", TRACKER)])
 def test_unknown_node_number_is_refused(members: Callable[..., Members], role: str, node: int) -> None:
     lobby = members(role, 1)
-    assert is_thrown_out(lobby.connect(node)) and not lobby.let_in
+    assert is_closed(lobby.connect(node)) and not lobby.connections
 
 
 @pytest.mark.parametrize("role", ["t", "p"])
@@ -739,10 +726,10 @@ def until_later(here: Loop) -> None:
 
 def endless(sock: socket.socket) -> None:
     talk = Talk(sock)
-    assert talk.is_let_in()
-    talk.say_plainly((1 << 31).to_bytes(4, "big"))
+    assert talk.is_admitted()
+    talk.send_plain((1 << 31).to_bytes(4, "big"))
     while True:
-        talk.say_plainly(bytes(1 << 16))
+        talk.send_plain(bytes(1 << 16))
 
 
 def says(data: bytes) -> Callable[[socket.socket], None]:
@@ -792,14 +779,13 @@ def test_attack_is_one_debug_line(name: str, monkeypatch: pytest.MonkeyPatch) ->
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(log, "_debug", True)
     monkeypatch.setattr(log, "sink", lambda level, text: lines.append((level, text)))
-    here, sock = Loop(Swarm(KEY, CONTEXT, 2), 0), listener()
-    here.listen("t", sock, lambda member: None)
-    with stranger(sock.getsockname()[1]) as attacker:
+    here = Loop(Swarm(KEY, CONTEXT, 2), 0)
+    with stranger(here.listen("t", listener(), lambda member: None)) as attacker:
 
         def attempt() -> None:
             with contextlib.suppress(ConnectionError):
                 attack(attacker)
-            is_thrown_out(attacker)
+            is_closed(attacker)
 
         with attacking(attempt) as thread:
             until(here, lambda: not thread.is_alive())
@@ -814,13 +800,13 @@ class Member:
     def __init__(self, lab: Lab) -> None:
         self._sock = stranger(lab.port)
         self._talk = Talk(self._sock)
-        assert self._talk.is_let_in()
-        self._talk.say({"is": "Come", "lacks": True})
-        assert self._talk.hear()["is"] == "Documents"
-        self._talk.say(wire.encode(Joined(("", 9), (3,))))
+        assert self._talk.is_admitted()
+        self._talk.send_message({"is": "Come", "lacks": True})
+        assert self._talk.receive()["is"] == "Documents"
+        self._talk.send_message(wire.encode(Joined(("", 9), (3,))))
         links: list[list[object]] = []
         while not links:
-            message = self._talk.hear()
+            message = self._talk.receive()
             self.trees, links = message.get("trees"), message.get("links", [])  # type: ignore[assignment]
         _, self.parent, (host, self.port), _ = links[0]
         assert host == "127.0.0.1"
@@ -833,8 +819,8 @@ class Member:
     def ask(self, message: Mapping[str, object]) -> tuple[socket.socket, Talk]:
         """Connect to the parent and send a request."""
         sock, talk = self.connect()
-        assert talk.is_let_in()
-        talk.say(message)
+        assert talk.is_admitted()
+        talk.send_message(message)
         return sock, talk
 
     def close(self) -> None:
@@ -844,42 +830,36 @@ class Member:
 @pytest.mark.security("N2")
 def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None:
     """A request that comes before the plan is handled when the tracker sends the plan."""
-    here, sock, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener(), list[Mapping[str, object]]()
+    here, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), list[Mapping[str, object]]()
     peers: list[Connection] = []
-    gone: list[str] = []
+    reasons: list[str] = []
 
     def accept(peer: Connection) -> None:
         peers.append(peer)
         peer.on_message = heard.append
-        peer.on_close = gone.append
+        peer.on_close = reasons.append
 
-    here.listen("t", sock, accept)
-    if (child := os.fork()) == 0:
-        with ending():
-            loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
-            tracker = met(loop, sock.getsockname()[1])
-            PeerProcess(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
-    try:
+    tracker_port = here.listen("t", listener(), accept)
+
+    def be_peer() -> None:
+        loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
+        tracker = answered(loop, tracker_port)
+        PeerProcess(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
+
+    with forked(be_peer):
         until(here, lambda: heard)
         peers[0].send({"is": "Documents"})
         until(here, lambda: len(heard) > 1)
-        port = heard[1]["address"][1]  # type: ignore[index]
-        with stranger(port) as member:
-            talk = Talk(member, role="p")
-            assert talk.is_let_in()
+        with admitted(heard[1]["address"][1], "p") as (member, talk):  # type: ignore[index]
             for message in ({"is": "Take", "tree": 99, "trees": 9, "wanted": [[0, 0]]},) * 2:
-                talk.say(message)
+                talk.send_message(message)
             until_later(here)
             peers[0].send(wire.encode(Routes(1, (0,), False, ())))
-            until(here, lambda: readable(member.fileno(), 0) or gone)
-            assert is_thrown_out(member)
+            until(here, lambda: readable(member.fileno(), 0) or reasons)
+            assert is_closed(member)
         before = len(heard)
-        until(here, lambda: len(heard) > before or gone)
-        assert heard[-1]["is"] == "Report" and not gone
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        sock.close()
+        until(here, lambda: len(heard) > before or reasons)
+        assert heard[-1]["is"] == "Report" and not reasons
 
 
 @pytest.mark.security("N2")
@@ -898,19 +878,17 @@ def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None
 )
 def test_bad_request_of_a_child_ends_its_connection(make: Callable[..., Lab], message: dict[str, object]) -> None:
     lab = make(SIZES, 3)
-    for node in (0, 2):
-        lab.start(node)
+    lab.start(0, 2)
     with contextlib.closing(Member(lab)) as member, member.ask(message)[0] as sock:
-        assert is_thrown_out(sock)
-        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+        assert is_closed(sock)
+        assert lab.all_get_the_image(0, 2)
 
 
 @pytest.mark.security("N2")
 def test_request_for_an_unknown_blob_is_ignored(make: Callable[..., Lab]) -> None:
     """A request for an unknown and a known blob gets the known one."""
     lab = make(SIZES, 3)
-    for node in (0, 2):
-        lab.start(node)
+    lab.start(0, 2)
     with contextlib.closing(Member(lab)) as member:
         take = {"is": "Take", "tree": 0, "trees": member.trees, "wanted": [[99, 0], [3, 0]]}
         sock, talk = member.ask(take)
@@ -918,13 +896,12 @@ def test_request_for_an_unknown_blob_is_ignored(make: Callable[..., Lab]) -> Non
             while len(head := talk.read()) < 12:
                 pass
             assert head[:4] == bytes((0, 3, 0, 0))  # blob and tree
-        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+        assert lab.all_get_the_image(0, 2)
 
 
 def test_child_that_does_not_read_delays_no_node(make: Callable[..., Lab]) -> None:
     lab = make((40_000_000, 9_000_000, 1, 300_000), 3)
-    for node in (0, 2):
-        lab.start(node)
+    lab.start(0, 2)
     with contextlib.closing(Member(lab)) as member:
         wanted = [[blob, 0] for blob in range(4)]
         take = {"is": "Take", "tree": 0, "trees": member.trees, "wanted": wanted}
@@ -932,10 +909,10 @@ def test_child_that_does_not_read_delays_no_node(make: Callable[..., Lab]) -> No
             for number in range(20):
                 sock, talk = member.connect()
                 deaf.enter_context(sock)
-                assert talk.is_let_in() == (number < 2)
+                assert talk.is_admitted() == (number < 2)
                 if number < 2:
-                    talk.say(take)
-            assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+                    talk.send_message(take)
+            assert lab.all_get_the_image(0, 2)
 
 
 @pytest.mark.parametrize(("nodes", "idle"), [(2, 3), (10_000, 30)])
@@ -952,12 +929,12 @@ def test_ten_thousand_nodes_get_few_pings(nodes: int, idle: int) -> None:
 
 def test_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "CONNECT_TIMEOUT_S", 0.3)
-    here, gone = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
+    here, reasons = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         connection = here.connect("p", mute.getsockname())
-        connection.on_close = gone.append
-        until(here, lambda: gone)
-    assert gone == ["the handshake takes too long"]
+        connection.on_close = reasons.append
+        until(here, lambda: reasons)
+    assert reasons == ["the handshake takes too long"]
 
 
 @pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])
@@ -984,7 +961,7 @@ def test_unknown_node_is_refused_beside_the_seed(make: Callable[..., Lab]) -> No
     assert SEED != TRACKER
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
-        assert not Talk(sock, 77).is_let_in(), "no such node: 77"
+        assert not Talk(sock, 77).is_admitted(), "no such node: 77"
 
 
 def test_objects_of_a_parent_close_no_later_file() -> None:
@@ -1004,6 +981,6 @@ def test_objects_of_a_parent_close_no_later_file() -> None:
     ours.close()
     assert other.recv(1) == b"", "the child still has the socket open"
     other.close()
-    with open(read, "rb") as said:
-        assert said.read() == b"whole"
+    with open(read, "rb") as reader:
+        assert reader.read() == b"whole"
     os.waitpid(child, 0)

@@ -16,8 +16,8 @@ from enroot_py.features.swarm import client, reach, reader
 from enroot_py.features.swarm.blob_cache import BlobCache
 from enroot_py.features.swarm.file import FileSource
 from enroot_py.features.swarm.invitation import Invitation, Swarm
-from enroot_py.features.swarm.loop import listener
 from enroot_py.features.swarm.messages import Documents
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.reader import Reader
 from enroot_py.features.swarm.source import SwarmSource
 from enroot_py.features.swarm.spool import PIECE, Spool
@@ -91,7 +91,7 @@ def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: lis
     if os.fork() == 0:
         with ending():
             os.close(life)
-            TrackerProcess(swarm, Slow([b"x"]), sock.detach()).serve(lifeline)
+            TrackerProcess(swarm, Slow([b"x"]), sock).serve(lifeline)
     os.close(lifeline)
     invitation = Invitation("127.0.0.1", port, 0, swarm, 0)
     SwarmSource(invitation, "sha256:" + "0" * 64, None, BlobCache(str(tmp_path), 0)).join()  # type: ignore[arg-type]

@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import ParseError
 
 from . import __doc__ as manual
-from . import report, source, vm
+from . import foreign, report, source, vm
 from .roots import MatrixError, Root, prepared, tail
 
 RELEASES = ("bookworm", "trixie", "forky")
@@ -30,6 +31,7 @@ def main() -> int:
         prog="python3 -m tests.matrix", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     tiers = ["demo", *(tier for lane in LANES for tier in lane), "systemd"]
+    parser.add_argument("--arch", default="", choices=foreign.MACHINES, help="another architecture, emulated")
     parser.add_argument("--release", action="append", metavar="NAME", help=f"of Debian: {', '.join(RELEASES)}")
     parser.add_argument("--tier", action="append", choices=tiers, help="all")
     parser.add_argument("--test", action="append", metavar="PATH", help="instead of all that a tier has")
@@ -37,10 +39,13 @@ def main() -> int:
     parser.add_argument("--vm", action="store_true", help=f"{' and '.join(IN_MACHINE)} in a virtual machine")
     parser.add_argument("--slurm-source", metavar="DIR", help="build Slurm from here and test with it")
     given = parser.parse_args()
-    releases = given.release or (RELEASES[1:] if given.quick else RELEASES)
+    releases = given.release or (RELEASES[1:2] if given.arch else RELEASES[1:] if given.quick else RELEASES)
     if given.quick:
         given.tier, given.test = ["slurm"], [f"tests/slurm/test_{name}.py" for name in QUICK]
-    given.tier = given.tier or (IN_MACHINE if given.vm else tiers[bool(given.test) : -1])
+    if given.arch and not given.test:
+        given.test = SMOKE if given.vm else WITHOUT_NAMESPACES
+    in_machine = (*LANES[0], *IN_MACHINE) if given.arch else IN_MACHINE
+    given.tier = given.tier or (in_machine if given.vm else tiers[bool(given.test) : -1])
 
     # So that what was started ends, and the labs go.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("matrix: ended by SIGTERM"))
@@ -57,41 +62,63 @@ def main() -> int:
     return 1 if unprepared or any(outcome.ours for outcome in outcomes) else 0
 
 
+# qemu-user(1) has two threads, and no such process makes a user namespace: unshare(2).
+WITHOUT_NAMESPACES = ("tests/unit", *(f"tests/kernel/test_{name}.py" for name in ("images", "logins", "plugin_build")))
+# What another architecture's machine shows in a quarter of an hour: an image of each form, and ranks of MPI.
+SMOKE = (
+    "tests/kernel/test_start.py::test_runs_the_command_with_its_arguments_and_status",
+    "tests/kernel/test_start.py::test_squashfs_image",
+    "tests/kernel/test_bundle.py::test_a_bundle_runs_and_leaves_nothing",
+    "tests/systemd/test_units.py::test_ranks_of_mpi_find_each_other",
+)
 INSTALL = "make install .venv/done PREFIX=/opt/penroot EXTRAS=ssh,signatures"
 
 
 def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
     """Return the result of each tier on one release. Raises MatrixError."""
     log = logs / f"{release}.log"
-    with prepared(release, log, say) as root:
+    with prepared(release, log, say, **root_options(given)) as root:
         if given.slurm_source:
             root = source.built(root, given.slurm_source, log, say)
         slurm = slurm_version(root, logs) + (f" of {given.slurm_source}" if given.slurm_source else "")
         say(f"{release}: Slurm {slurm}")
         outcomes = []
-        if "demo" in given.tier:
+        if given.arch:
+            root = foreign.installed(root, given.arch, log, say)
+        elif "demo" in given.tier:
             outcomes.append(demo(root, slurm, logs / f"{release}-demo.log"))  # which installs
         else:
             root.must(INSTALL, logs / f"{release}.log")
         return outcomes + lanes(root, slurm, given, logs)
 
 
+def root_options(given: argparse.Namespace) -> dict[str, Any]:
+    """Return how a root is prepared. An emulated one takes half an hour to make, so it serves as a machine, too."""
+    if given.arch:
+        foreign.emulate(given.arch)
+        return {"arch": given.arch, "packages": vm.packages(given.arch)}
+    return {"kind": "vm", "packages": vm.packages("")} if given.vm else {}
+
+
 def test_in_machine(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
     """Return the result of each tier in a virtual machine of one release. Raises MatrixError."""
     log = logs / f"{release}.log"
-    with prepared(release, log, say, kind="vm", packages=vm.PACKAGES) as root:
-        root.must(INSTALL, log)
+    with prepared(release, log, say, **root_options(given)) as root:
+        if given.arch:
+            root = foreign.installed(root, given.arch, log, say)
+        else:
+            root.must(INSTALL, log)
         # These take long with an emulated processor, and need a network.
         root.must(".venv/bin/python -c 'from tests.slurm.lab import images; images.build()'", log)
         slurm = slurm_version(root, logs)
         runs = scripts(given.tier, given.test, "-o", "timeout=3600")
         console = logs / f"{release}-vm.log"
-        disk = vm.run(root, "; ".join(runs.values()), console, say)
+        disk = vm.run(root, given.arch, "; ".join(runs.values()), console, say)
     outcomes = []
     for tier in runs:
         file = logs / Path(junit(tier)).name
         vm.fetch(disk, junit(tier), file)
-        outcomes.append(outcome(f"{release} vm", slurm, tier, file, console))
+        outcomes.append(outcome(f"{root.release} vm", slurm, tier, file, console))
     disk.unlink()
     return outcomes
 

@@ -28,6 +28,13 @@ class Known:
 
 KNOWN: tuple[Known, ...] = (
     Known(
+        where="[a-z]+-arm64 [0-9.]+$",
+        test="tests/(unit|kernel)/",
+        says="cannot create a user namespace: Invalid argument",
+        why="qemu-user has two threads",
+        source="https://man7.org/linux/man-pages/man2/unshare.2.html#ERRORS",
+    ),
+    Known(
         where="forky 26[.0-9]*$",
         test="tests/slurm/",
         says="this Slurm has no mpi/pmix",

@@ -70,27 +70,31 @@ class Root:
             raise MatrixError(f"{self.release}: {script}: failed; its output is in {log}\n{tail(log)}")
 
 
+def place_of_roots() -> Path:
+    top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
+    top.mkdir(parents=True, exist_ok=True)
+    return top
+
+
 @contextlib.contextmanager
 def prepared(
-    release: str, log: Path, say: Callable[[str], None], *, kind: str = "", packages: Sequence[str] = ()
+    release: str, log: Path, say: Callable[[str], None], *, arch: str = "", kind: str = "", packages: Sequence[str] = ()
 ) -> Iterator[Root]:
     """A root of this release with the working tree and its prerequisites, for this run alone. Raises MatrixError.
 
-    A root with other ``packages`` than the tests need is of another ``kind``, as its directory's name says.
+    A root of another ``arch``, or of a ``kind`` with other ``packages`` than the tests need, has another directory.
     """
-    top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
-    top.mkdir(parents=True, exist_ok=True)
-    path = top / "-".join(filter(None, (release, kind)))
+    path = place_of_roots() / "-".join(filter(None, (release, arch, kind)))
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             say(f"{release}: making {path} (once)")
-            bootstrap(release, path, (*INCLUDED, *packages), log)
+            bootstrap(release, path, (*INCLUDED, *packages), log, arch)
         # Cgroups of a lab are named after its directory; those of two roots must not meet.
         lab = f"/srv/matrix-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
         environ = {**passed, "CI": "true", "PENROOT_LAB": lab, "PENROOT_PREFIX": "/opt/penroot"}
-        root = Root(release, path, environ=environ)
+        root = Root("-".join(filter(None, (release, arch))), path, environ=environ)
         settle(path)
         copy_checkout(path / CHECKOUT[1:])
         root.must("tests/prerequisites", log)
@@ -101,7 +105,7 @@ def prepared(
             root.run(f"for l in {lab} {lab}-*; do PENROOT_LAB=$l .venv/bin/python -m tests.slurm.lab down; done", log)
 
 
-def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path) -> None:
+def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path, arch: str = "") -> None:
     """Make a root by debootstrap(8)."""
     if not shutil.which("debootstrap"):
         raise MatrixError("not installed: debootstrap: apt-get install debootstrap")
@@ -113,7 +117,8 @@ def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path) -> N
     include = f"--include={','.join(packages)}"
     # Hide the /proc that it mounts, as a lab looks for left mounts.
     apart = ["unshare", "--mount"]
-    command = [*apart, "debootstrap", "--variant=minbase", include, release, str(new), mirror(), SCRIPT]
+    options = ["--variant=minbase", include, *([f"--arch={arch}"] if arch else [])]
+    command = [*apart, "debootstrap", *options, release, str(new), mirror(), SCRIPT]
     with log.open("ab") as file:
         done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     if done.returncode != 0:

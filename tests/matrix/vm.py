@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from .roots import CHECKOUT, MatrixError, Root, tail
 
-PACKAGES = ("linux-image-cloud-amd64", "libbpf1", "systemd-sysv", "libpam-systemd", "dbus-user-session", "udev")
-QEMU = "qemu-system-x86_64"
+PACKAGES = ("libbpf1", "systemd-sysv", "libpam-systemd", "dbus-user-session", "udev")
 DISK = "24G"  # as far as it is written to
 MEMORY = "6G"
 KERNEL_SPEAKS = "Linux version"
-# By accelerator. QEMU 7.2 spoils the flags of an emulated cmpxchg16b, which the kernel then takes for a double fault.
-PROCESSORS = {"kvm": "host", "tcg": "max,cx16=off"}
 PATIENCE = 60  # seconds until it does, where the processor runs it
 SERVICE = "etc/systemd/system/penroot-tests.service"
 UNIT = """\
@@ -34,40 +31,78 @@ Environment={environ}
 ExecStart=/bin/sh -c '{script}'
 StandardOutput=tty
 StandardError=tty
-TTYPath=/dev/ttyS0
+TTYPath=/dev/{console}
 """
 
 
-def run(root: Root, script: str, log: Path, say: Callable[[str], None]) -> Path:
+@dataclass(frozen=True)
+class Machine:
+    """A machine that qemu(1) emulates: its name in uname(2), Debian's package of qemu, and the model by accelerator."""
+
+    name: str
+    package: str
+    board: str
+    console: str
+    processors: dict[str, str]
+
+    @property
+    def qemu(self) -> str:
+        return f"qemu-system-{self.name}"
+
+    @property
+    def native(self) -> bool:
+        return self.name == os.uname().machine
+
+
+# QEMU 7.2 spoils the flags of an emulated cmpxchg16b, which the kernel then takes for a double fault.
+MACHINES = {
+    "amd64": Machine("x86_64", "qemu-system-x86", "pc", "ttyS0", {"kvm": "host", "tcg": "max,cx16=off"}),
+    "arm64": Machine("aarch64", "qemu-system-arm", "virt", "ttyAMA0", {"kvm": "host", "tcg": "neoverse-n1"}),
+}
+
+
+def packages(arch: str) -> tuple[str, ...]:
+    """Return what a root needs to be a machine: Debian's kernel and systemd."""
+    return (f"linux-image-cloud-{arch or native()}", *PACKAGES)
+
+
+def native() -> str:
+    """Return Debian's name of this machine. Raises MatrixError."""
+    for arch, machine in MACHINES.items():
+        if machine.native:
+            return arch
+    raise MatrixError(f"no virtual machine is known for {os.uname().machine}")
+
+
+def run(root: Root, arch: str, script: str, log: Path, say: Callable[[str], None]) -> Path:
     """Run a command of sh(1) in the checkout of a machine made of ``root``; its disk, once it is off.
 
     The console's text goes to ``log``. Raises MatrixError where the machine cannot be started.
     """
-    if platform.machine() != "x86_64":
-        raise MatrixError(f"the virtual machine is an x86_64 one, this machine is {platform.machine()}")
-    for program in (QEMU, "mke2fs", "debugfs"):
+    machine = MACHINES[arch or native()]
+    for program in (machine.qemu, "mke2fs", "debugfs"):
         if not shutil.which(program):
-            raise MatrixError(f"not installed: {program}: apt-get install qemu-system-x86 e2fsprogs")
-    enable(root, script)
+            raise MatrixError(f"not installed: {program}: apt-get install {machine.package} e2fsprogs")
+    enable(root, script, machine.console)
     disk = log.with_suffix(".disk")
     say(f"{root.release}: making {disk}")
     make(disk, root.path)
-    for accelerator in PROCESSORS:
-        if accelerator == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
+    for accelerator in machine.processors:
+        if accelerator == "kvm" and not (machine.native and os.access("/dev/kvm", os.R_OK | os.W_OK)):
             say(f"{root.release}: no KVM here: the processor is emulated, which takes hours")
             continue
-        if boot(root, disk, accelerator, log):
+        if boot(root, disk, machine, accelerator, log):
             return disk
         say(f"{root.release}: its kernel does not start by {accelerator}, see {log}")
     raise MatrixError(f"{root.release}: the virtual machine does not start\n{tail(log)}")
 
 
-def enable(root: Root, script: str) -> None:
+def enable(root: Root, script: str, console: str) -> None:
     """Have systemd run ``script`` once it is up, and then turn the machine off."""
     variables = {"HOME": "/root", "TERM": "dumb", **root.environ}
     environ = " ".join(f'"{name}={value}"' for name, value in variables.items()).replace("%", "%%")
     unit = root.path / SERVICE
-    unit.write_text(UNIT.format(checkout=CHECKOUT, environ=environ, script=script))
+    unit.write_text(UNIT.format(checkout=CHECKOUT, environ=environ, script=script, console=console))
     wants = unit.parent / "multi-user.target.wants" / unit.name
     wants.unlink(missing_ok=True)
     wants.symlink_to(f"/{SERVICE}")
@@ -82,31 +117,33 @@ def make(disk: Path, tree: Path) -> None:
         raise MatrixError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def boot(root: Root, disk: Path, accelerator: str, log: Path) -> bool:
+def boot(root: Root, disk: Path, machine: Machine, accelerator: str, log: Path) -> bool:
     """Return whether the machine came up; it is off then."""
     kernel = max((root.path / "boot").glob("vmlinuz-*"))
     append = (
-        "root=/dev/vda rw console=ttyS0 panic=-1 penroot.vm systemd.hostname=node1 systemd.show_status=no "
-        "systemd.mask=serial-getty@ttyS0.service systemd.default_timeout_start_sec=15min"
+        f"root=/dev/vda rw console={machine.console} panic=-1 penroot.vm systemd.hostname=node1 "
+        f"systemd.show_status=no systemd.mask=serial-getty@{machine.console}.service "
+        "systemd.default_timeout_start_sec=15min"
     )
     command = [
-        *[QEMU, "-accel", accelerator, "-cpu", PROCESSORS[accelerator], "-smp", str(os.cpu_count())],
+        *[machine.qemu, "-machine", machine.board, "-accel", accelerator, "-cpu", machine.processors[accelerator]],
+        *["-smp", str(os.cpu_count())],
         *["-m", MEMORY, "-no-reboot", "-nodefaults", "-nographic", "-serial", f"file:{log}"],
         *["-drive", f"file={disk},format=raw,if=virtio,cache=unsafe"],
         *["-kernel", str(kernel), "-initrd", str(kernel).replace("vmlinuz", "initrd.img"), "-append", append],
     ]
     log.unlink(missing_ok=True)
     with log.with_suffix(".qemu").open("ab") as file:
-        machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        qemu = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         deadline = time.monotonic() + PATIENCE
         while accelerator == "kvm" and not (log.exists() and KERNEL_SPEAKS in log.read_text(errors="replace")):
-            if machine.poll() is not None or time.monotonic() > deadline:
+            if qemu.poll() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(1)
-        return machine.wait() == 0
+        return qemu.wait() == 0
     finally:
-        machine.kill()
+        qemu.kill()
 
 
 def fetch(disk: Path, path: str, to: Path) -> None:

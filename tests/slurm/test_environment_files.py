@@ -261,3 +261,16 @@ def test_the_examples_of_the_documentation(lab: Lab) -> None:
         ]
     finally:
         lab.run("rm -rf .edf scratch")
+
+
+@pytest.mark.parity("srun --edf")
+def test_edf_is_the_same_as_environment(lab: Lab) -> None:
+    """As Sarus Suite names it, and with its expansion."""
+    write(lab, "sarus", f'image = "{MINIMAL}"\nworkdir = "/usr/${{PART:0:2}}b"\n[env]\nWHO = "${{PART^^}}"\n')
+    assert srun(lab, "--edf=sarus", *sh("pwd; echo $WHO"), env=ENV).split() == ["/usr/lib", "LIB"]
+    said = refused(lab, "--edf=sarus", "--environment=it", "true", env=ENV)
+    assert "--edf and --environment contradict each other" in said or "--environment and --edf contradict" in said
+    assert "--edf=none: there is no none.toml" in refused(lab, "--edf=none", "true", env=ENV)
+    job = submit(lab, "--edf=sarus")
+    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, f"job {job} ends")
+    assert lab.run("cat out").stdout.endswith("container\n")

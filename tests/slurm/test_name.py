@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import (
     IMAGE,
@@ -24,6 +25,8 @@ from tests.slurm.steps import (
     sh,
     srun,
 )
+from tests.slurm.test_pins import Tag
+from tests.slurm.test_pull import front
 from tests.waiting import until
 
 NAME = "--container-name=one"
@@ -352,3 +355,43 @@ def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
             assert srun(lab, NAME, *sh("cat $XAUTHORITY"), env={"XAUTHORITY": key}) == "key\n"
         finally:
             lab.run(["rm", key], node="n1")
+
+
+@pytest.mark.parity("an existing container of that name")
+@pytest.mark.parametrize("nodes", ["n1", "n1,n2"])
+def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: str) -> None:
+    """srun leaves the question to a node that lacks the container, and all such nodes get one answer."""
+    with front(lab, registry) as shown:
+        tag = Tag(registry, shown, f"named{len(nodes)}")
+        count = len(nodes.split(","))
+        words = [f"-N{count}", "-w", nodes, "--container-name=kept", f"--container-image={tag.image}"]
+
+        def numbers(words: list[str]) -> list[str]:
+            done = lab.run(["srun", *words, *sh("cat /number; echo")])
+            assert "different images" not in done.stderr
+            return sorted(done.stdout.split())
+
+        assert numbers(words) == ["1"] * count
+        shown.seen.clear()
+        tag.move()
+        assert numbers(words) == ["1"] * count
+        assert shown.seen == []
+        lab.run(["penroot", "remove", "-f", "pyxis_kept"], node=nodes[-2:])
+        assert numbers(words) == ["1"] * (count - 1) + ["2"]
+        assert tag.asked.count("GET") == 1
+        for node in nodes.split(","):
+            lab.run(["penroot", "remove", "-f", "pyxis_kept"], node=node)
+        shown.seen.clear()
+        tag.move()
+        assert numbers(words) == ["3"] * count
+        assert tag.asked.count("GET") == 1
+        for node in nodes.split(","):
+            lab.run(["penroot", "remove", "-f", "pyxis_kept"], node=node)
+
+
+@pytest.mark.parity("an existing container of that name")
+def test_missing_image_of_a_name_is_reported_once(lab: Lab, registry: Server) -> None:
+    with front(lab, registry) as shown:
+        words = ("-N2", "--container-name=none", f"--container-image={shown.host}#names/none:a", "true")
+        said = refused(lab, *words)
+        assert said.count("no repository names/none") == 1, said

@@ -129,18 +129,18 @@ def test_what_cannot_be_sent(made: Lab) -> None:
 
 def test_nodes_that_do_not_reach_srun_s_host(made: Lab) -> None:
     with plugin_argument(made, f"swarm_network={SUBNET}.8/29"):
-        said = refused(made, step(2, "true"))
-    assert said.count("does not reach srun's host") == 2, said
+        output = refused(made, step(2, "true"))
+    assert output.count("does not reach srun's host") == 2, output
 
 
 def test_a_node_without_room_is_the_only_one_to_fail(made: Lab) -> None:
     made.run(f"mkdir -p {STORE}; mount -t tmpfs -o size=1m,uid=2001,mode=700 none {STORE}", user="root", node="n2")
     try:
-        said = refused(made, step(3, *sh("cat /name")))
+        output = refused(made, step(3, *sh("cat /name")))
     finally:
         until(lambda: not made.run(["umount", STORE], user="root", node="n2", check=False).returncode, "it is let go")
-    assert said.count("No space left on device") == 1, said
-    assert "n2" in said
+    assert output.count("No space left on device") == 1, output
+    assert "n2" in output
 
 
 def test_a_file_that_is_changed_on_the_way(made: Lab) -> None:

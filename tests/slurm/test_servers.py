@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kernel.conftest import PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, on_node, sh, srun
 
@@ -47,3 +48,21 @@ def test_step_says_nothing_of_squashfuse_that_ended(lab: Lab, image: str) -> Non
     expect(step, "up")
     _, err = end(step)
     assert step.returncode == 0 and "squashfuse" not in err
+
+
+def test_containers_of_a_step_share_a_server(lab: Lab, image: str) -> None:
+    """They are of two tasks. Those of another step have another server, which does not end with the first step."""
+    start = f"{PREFIX}/bin/penroot start ./own.sqsh sh -c 'echo up; read line; /bin/ls /bin > /dev/null && echo read'"
+    steps = []
+    try:
+        for count in (1, 2):
+            steps.append(lab.popen(["srun", *ON_N1, "--ntasks=2", "--overcommit", *sh(start)]))
+            expect(steps[-1], "up", "up")
+            assert len(on_node(lab, "pgrep -u alice squashfuse").split()) == count
+        lab.run("scancel $(squeue --noheader --sort=i --format=%i | head -1)")
+        steps[0].wait(timeout=60)
+        out, err = end(steps[1])
+        assert steps[1].returncode == 0 and out == "read\nread\n" and "squashfuse" not in err
+    finally:
+        for step in steps:
+            step.kill()

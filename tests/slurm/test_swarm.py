@@ -73,8 +73,8 @@ def test_registry_gets_each_request_once_for_all_nodes(four: Lab, registry: Serv
         requests = asked(shown)
         assert set(requests.values()) == {1}, requests
         assert sum("/blobs/" in path for _, path in requests) == 7  # the config, and six layers
-        said = r"^pyxis: .*/test/once:a: (.*) on 4 nodes in [0-9.]+ s, \1 from the registry$"
-        assert re.search(said, done.stderr, re.MULTILINE)
+        line = r"^pyxis: .*/test/once:a: (.*) on 4 nodes in [0-9.]+ s, \1 from the registry$"
+        assert re.search(line, done.stderr, re.MULTILINE)
         shown.seen.clear()
         assert four.run(step(shown.host, "once", "cat", "/number")).stdout == "1\n" * 4
         assert four.run(["ls", f"{STORE}/swarms"]).stdout  # the note by which srun starts no tracker
@@ -197,12 +197,12 @@ def test_end_of_a_task_waits_for_no_download(four: Lab, registry: Server) -> Non
 def test_late_nodes_get_the_image(four: Lab, registry: Server, soak: bool) -> None:
     """Two nodes are late: by seconds, while the others download; with soak by a minute, when the others have left."""
     registry.pusher.image("test/late", "a", layered(50, size=4_000_000))
-    with front(four, registry) as shown, four.slowed("registry", 20_000_000), late(four, NODES[2:]) as come:
+    with front(four, registry) as shown, four.slowed("registry", 20_000_000), late(four, NODES[2:]) as start:
         running = four.popen(step(shown.host, "late", "cat", "/number"))
-        until(lambda: shown.sent("/blobs/") > 0, "blobs come")
+        until(lambda: shown.sent("/blobs/") > 0, "bytes of blobs")
         assert helpers(four, "n1") and not helpers(four, "n3")
         time.sleep(65 if soak else 4)
-        come()
+        start()
         out, err = running.communicate(timeout=200)
     assert out == "50\n" * 4, err
     assert set(asked(shown).values()) == ({1, 2} if soak else {1})
@@ -230,7 +230,7 @@ def late(lab: Lab, nodes: Sequence[str]) -> Iterator[Callable[[], None]]:
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=LATE, text=True, check=True)
     first = "plugstack.conf.d/00-late.conf"
 
-    def come() -> None:
+    def start() -> None:
         for node in nodes:
             lab.run("rm -f /run/late", user="root", node=node)
 
@@ -238,9 +238,9 @@ def late(lab: Lab, nodes: Sequence[str]) -> Iterator[Callable[[], None]]:
         lab.run("touch /run/late", user="root", node=node)
     lab.configure(first, "required /etc/slurm/late.so\n")
     try:
-        yield come
+        yield start
     finally:
-        come()
+        start()
         os.unlink(f"{lab.root}/etc/slurm/{first}")
         os.unlink(library)
 
@@ -292,12 +292,12 @@ def test_only_helpers_see_the_key(four: Lab, registry: Server) -> None:
     with front(four, registry) as shown, configured(four, "SlurmdDebug=verbose", "SlurmdDebug=debug3"):
         options = [f"--task-prolog={seen}/prolog", f"--task-epilog={seen}/epilog", "-vvvvvv", "--container-mount-home"]
         command = step(shown.host, "key", *sh(f"{everything}; sleep 5"))
-        running = four.popen(f"{shlex.join([command[0], *options, *command[1:]])} 2> {seen}/said")
+        running = four.popen(f"{shlex.join([command[0], *options, *command[1:]])} 2> {seen}/stderr")
         until(lambda: four.run("squeue -h -s -o %i").stdout.strip(), "the step")
         job = four.run("squeue -h -t R -o %i").stdout.strip()
         attached = four.run(["srun", "--overlap", f"--jobid={job}", "-N4", *sh(everything)]).stdout
         out, _ = running.communicate(timeout=280)
-    err = four.run(f"cat {seen}/said").stdout
+    err = four.run(f"cat {seen}/stderr").stdout
     prolog, epilog = (four.run(f"cat {seen}/{when}.*").stdout for when in ("prolog", "epilog"))
     written = ""
     for name, size in logs:
@@ -385,7 +385,7 @@ def test_killed_peer_does_not_stop_the_others(four: Lab, registry: Server) -> No
     with front(four, registry) as shown, contextlib.ExitStack() as slow:
         slow.enter_context(four.slowed("registry", 40_000_000))
         running = four.popen(step(shown.host, "killed", "cat", "/number"))
-        until(lambda: shown.sent("/blobs/") > 4_000_000, "blobs come")
+        until(lambda: shown.sent("/blobs/") > 4_000_000, "bytes of blobs")
         for node in NODES[:2]:
             listening = "ss -Htlnp | grep python3 | grep -o 'pid=[0-9]*' | cut -d= -f2"
             four.run(f"kill -KILL $({listening})", user="root", node=node)
@@ -425,14 +425,14 @@ def test_random_kills_stop_no_other(four: Lab, registry: Server, what: str, soak
         registry.pusher.image(f"test/{name}", "a", layered(rng.randrange(1000, 1 << 30), size=1_500_000))
         with front(four, registry) as shown, four.slowed("registry", 40_000_000):
             running = four.popen(step(shown.host, name, "echo", "up"))
-            until(lambda shown=shown: shown.sent("/blobs/") > 100_000, "blobs come")  # type: ignore[misc]
+            until(lambda shown=shown: shown.sent("/blobs/") > 100_000, "bytes of blobs")  # type: ignore[misc]
             time.sleep(rng.random() * 1.5)
             kill(four, what, node, rng.random() * 2)
             out, err = running.communicate(timeout=280)
         missing = 4 - out.count("up\n")
-        said = f"{what} of {node}, number {number}:\n{out}{err}"
-        assert missing <= (what == "helper") and out == "up\n" * (4 - missing), said
-        assert bool(missing) == bool(running.returncode) == bool(re.search("error: pyxis: .*helper", err)), said
+        output = f"{what} of {node}, number {number}:\n{out}{err}"
+        assert missing <= (what == "helper") and out == "up\n" * (4 - missing), output
+        assert bool(missing) == bool(running.returncode) == bool(re.search("error: pyxis: .*helper", err)), output
         assert_nothing_left(four)
     for node in NODES:
         four.run("penroot cache verify && penroot cache prune", node=node)
@@ -442,7 +442,7 @@ def test_single_node_starts_no_tracker(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/alone", "a", layered(11, layers=1))
     with front(four, registry) as shown, four.slowed("registry", 8_000_000):
         running = four.popen(step(shown.host, "alone", "cat", "/number", nodes=1))
-        until(lambda: shown.sent("/blobs/") > 1_000_000, "blobs come")
+        until(lambda: shown.sent("/blobs/") > 1_000_000, "bytes of blobs")
         assert not listening(four, "ctl") and not listening(four, "n1")
         assert running.communicate(timeout=280)[0] == "11\n"
         assert set(asked(shown).values()) == {1}
@@ -491,7 +491,7 @@ def test_end_of_a_step_ends_its_download(four: Lab, registry: Server, how: str) 
             running = four.popen(["sh", "-c", 'echo $$; exec "$@"', "sh", *step(shown.host, name, "true")])
             assert running.stdout
             pid = running.stdout.readline().strip()
-            until(lambda: shown.sent("/blobs/") > 2_000_000, "blobs come")
+            until(lambda: shown.sent("/blobs/") > 2_000_000, "bytes of blobs")
             if how == "the job is cancelled":
                 four.run("scancel -u alice")
             else:

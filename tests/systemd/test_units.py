@@ -51,6 +51,12 @@ def test_memory_of_a_job_is_its_containers(node: Node) -> None:
     assert node.srun("--mem=150M", IMAGE, "echo", "next") == "next\n"
 
 
+@pytest.mark.clusters("Control groups, version 1 and 2")
+def test_ranks_of_mpi_find_each_other(node: Node) -> None:
+    out = node.srun("--ntasks=2", "--mpi=pmix", f"--container-image={REGISTRY}#mpi:1", "./hello").splitlines()
+    assert sum(line.startswith("rank") for line in out) == 2 and "sum 1" in out
+
+
 def test_device_is_that_of_the_job(node: Node) -> None:
     """Slurm's eBPF program on the cgroup of the step holds in the container too."""
     opened = (IMAGE, f"--container-mounts={DEVICE}", "sh", "-c", f"exec 3>{DEVICE} && echo opened")

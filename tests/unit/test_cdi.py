@@ -9,7 +9,7 @@ import pathlib
 import pytest
 import yaml
 
-from enroot_py.base import linux
+from enroot_py.base import ldcache, linux
 from enroot_py.base.errors import HookError
 from enroot_py.config import parsed
 from enroot_py.config import yaml as settings_file
@@ -58,7 +58,7 @@ def test_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: s
     assert f"{LIB}/libnvidia-opencl.so.{VERSION}" not in edits.files
     assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
-    assert (0x303, "libnvcuvid.so.1", f"{LIB}/libnvcuvid.so.1") in edits.libraries
+    assert (ldcache.NATIVE, "libnvcuvid.so.1", f"{LIB}/libnvcuvid.so.1") in edits.libraries
 
 
 @pytest.mark.parametrize("visible", ["6:1", mig_uuid(6, 1)])
@@ -85,7 +85,7 @@ def test_specification_of_a_driver_container(tmp_path: pathlib.Path, box: pathli
     path = host.cdi()
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/run/nvidia/driver{LIB}/libcuda.so.{VERSION}"
-    assert (0x303, "libcuda.so.1", f"{LIB}/libcuda.so.1") in edits.libraries
+    assert (ldcache.NATIVE, "libcuda.so.1", f"{LIB}/libcuda.so.1") in edits.libraries
     path.write_text(path.read_text().replace(VERSION, "470.10"))
     with pytest.raises(HookError, match=r"470\.10"):
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
@@ -387,8 +387,8 @@ def test_libraries_that_no_loader_of_the_host_knows(
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": visible})
     assert edits.environ["NVIDIA_CTK_LIBCUDA_DIR"] == where
     assert gpus(edits) == {0}
-    assert (0x303, "libcuda.so.1", f"{where}/libcuda.so.1") in edits.libraries
-    assert (0x303, "libnvidia-nvvm.so.4", f"{where}/libnvidia-nvvm.so.4") in edits.libraries
+    assert (ldcache.NATIVE, "libcuda.so.1", f"{where}/libcuda.so.1") in edits.libraries
+    assert (ldcache.NATIVE, "libnvidia-nvvm.so.4", f"{where}/libnvidia-nvvm.so.4") in edits.libraries
     assert edits.links[f"{where}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert "WARN" not in capsys.readouterr().err
 

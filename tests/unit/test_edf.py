@@ -143,9 +143,12 @@ def test_file_overrides_its_bases(home: Home) -> None:
         ("image = ubuntu", 1, "Invalid value", "in double quotes"),
         ('image = "a" "b"', 1, "Expected newline", "nothing is behind a value"),
         ("[env\nA = '1'", 1, "Expected ']'", "TOML"),
-        ('workdir = "$SCRATCH"', 1, "workdir: $SCRATCH is no variable without braces", "write ${SCRATCH}"),
+        ('workdir = "$NONE"', 1, "workdir: the variable NONE is not set", "write ${NONE:-} for nothing"),
         ('workdir = "${SCRATCH"', 1, "workdir: ${SCRATCH is no variable", "write ${NAME}"),
-        ('[env]\nA = "${A-B}"', 2, "A: ${A-B} is no variable", "write ${NAME}"),
+        ('[env]\nA = "${A!B}"', 2, "A: ${A!B} is no variable", "write ${NAME}"),
+        ('[env]\nA = "${!A}"', 2, "A: ${!A} is no variable", "write ${NAME}"),
+        ('[annotations]\na = "${NONE:?set it}"', 2, "a: NONE: set it", "export NONE"),
+        ('[annotations]\na = "${USER:x}"', 2, "a: ${USER:x}: offset and length are not numbers", "write ${NAME:2:3}"),
         ('devices = ["${NONE}"]', 1, "devices: the variable NONE is not set", "write ${NONE:-} for nothing"),
         ('[annotations]\nx = "${NONE}"', 2, "x: the variable NONE is not set", "export it"),
         ('[env]\nA = "a\\u0000b"', 2, "A: it contains a NUL", "take \\u0000 out"),
@@ -292,6 +295,7 @@ def test_what_is_too_deep_is_told(home: Home, text: str) -> None:
         ("costs 5$", "costs 5$"),
         ("$$$${USER}", "$${USER}"),
         ("${SLURM_JOB_ID}", "${SLURM_JOB_ID}"),
+        ("${NONE:-${SLURM_JOB_ID#1}}", "${NONE:-${SLURM_JOB_ID#1}}"),
     ],
 )
 def test_variables_of_the_submitter(home: Home, text: str, expected: str) -> None:

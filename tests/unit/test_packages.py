@@ -16,6 +16,8 @@ from enroot_py.base import making
 from enroot_py.config.words import base_directories
 from packages import deb, description, place, recipes, rpm, tarball, tree, vendored
 from packages.description import MAIN, NAMES, PACKAGES, PLUGIN, SIGNATURES, SSH
+from packages.place import PackageError
+from packages.target import TARGETS, target
 from pyxis_py.admin import prebuilt
 from pyxis_py.request import settings
 
@@ -43,7 +45,7 @@ def test_what_is_vendored_is_what_is_declared_each_with_a_hash() -> None:
     assert {name for name, _ in pinned} == set(vendored.KEPT) == {*vendored.declared(), *vendored.INDIRECT}
     assert [name for name, _ in pinned] == sorted(vendored.KEPT)
     for name, hashes in pinned:
-        assert hashes.count("--hash") in (1, len(vendored.PYTHONS)), name
+        assert hashes.count("--hash") in (1, len(TARGETS), len(TARGETS) * len(vendored.PYTHONS)), name
 
 
 def test_pythons_are_the_same_everywhere() -> None:
@@ -126,13 +128,15 @@ def test_variables_of_the_role_are_the_same_everywhere() -> None:
 
 
 def test_recipes_have_two_places_to_fill(tmp_path: Path) -> None:
-    (tmp_path / "archive").write_text("bytes")
+    archives = [tmp_path / "archive", tmp_path / "another"]
+    for archive in archives:
+        archive.write_text(archive.name)
     for recipe in ("easybuild/penroot.eb", "spack/packages/penroot/package.py"):
         text = (ROOT / "packages" / recipe).read_text()
-        assert text.count("@SHA256@") == 1 and "@VERSION@" in text
-        filled = ast.parse(recipes.filled(text, tmp_path / "archive"))
+        assert text.count("@CHECKSUMS@") == 1 and "@VERSION@" in text
+        filled = ast.parse(recipes.filled(text, archives))
         strings = {node.value for node in ast.walk(filled) if isinstance(node, ast.Constant)}
-        assert {__version__, vendored.sha256(tmp_path / "archive")} <= strings
+        assert {__version__, *map(vendored.sha256, archives)} <= strings
 
 
 def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +179,13 @@ def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch,
     used.write_bytes(b"penroot plugin for Slurm 0x180b05")
     assert taken("24.11.5") == "24.11" and not used.is_symlink()
     assert taken("22.05.8") == "22.05" and used.is_symlink()
+
+
+def test_arch_chooses_the_target_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, each in TARGETS.items():
+        monkeypatch.setenv("ARCH", name)
+        assert target() == each
+        assert deb.architecture(MAIN) == name and deb.architecture(NAMES) == "all"
+    monkeypatch.setenv("ARCH", "riscv64")
+    with pytest.raises(PackageError, match="^ARCH=riscv64: not one of amd64, arm64$"):
+        target()

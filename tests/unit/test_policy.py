@@ -79,8 +79,6 @@ def test_all_requirements_of_a_scope_count() -> None:
     "more",
     [
         {"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"},
-        {"type": "sigstoreSigned", "fulcio": {"caPath": "/x"}, "rekorPublicKeyPath": "/y"},
-        {**KEYED, "rekorPublicKeyPath": "/y"},
         {"type": "sigstoreSigned", "pki": {"caRootsPath": "/x"}},
     ],
 )
@@ -318,3 +316,38 @@ def test_a_key_within_the_policy() -> None:
     with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as said:
         policy.Policy("P", b"{\n\xff")
     assert said.value.hint
+
+
+FULCIO = {"caPath": "/ca.pem", "oidcIssuer": "https://login.site", "subjectEmail": "me@site"}
+REKOR = {"rekorPublicKeyPath": "/rekor.pub"}
+
+
+@pytest.mark.parity("cosign's keyless signatures")
+def test_identity_of_fulcio_is_read_with_its_log() -> None:
+    (its,) = rule(requiring(fulcio=FULCIO, **REKOR), "docker://x").requirements
+    assert its.fulcio and (its.fulcio.ca.path, its.fulcio.oidc_issuer, its.fulcio.subject_email) == tuple(
+        FULCIO.values()
+    )
+    assert [source.path for source in its.rekor] == ["/rekor.pub"] and not its.keys
+
+
+@pytest.mark.parity("slips in a policy")
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"fulcio": FULCIO}, "fulcio needs the key of a transparency log"),
+        ({"fulcio": FULCIO, "keyPath": "/x", **REKOR}, "sigstoreSigned has keyPath and fulcio"),
+        ({"fulcio": {**FULCIO, "caData": "eA=="}, **REKOR}, "caPath and caData are both there"),
+        ({"fulcio": {key: FULCIO[key] for key in ("caPath", "oidcIssuer")}, **REKOR}, "fulcio needs subjectEmail"),
+        ({"fulcio": {key: FULCIO[key] for key in ("oidcIssuer", "subjectEmail")}, **REKOR}, "fulcio needs caPath"),
+        ({"fulcio": {**FULCIO, "subjectEmail": ""}, **REKOR}, "subjectEmail must be a non-empty string"),
+        ({"fulcio": {**FULCIO, "subject": "me"}, **REKOR}, "unknown key 'subject'"),
+        ({"fulcio": [], **REKOR}, "fulcio must be an object"),
+        ({"keyPath": "/x", **REKOR, "rekorPublicKeyData": "eA=="}, "are both there"),
+        ({"keyPath": "/x", "rekorPublicKeyDatas": []}, "must be a non-empty array"),
+    ],
+)
+def test_slip_of_a_keyless_rule_is_told(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rule(requiring(**keys), "docker://x")
+    assert said in str(caught.value) and str(caught.value).startswith("P: default[0]") and caught.value.hint

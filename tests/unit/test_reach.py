@@ -7,32 +7,32 @@ from enroot_py.features.swarm.reach import Answers, Firewall, judge
 NAMES = ("n1", "n2", "n3")
 
 
-def told(*done: int, apart: dict[int, str] | None = None, lost: dict[tuple[int, int], str] | None = None) -> Answers:
+def answers(*done: int, apart: dict[int, str] | None = None, lost: dict[tuple[int, int], str] | None = None) -> Answers:
     return Answers(dict(enumerate(NAMES)), apart or {}, lost or {}, set(done))
 
 
-def said(of: Answers, *, networks: str = "", span: str = "") -> list[str]:
+def lines(of: Answers, *, networks: str = "", span: str = "") -> list[str]:
     return [f"{finding.verdict} {finding.what}" for finding in judge(of, NAMES, Firewall(networks, span))]
 
 
 def test_silent_node_is_named() -> None:
     well = "ok 3 nodes reach each other and the host of srun"
-    assert said(told(0, 1, 2)) == [well]
-    assert said(told(0, 1, 2), networks="10.0.0.0/8") == [f"{well} over 10.0.0.0/8"]
-    assert said(told(0, 1)) == ["bad n3 has not finished in time"]
-    silent = told(0, 1)
+    assert lines(answers(0, 1, 2)) == [well]
+    assert lines(answers(0, 1, 2), networks="10.0.0.0/8") == [f"{well} over 10.0.0.0/8"]
+    assert lines(answers(0, 1)) == ["bad n3 has not finished in time"]
+    silent = answers(0, 1)
     del silent.names[2]
-    assert said(silent) == ["bad n3 has not answered"]
+    assert lines(silent) == ["bad n3 has not answered"]
 
 
 def test_unreachable_pair_is_reported_once() -> None:
-    both = told(0, 1, 2, lost={(0, 1): "no route", (1, 0): "no route", (2, 0): "no answer"})
-    assert said(both) == ["bad n1 and n2 do not reach each other: no route", "bad n3 does not reach n1: no answer"]
+    both = answers(0, 1, 2, lost={(0, 1): "no route", (1, 0): "no route", (2, 0): "no answer"})
+    assert lines(both) == ["bad n1 and n2 do not reach each other: no route", "bad n3 does not reach n1: no answer"]
 
 
 def test_hint_names_the_port_range_of_srun() -> None:
-    (finding,) = judge(told(0, 1, 2, apart={1: "no answer"}), NAMES, Firewall("", "60001-60100"))
+    (finding,) = judge(answers(0, 1, 2, apart={1: "no answer"}), NAMES, Firewall("", "60001-60100"))
     assert "n2 does not reach the host of srun: no answer" in finding.what
     assert "SrunPortRange=60001-60100" in finding.fix
-    (finding,) = judge(told(0, 1, 2, apart={1: "no answer"}), NAMES, Firewall("", ""))
+    (finding,) = judge(answers(0, 1, 2, apart={1: "no answer"}), NAMES, Firewall("", ""))
     assert "set SrunPortRange" in finding.fix

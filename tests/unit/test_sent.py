@@ -41,9 +41,8 @@ def image(path: Path, number: int = 1, size: int = SIZE) -> Path:
 
 
 def job(text: str, cwd: Path, *pairs: tuple[str, str], context: str = "srun") -> Job:
-    said = [("verb", "check"), ("context", context), ("cwd", str(cwd)), ("option", f"container-image={text}")]
-    said.append(("environ", f"XDG_CACHE_HOME={cwd}"))
-    return Job([*said, *pairs])
+    fixed = [("verb", "check"), ("context", context), ("cwd", str(cwd)), ("environ", f"XDG_CACHE_HOME={cwd}")]
+    return Job([*fixed, ("option", f"container-image={text}"), *pairs])
 
 
 # -- submission
@@ -163,11 +162,11 @@ class Srun:
         self.socket, self.nodes = ours, nodes
         channel = Channel(ours)
         channel.send([("verb", "offer"), ("jobid", "7"), ("stepid", "0"), ("nodes", str(nodes)), *more.items()])
-        self.said = channel.receive()
+        self._answer = channel.receive()
         self.errors = []
-        while self.said[0][0] == "log":
-            self.errors.append(self.said[0][1])
-            self.said = channel.receive()
+        while self._answer[0][0] == "log":
+            self.errors.append(self._answer[0][1])
+            self._answer = channel.receive()
 
     @staticmethod
     def _serve(file: SentFile, ours: socket.socket, theirs: socket.socket) -> None:
@@ -176,7 +175,7 @@ class Srun:
 
     @property
     def answer(self) -> dict[str, str]:
-        return dict(self.said)
+        return dict(self._answer)
 
     def end(self) -> None:
         self.socket.close()
@@ -212,35 +211,35 @@ class Node:
         pairs = [("environ", f"{name}={value}") for name, value in environ.items()]
         numbers = [("verb", "step"), ("jobid", "7"), ("stepid", "0"), ("swarm", srun.answer.get("swarm", ""))]
         self._job = Job([*numbers, *pairs])
-        self._told, told = FORK.Pipe()
-        self.process = FORK.Process(target=self._receive, args=(told, srun))
+        self._result_reader, result_writer = FORK.Pipe()
+        self.process = FORK.Process(target=self._receive, args=(result_writer, srun))
         self.process.start()
-        told.close()
+        result_writer.close()
 
-    def _receive(self, told: Connection, srun: Srun) -> None:
+    def _receive(self, result_writer: Connection, srun: Srun) -> None:
         srun.socket.close()  # otherwise its end is not noticed
-        self._told.close()
+        self._result_reader.close()
         try:
             invitation = step.invitation(self._job, plugin_settings.load(()))
             assert invitation
             name, _, digest = self._job.environ["SLURM_PYXIS_RESOLVED"].rpartition(" ")
-            told.send(store_file.receive(name, digest, invitation, settings_of(self.store)).file)
+            result_writer.send(store_file.receive(name, digest, invitation, settings_of(self.store)).file)
         except PenrootError as e:
-            told.send(e)
+            result_writer.send(e)
         if self._stays:
-            told.poll(None)
+            result_writer.poll(None)
 
     @property
     def result(self) -> str | PenrootError:
         """The path of the file, or the error."""
-        assert self._told.poll(60)
-        result: str | PenrootError = self._told.recv()
+        assert self._result_reader.poll(60)
+        result: str | PenrootError = self._result_reader.recv()
         if not self._stays:
             self.leave()
         return result
 
     def leave(self) -> None:
-        self._told.close()
+        self._result_reader.close()
         self.process.join(60)
         assert self.process.exitcode == 0
 

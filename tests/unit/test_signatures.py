@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from enroot_py.base.errors import ConfigError, ImageError, PenrootError
-from enroot_py.features.trust import identities, signatures
+from enroot_py.features.trust import identities, signatures, verify
+from enroot_py.features.trust.keys import Key
 from enroot_py.features.trust.policy import KeySource, Requirement
-from enroot_py.features.trust.signatures import MAX_SIGNATURES, Evidence, Key, Signature
+from enroot_py.features.trust.signatures import MAX_SIGNATURES, Evidence, Signature
 from enroot_py.registry.manifests import Descriptor
 from tests import images
 from tests.images import OCI, digest
@@ -40,7 +41,7 @@ def signed(signer: Signer, reference: str = "reg.site/box:1", of: str = D) -> Si
 def why(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestOrExact") -> str:
     identity_ = identities.Identity(identity)
     requirement = Requirement("sigstoreSigned", "P:1", tuple(source(key) for key in keys), identity_)
-    return signatures.met(requirement, IMAGE, {D}, there)
+    return verify.met(requirement, IMAGE, {D}, there)
 
 
 @pytest.mark.parity("cosign's signatures by key")

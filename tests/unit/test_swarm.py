@@ -31,7 +31,7 @@ from tests.unit.test_fuzz import retyped
 SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)
 
 
-class Told:
+class SwarmState:
     """The messages of the tracker to each node, as the nodes understand them."""
 
     def __init__(self, nodes: int, *, seed_only: bool = False) -> None:
@@ -46,8 +46,8 @@ class Told:
         self.done: set[int] = set()
         self.draining: set[int] = set()  # complete nodes that have left
 
-    def hear(self, said: list[tuple[int, FromTracker]]) -> None:
-        for node, message in said:
+    def receive(self, messages: list[tuple[int, FromTracker]]) -> None:
+        for node, message in messages:
             assert node in self.lacks, "dead nodes get no messages"
             if isinstance(message, Routes):
                 self.plan[node] = message
@@ -68,7 +68,7 @@ class Told:
         self.draining.discard(node)
         self.parents.pop(node, None)
         joined = Joined(("10.0.0.1", node), tuple(sorted(lacks)), tuple(sorted(self.has[node])))
-        self.hear(self.tracker.handle(now, node, joined))
+        self.receive(self.tracker.handle(now, node, joined))
 
     def leave(self, now: float, node: int) -> None:
         for state in (self.lacks, self.plan, self.parents, self.fetches):
@@ -77,12 +77,12 @@ class Told:
         if node in self.done:
             self.draining.add(node)
             self.done.remove(node)
-        self.hear(self.tracker.left(now, node))
+        self.receive(self.tracker.left(now, node))
 
     def finish(self, now: float, node: int) -> None:
         """A node has every blob."""
         self.done.add(node)
-        self.hear(self.tracker.handle(now, node, Report((0,) * self.plan[node].trees, done=True)))
+        self.receive(self.tracker.handle(now, node, Report((0,) * self.plan[node].trees, done=True)))
 
     def drained(self, now: float) -> None:
         """All bytes of nodes that have left have arrived, and their children complain."""
@@ -90,7 +90,7 @@ class Told:
             for tree, links in list(by_tree.items()):
                 for parent in self.draining.intersection(parent for parent, _ in links):
                     complaint = Complaint(tree, parent, False, (0,) * self.plan[node].trees)
-                    self.hear(self.tracker.handle(now, node, complaint))
+                    self.receive(self.tracker.handle(now, node, complaint))
 
     def wants(self, node: int, blobs: tuple[int, ...]) -> set[int]:
         """Return which of these blobs, or of all, a node downloads."""
@@ -106,16 +106,16 @@ class Told:
                     self.follow(node, blob, tree)
 
     def follow(self, node: int, blob: int, tree: int) -> None:
-        way = [node]
-        while blob not in self.fetches.get(way[-1], ()):
-            links = self.parents[way[-1]][tree]
-            givers = [parent for parent, blobs in links if not blobs or blob in blobs]
-            assert len(givers) == 1, f"blob {blob} in tree {tree}: {way} downloads it from {givers}"
-            assert givers[0] in self.lacks, f"{way} downloads from dead node {givers[0]}"
-            assert givers[0] not in way, f"{way} is a cycle"
-            way.append(givers[0])
-            takes = self.plan[way[-1]].relays or blob in self.lacks[way[-1]]
-            assert takes or blob in self.fetches[way[-1]], f"{way}: the last node does not download it"
+        path = [node]
+        while blob not in self.fetches.get(path[-1], ()):
+            links = self.parents[path[-1]][tree]
+            parents = [parent for parent, blobs in links if not blobs or blob in blobs]
+            assert len(parents) == 1, f"blob {blob} in tree {tree}: {path} downloads it from {parents}"
+            assert parents[0] in self.lacks, f"{path} downloads from dead node {parents[0]}"
+            assert parents[0] not in path, f"{path} is a cycle"
+            path.append(parents[0])
+            downloads = self.plan[path[-1]].relays or blob in self.lacks[path[-1]]
+            assert downloads or blob in self.fetches[path[-1]], f"{path}: the last node does not download it"
 
 
 BAD, SILENT_NODE = 3, 4
@@ -128,20 +128,20 @@ BAD_MESSAGES = {
 }
 
 
-class Guarded(Told):
+class Guarded(SwarmState):
     """Five nodes: three are honest, one is bad, and the last sends nothing after the plan.
 
     Messages of the bad node are decoded and checked as in tracker_process.py, and may end only that node.
     """
 
-    def hear_bad(self, now: float, message: Mapping[str, object]) -> None:
+    def send_bad(self, now: float, message: Mapping[str, object]) -> None:
         try:
             event = wire.decode_from_peer(json.loads(json.dumps(message)), "10.0.0.9")
             if isinstance(event, Failed) and event.refused and set(event.blobs) <= self.fetches.get(BAD, set()):
                 return  # the tracker trusts a fetcher
             if isinstance(event, Joined):
                 self.lacks[BAD], self.has[BAD] = set(event.lacks), set(event.has)
-            self.hear(self.tracker.handle(now, BAD, event))
+            self.receive(self.tracker.handle(now, BAD, event))
         except (WireError, ValueError):
             self.leave(now, BAD)
 
@@ -149,10 +149,10 @@ class Guarded(Told):
         """Ticks, between which honest nodes report more and more bytes. The tracker finds the silent node stalled."""
         for step in (0.1, GATHER_S, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
             now += step
-            self.hear(self.tracker.tick(now))
+            self.receive(self.tracker.tick(now))
             for node in set(self.plan) - {BAD, SILENT_NODE}:
                 got = (int(now * (1 << 20)),) * self.plan[node].trees
-                self.hear(self.tracker.handle(now, node, Report(got, 1, node in self.done)))
+                self.receive(self.tracker.handle(now, node, Report(got, 1, node in self.done)))
         return now
 
     def live_through(self, stage: str, messages: list[Mapping[str, object]]) -> None:
@@ -171,9 +171,9 @@ class Guarded(Told):
             self.leave(now, BAD)
         for message in messages:
             now += 0.05
-            self.hear_bad(now, message)
+            self.send_bad(now, message)
             self.tracker.progress()
-            self.hear(self.tracker.tick(now))
+            self.receive(self.tracker.tick(now))
         now = self.pass_time(now)
         self.leave(now, BAD)
         self.leave(now, SILENT_NODE)
@@ -184,7 +184,7 @@ class Guarded(Told):
             for node in range(3):
                 self.finish(now, node)
         for _ in range(20):
-            self.hear(self.tracker.tick(now := now + LINGER_S / 10))
+            self.receive(self.tracker.tick(now := now + LINGER_S / 10))
         assert self.released >= {0, 1, 2} and not self.hopeless.keys() & {0, 1, 2}
 
 
@@ -235,19 +235,19 @@ def test_random_messages_of_one_member_end_no_other(rng: random.Random, soak: bo
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 33, 100])
 def test_every_node_has_a_parent_for_every_piece(nodes: int) -> None:
     """No node uploads much more than it downloads."""
-    told = Told(nodes)
+    swarm = SwarmState(nodes)
     for node in range(nodes):
-        told.join(0.0, node, set(range(len(SIZES))))
-    told.hear(told.tracker.tick(0.0))
-    told.check()
-    given = dict.fromkeys(range(nodes), 0.0)
-    for node, by_tree in told.parents.items():
-        own = told.fetches.get(node, set())
+        swarm.join(0.0, node, set(range(len(SIZES))))
+    swarm.receive(swarm.tracker.tick(0.0))
+    swarm.check()
+    uploaded = dict.fromkeys(range(nodes), 0.0)
+    for node, by_tree in swarm.parents.items():
+        own = swarm.fetches.get(node, set())
         for links in by_tree.values():
             for parent, blobs in links:
-                wanted = set(blobs or told.plan[node].blobs) - own
-                given[parent] += sum(SIZES[blob] for blob in wanted) / told.plan[node].trees
-    assert max(given.values()) <= 1.35 * sum(SIZES)
+                wanted = set(blobs or swarm.plan[node].blobs) - own
+                uploaded[parent] += sum(SIZES[blob] for blob in wanted) / swarm.plan[node].trees
+    assert max(uploaded.values()) <= 1.35 * sum(SIZES)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -255,45 +255,45 @@ def test_living_nodes_get_all_after_random_events(seed: int) -> None:
     """Nodes join, die, complain about any parent and lack any blobs, in any order."""
     rng = random.Random(seed)
     nodes, kept = rng.choice([2, 3, 5, 8, 20, 60]), rng.choice([0.0, 0.0, 0.3, 1.0])
-    told, now = Told(nodes), 0.0
+    swarm, now = SwarmState(nodes), 0.0
     waiting = list(range(nodes))
     rng.shuffle(waiting)
     for _ in range(nodes * 6):
         now += rng.choice([0.0, 0.01, 0.3])
-        node = rng.choice(list(told.lacks)) if told.lacks else None
+        node = rng.choice(list(swarm.lacks)) if swarm.lacks else None
         happens = rng.random()
         if waiting and happens < 0.4:
             whole = rng.random() < 0.7
             lacks = {blob for blob in range(len(SIZES)) if whole or rng.random() < 0.5}
-            told.join(now, waiting.pop(), lacks, {blob for blob in range(len(SIZES)) if rng.random() < kept})
+            swarm.join(now, waiting.pop(), lacks, {blob for blob in range(len(SIZES)) if rng.random() < kept})
         elif node is not None and happens < 0.5:
-            told.leave(now, node)
+            swarm.leave(now, node)
             if rng.random() < 0.5:
                 waiting.append(node)  # its helper may start again
-        elif node is not None and node in told.plan and happens < 0.55 and node not in told.done:
-            told.finish(now, node)
-        elif node is not None and node in told.plan:
-            got = tuple(rng.randrange(1 << 28) for _ in range(told.plan[node].trees))
+        elif node is not None and node in swarm.plan and happens < 0.55 and node not in swarm.done:
+            swarm.finish(now, node)
+        elif node is not None and node in swarm.plan:
+            got = tuple(rng.randrange(1 << 28) for _ in range(swarm.plan[node].trees))
             tree = rng.randrange(len(got))
-            parents = [parent for parent, _ in told.parents.get(node, {}).get(tree, [])]
+            parents = [parent for parent, _ in swarm.parents.get(node, {}).get(tree, [])]
             if parents and happens < 0.8:
                 complaint = Complaint(tree, rng.choice(parents), rng.random() < 0.5, got)
-                told.hear(told.tracker.handle(now, node, complaint))
+                swarm.receive(swarm.tracker.handle(now, node, complaint))
             else:
-                told.hear(told.tracker.handle(now, node, Report(got, rng.randrange(1 << 28))))
-        told.hear(told.tracker.tick(now))
-        if all(node in told.plan for node in told.lacks) and (nodes < 10 or rng.random() < 0.1):
-            told.drained(now)
-            told.check()
-    told.hear(told.tracker.tick(now + GATHER_S))
-    told.drained(now + GATHER_S)
-    told.check()
-    for node in list(told.lacks):
-        got = (0,) * told.plan[node].trees
-        told.hear(told.tracker.handle(now, node, Report(got, done=True)))
-    told.hear(told.tracker.tick(now + 1))
-    told.hear(told.tracker.tick(now + 2 + LINGER_S))
-    assert told.released >= set(told.lacks)
+                swarm.receive(swarm.tracker.handle(now, node, Report(got, rng.randrange(1 << 28))))
+        swarm.receive(swarm.tracker.tick(now))
+        if all(node in swarm.plan for node in swarm.lacks) and (nodes < 10 or rng.random() < 0.1):
+            swarm.drained(now)
+            swarm.check()
+    swarm.receive(swarm.tracker.tick(now + GATHER_S))
+    swarm.drained(now + GATHER_S)
+    swarm.check()
+    for node in list(swarm.lacks):
+        got = (0,) * swarm.plan[node].trees
+        swarm.receive(swarm.tracker.handle(now, node, Report(got, done=True)))
+    swarm.receive(swarm.tracker.tick(now + 1))
+    swarm.receive(swarm.tracker.tick(now + 2 + LINGER_S))
+    assert swarm.released >= set(swarm.lacks)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -307,22 +307,22 @@ def test_nodes_get_all_behind_random_firewalls(seed: int) -> None:
         walls = {
             (node, other) for node in range(nodes) for other in range(nodes) if (other if seed % 2 else node) in closed
         }
-    told = together(nodes)
+    swarm = together(nodes)
     for count in range(1, 20 * nodes):
         stuck = [
             (node, tree, parent)
-            for node, by_tree in told.parents.items()
+            for node, by_tree in swarm.parents.items()
             for tree, links in by_tree.items()
             for parent, blobs in links
-            if (node, parent) in walls and told.wants(node, blobs)
+            if (node, parent) in walls and swarm.wants(node, blobs)
         ]
         if not stuck:
             break
         node, tree, parent = rng.choice(stuck)
-        got = (0,) * told.plan[node].trees
-        told.hear(told.tracker.handle(0.1 * count, node, Complaint(tree, parent, False, got)))
+        got = (0,) * swarm.plan[node].trees
+        swarm.receive(swarm.tracker.handle(0.1 * count, node, Complaint(tree, parent, False, got)))
     assert not stuck
-    told.check()
+    swarm.check()
 
 
 def test_relays_upload_evenly() -> None:
@@ -334,139 +334,139 @@ def test_relays_upload_evenly() -> None:
         assert all([*tree.parent.values()].count(SOURCES) == 1 for tree in forest.trees)
 
 
-def together(nodes: int) -> Told:
-    told = Told(nodes)
+def together(nodes: int) -> SwarmState:
+    swarm = SwarmState(nodes)
     for node in range(nodes):
-        told.join(0.0, node, set(range(len(SIZES))))
-    told.hear(told.tracker.tick(0.0))
-    return told
+        swarm.join(0.0, node, set(range(len(SIZES))))
+    swarm.receive(swarm.tracker.tick(0.0))
+    return swarm
 
 
 def test_failed_fetch_moves_to_another_node() -> None:
-    told = together(5)
-    first = next(node for node, blobs in told.fetches.items() if 0 in blobs)
-    told.hear(told.tracker.handle(1.0, first, Failed((0,), False, "no route to the registry")))
-    assert 0 not in told.fetches[first]
-    told.check()
-    assert not told.hopeless
+    swarm = together(5)
+    first = next(node for node, blobs in swarm.fetches.items() if 0 in blobs)
+    swarm.receive(swarm.tracker.handle(1.0, first, Failed((0,), False, "no route to the registry")))
+    assert 0 not in swarm.fetches[first]
+    swarm.check()
+    assert not swarm.hopeless
 
 
 def test_refusal_is_reported_by_one_node() -> None:
-    told = together(5)
-    source = next(iter(told.fetches))
-    told.hear(told.tracker.handle(1.0, source, Failed((0,), True, "denied", "log in")))
-    assert sorted(told.hopeless) == list(range(5))
-    assert sorted((each.reason, each.hint) for each in told.hopeless.values()) == [("", "")] * 4 + [
+    swarm = together(5)
+    source = next(iter(swarm.fetches))
+    swarm.receive(swarm.tracker.handle(1.0, source, Failed((0,), True, "denied", "log in")))
+    assert sorted(swarm.hopeless) == list(range(5))
+    assert sorted((each.reason, each.hint) for each in swarm.hopeless.values()) == [("", "")] * 4 + [
         ("denied", "log in")
     ]
 
 
-def all_report(told: Told, now: float) -> None:
-    for node, plan in told.plan.items():
-        told.hear(told.tracker.handle(now, node, Report((0,) * plan.trees)))
+def all_report(swarm: SwarmState, now: float) -> None:
+    for node, plan in swarm.plan.items():
+        swarm.receive(swarm.tracker.handle(now, node, Report((0,) * plan.trees)))
 
 
-def nobody_can_fetch(told: Told, blob: int) -> None:
+def nobody_can_fetch(swarm: SwarmState, blob: int) -> None:
     for count in range(1, 4):
-        source = next(node for node, blobs in told.fetches.items() if blob in blobs)
-        told.hear(told.tracker.handle(1.0 * count, source, Failed((blob,), False, "unreachable")))
-        assert told.tracker.wants_seed is False
-    told.hear(told.tracker.tick(4.0))
-    assert told.tracker.wants_seed
+        source = next(node for node, blobs in swarm.fetches.items() if blob in blobs)
+        swarm.receive(swarm.tracker.handle(1.0 * count, source, Failed((blob,), False, "unreachable")))
+        assert swarm.tracker.wants_seed is False
+    swarm.receive(swarm.tracker.tick(4.0))
+    assert swarm.tracker.wants_seed
 
 
 def test_unreachable_blob_fails_without_seed() -> None:
-    told = together(8)
-    nobody_can_fetch(told, 0)
-    told.hear(told.tracker.tick(4.0 + SEED_AFTER_S))
-    assert not told.hopeless
-    all_report(told, 3.9 + 2 * SEED_AFTER_S)
-    told.hear(told.tracker.tick(4.0 + 2 * SEED_AFTER_S))
-    assert not any(each.final for each in told.hopeless.values())
-    assert sorted(each.reason for each in told.hopeless.values()) == [""] * 7 + ["unreachable"]
+    swarm = together(8)
+    nobody_can_fetch(swarm, 0)
+    swarm.receive(swarm.tracker.tick(4.0 + SEED_AFTER_S))
+    assert not swarm.hopeless
+    all_report(swarm, 3.9 + 2 * SEED_AFTER_S)
+    swarm.receive(swarm.tracker.tick(4.0 + 2 * SEED_AFTER_S))
+    assert not any(each.final for each in swarm.hopeless.values())
+    assert sorted(each.reason for each in swarm.hopeless.values()) == [""] * 7 + ["unreachable"]
 
 
 def test_unreachable_blob_comes_from_the_seed() -> None:
-    told = together(8)
-    nobody_can_fetch(told, 0)
-    all_report(told, 4.9)
-    told.join(5.0, SEED, set())
-    assert told.fetches[SEED] == {0}
-    told.check()
-    all_report(told, 5.9)
-    told.leave(6.0, SEED)
-    told.hear(told.tracker.tick(6.1))
-    assert [each.final for each in told.hopeless.values()] == [False] * 8
+    swarm = together(8)
+    nobody_can_fetch(swarm, 0)
+    all_report(swarm, 4.9)
+    swarm.join(5.0, SEED, set())
+    assert swarm.fetches[SEED] == {0}
+    swarm.check()
+    all_report(swarm, 5.9)
+    swarm.leave(6.0, SEED)
+    swarm.receive(swarm.tracker.tick(6.1))
+    assert [each.final for each in swarm.hopeless.values()] == [False] * 8
 
 
 def test_seed_takes_blobs_of_silent_fetchers() -> None:
-    told = together(8)
-    trees_ = told.plan[0].trees
-    one, other = told.fetches
-    told.hear(told.tracker.handle(1.0, one, Report((0,) * trees_, fetched=1)))
-    told.hear(told.tracker.tick(SEED_AFTER_S + 0.1))
-    assert told.tracker.wants_seed
-    kept = set(told.fetches[one])
-    told.join(SEED_AFTER_S + 0.2, SEED, set())
-    assert (told.fetches[one], told.fetches[other]) == (kept, set())
-    assert told.fetches[SEED] == set(range(len(SIZES))) - kept
-    told.check()
-    told.hear(told.tracker.handle(9.0, SEED, Failed(tuple(told.fetches[SEED]), False, "no route")))
-    told.lacks.pop(SEED)
-    told.check()
-    assert not told.hopeless
+    swarm = together(8)
+    trees_ = swarm.plan[0].trees
+    one, other = swarm.fetches
+    swarm.receive(swarm.tracker.handle(1.0, one, Report((0,) * trees_, fetched=1)))
+    swarm.receive(swarm.tracker.tick(SEED_AFTER_S + 0.1))
+    assert swarm.tracker.wants_seed
+    kept = set(swarm.fetches[one])
+    swarm.join(SEED_AFTER_S + 0.2, SEED, set())
+    assert (swarm.fetches[one], swarm.fetches[other]) == (kept, set())
+    assert swarm.fetches[SEED] == set(range(len(SIZES))) - kept
+    swarm.check()
+    swarm.receive(swarm.tracker.handle(9.0, SEED, Failed(tuple(swarm.fetches[SEED]), False, "no route")))
+    swarm.lacks.pop(SEED)
+    swarm.check()
+    assert not swarm.hopeless
 
 
-def of_seed(nodes: int) -> Told:
+def of_seed(nodes: int) -> SwarmState:
     """Return nodes that lack a file of the tracker's host."""
-    told = Told(nodes, seed_only=True)
+    swarm = SwarmState(nodes, seed_only=True)
     for node in range(nodes):
-        told.join(0.0, node, {0})
-    told.hear(told.tracker.tick(0.0))
-    told.hear(told.tracker.tick(0.1))
-    assert told.tracker.wants_seed
-    told.join(0.2, SEED, set())
-    return told
+        swarm.join(0.0, node, {0})
+    swarm.receive(swarm.tracker.tick(0.0))
+    swarm.receive(swarm.tracker.tick(0.1))
+    assert swarm.tracker.wants_seed
+    swarm.join(0.2, SEED, set())
+    return swarm
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 40])
 def test_file_is_fetched_by_no_node_but_the_seed(nodes: int) -> None:
-    told = of_seed(nodes)
-    assert told.fetches == {SEED: {0}}
-    told.check()
-    all_report(told, 1.0)
-    told.leave(2.0, SEED)
-    told.hear(told.tracker.tick(2.1))
-    assert [each.final for each in told.hopeless.values()] == [False] * nodes
+    swarm = of_seed(nodes)
+    assert swarm.fetches == {SEED: {0}}
+    swarm.check()
+    all_report(swarm, 1.0)
+    swarm.leave(2.0, SEED)
+    swarm.receive(swarm.tracker.tick(2.1))
+    assert [each.final for each in swarm.hopeless.values()] == [False] * nodes
 
 
 def test_file_without_seed_is_given_up() -> None:
-    told = Told(2, seed_only=True)
+    swarm = SwarmState(2, seed_only=True)
     for node in range(2):
-        told.join(0.0, node, {0})
+        swarm.join(0.0, node, {0})
     for now in (0.0, 0.1):
-        told.hear(told.tracker.tick(now))
-    all_report(told, 2 * SEED_AFTER_S)
-    told.hear(told.tracker.tick(0.2 + 2 * SEED_AFTER_S))
-    assert [each.final for each in told.hopeless.values()] == [False] * 2
+        swarm.receive(swarm.tracker.tick(now))
+    all_report(swarm, 2 * SEED_AFTER_S)
+    swarm.receive(swarm.tracker.tick(0.2 + 2 * SEED_AFTER_S))
+    assert [each.final for each in swarm.hopeless.values()] == [False] * 2
 
 
 def test_node_with_the_file_serves_before_the_seed() -> None:
-    told = Told(3, seed_only=True)
-    told.join(0.0, 0, set(), {0})
+    swarm = SwarmState(3, seed_only=True)
+    swarm.join(0.0, 0, set(), {0})
     for node in (1, 2):
-        told.join(0.0, node, {0})
+        swarm.join(0.0, node, {0})
     for now in (0.0, 0.1):
-        told.hear(told.tracker.tick(now))
-    assert {node: blobs for node, blobs in told.fetches.items() if blobs} == {0: {0}}
-    assert not told.tracker.wants_seed
-    told.check()
-    told.leave(1.0, 0)
-    told.hear(told.tracker.tick(1.1))
-    assert told.tracker.wants_seed
-    told.join(1.2, SEED, set())
-    told.check()
-    assert not told.hopeless
+        swarm.receive(swarm.tracker.tick(now))
+    assert {node: blobs for node, blobs in swarm.fetches.items() if blobs} == {0: {0}}
+    assert not swarm.tracker.wants_seed
+    swarm.check()
+    swarm.leave(1.0, 0)
+    swarm.receive(swarm.tracker.tick(1.1))
+    assert swarm.tracker.wants_seed
+    swarm.join(1.2, SEED, set())
+    swarm.check()
+    assert not swarm.hopeless
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -474,92 +474,92 @@ def test_nodes_that_cannot_reach_the_seed_get_the_file(seed: int) -> None:
     rng = random.Random(seed)
     nodes = rng.choice([1, 2, 3, 8, 40])
     apart = rng.sample(range(nodes), rng.randrange(nodes + 1))
-    told = of_seed(nodes)
+    swarm = of_seed(nodes)
     for count in range(1, 20 * nodes):
         stuck = [
             (node, tree)
-            for node, by_tree in told.parents.items()
+            for node, by_tree in swarm.parents.items()
             for tree, links in by_tree.items()
             for parent, _ in links
-            if parent == SEED and node in apart and node not in told.hopeless
+            if parent == SEED and node in apart and node not in swarm.hopeless
         ]
         if not stuck:
             break
         node, tree = rng.choice(stuck)
-        complaint = Complaint(tree, SEED, False, (0,) * told.plan[node].trees)
-        told.hear(told.tracker.handle(0.2 + 0.01 * count, node, complaint))
+        complaint = Complaint(tree, SEED, False, (0,) * swarm.plan[node].trees)
+        swarm.receive(swarm.tracker.handle(0.2 + 0.01 * count, node, complaint))
     assert not stuck
-    assert sorted(told.hopeless) == (list(range(nodes)) if len(apart) == nodes else [])
-    for node in told.hopeless:
-        del told.lacks[node]
-    told.check()
-    assert told.fetches == {SEED: {0}}
+    assert sorted(swarm.hopeless) == (list(range(nodes)) if len(apart) == nodes else [])
+    for node in swarm.hopeless:
+        del swarm.lacks[node]
+    swarm.check()
+    assert swarm.fetches == {SEED: {0}}
 
 
 def test_slow_fetcher_hands_over_its_blobs() -> None:
-    told = together(6)
-    slow, fast = told.fetches
-    trees_ = told.plan[slow].trees
+    swarm = together(6)
+    slow, fast = swarm.fetches
+    trees_ = swarm.plan[slow].trees
     for now in (1.0, 3.0):
         for node, count in ((fast, 100), (slow, 10)):
-            told.hear(told.tracker.handle(now, node, fetching(trees_, int(now) * count << 20)))
-    assert told.fetches[slow] == set()
-    assert told.fetches[fast] == set(range(len(SIZES)))
-    told.check()
+            swarm.receive(swarm.tracker.handle(now, node, fetching(trees_, int(now) * count << 20)))
+    assert swarm.fetches[slow] == set()
+    assert swarm.fetches[fast] == set(range(len(SIZES)))
+    swarm.check()
 
 
 def test_fetcher_a_little_behind_keeps_its_blobs() -> None:
     """For a small image a second request to the registry does not pay."""
-    told = together(6)
-    before = dict(told.fetches)
+    swarm = together(6)
+    before = dict(swarm.fetches)
     slow, fast = before
-    trees_ = told.plan[slow].trees
+    trees_ = swarm.plan[slow].trees
     for now in (1.0, 3.0):
         for node, count in ((fast, 7 << 20), (slow, 0)):
-            told.hear(told.tracker.handle(now, node, fetching(trees_, count)))
-    assert told.fetches == before
+            swarm.receive(swarm.tracker.handle(now, node, fetching(trees_, count)))
+    assert swarm.fetches == before
 
 
 def test_fetcher_with_a_late_start_keeps_its_blobs() -> None:
     """Its first seconds are slow, because other nodes have filled a queue."""
-    told = together(2)
-    before = dict(told.fetches)
+    swarm = together(2)
+    before = dict(swarm.fetches)
     late, first = before
     for now in range(1, 16):
         for node, count in ((first, 12 * now), (late, 1)):
-            told.hear(told.tracker.handle(float(now), node, fetching(1, count << 20)))
-    assert told.fetches == before
-    told.hear(told.tracker.handle(20.0, first, fetching(1, 240 << 20)))
-    told.hear(told.tracker.handle(20.1, late, fetching(1, 1 << 20)))
-    assert told.fetches == {late: set(), first: set(range(len(SIZES)))}
+            swarm.receive(swarm.tracker.handle(float(now), node, fetching(1, count << 20)))
+    assert swarm.fetches == before
+    swarm.receive(swarm.tracker.handle(20.0, first, fetching(1, 240 << 20)))
+    swarm.receive(swarm.tracker.handle(20.1, late, fetching(1, 1 << 20)))
+    assert swarm.fetches == {late: set(), first: set(range(len(SIZES)))}
 
 
 def test_fetcher_behind_a_full_link_keeps_its_blobs() -> None:
     """Its link is full of bytes from the other fetcher, so both finish as early as possible."""
-    told = together(2)
-    before = dict(told.fetches)
+    swarm = together(2)
+    before = dict(swarm.fetches)
     late, first = before
     for now in range(1, 60):
-        told.hear(told.tracker.handle(now + 0.1, first, fetching(1, 12 * now << 20)))
-        told.hear(told.tracker.handle(now + 0.2, late, Report((12 * now << 20,), now << 18, unfetched=1 << 29)))
-    assert told.fetches == before
+        swarm.receive(swarm.tracker.handle(now + 0.1, first, fetching(1, 12 * now << 20)))
+        swarm.receive(swarm.tracker.handle(now + 0.2, late, Report((12 * now << 20,), now << 18, unfetched=1 << 29)))
+    assert swarm.fetches == before
 
 
 def test_fetcher_that_finished_is_not_slow() -> None:
-    told = together(6)
-    gone, slow = told.fetches
-    trees_ = told.plan[slow].trees
-    heir = next(node for node in range(6) if node not in (gone, slow))
-    told.hear(told.tracker.handle(0.9, heir, Report((1,) * trees_)))
-    told.leave(1.0, gone)
-    assert told.fetches[heir]
+    swarm = together(6)
+    ended, slow = swarm.fetches
+    trees_ = swarm.plan[slow].trees
+    heir = next(node for node in range(6) if node not in (ended, slow))
+    swarm.receive(swarm.tracker.handle(0.9, heir, Report((1,) * trees_)))
+    swarm.leave(1.0, ended)
+    assert swarm.fetches[heir]
     for now in (2.0, 3.5, 4.5):
-        told.hear(told.tracker.handle(now, heir, Report((0,) * trees_, fetched=50 << 20)))
-        told.hear(told.tracker.handle(now, slow, fetching(trees_, int(now * 10) << 20)))
-    told.hear(told.tracker.handle(5.5, slow, fetching(trees_, 60 << 20)))
-    assert told.fetches[heir] == set(range(len(SIZES))), "the heir was five times as fast while it had work"
-    assert told.fetches[slow] == set()
-    told.check()
+        swarm.receive(swarm.tracker.handle(now, heir, Report((0,) * trees_, fetched=50 << 20)))
+        swarm.receive(swarm.tracker.handle(now, slow, fetching(trees_, int(now * 10) << 20)))
+    swarm.receive(swarm.tracker.handle(5.5, slow, fetching(trees_, 60 << 20)))
+    assert swarm.fetches[heir] == set(range(len(SIZES))), "the heir was five times as fast while it had work"
+    assert swarm.fetches[slow] == set()
+    swarm.check()
 
 
 def fetching(trees_: int, fetched: int) -> Report:
@@ -568,175 +568,177 @@ def fetching(trees_: int, fetched: int) -> Report:
 
 
 def test_slow_fetcher_of_two_hands_over_its_blobs() -> None:
-    told = together(2)
-    slow, fast = told.fetches
+    swarm = together(2)
+    slow, fast = swarm.fetches
     for now in (1.0, 3.0):
         for node, count in ((fast, 100), (slow, 10)):
-            told.hear(told.tracker.handle(now, node, fetching(1, int(now) * count << 20)))
-    assert told.fetches == {slow: set(), fast: set(range(len(SIZES)))}
-    told.check()
+            swarm.receive(swarm.tracker.handle(now, node, fetching(1, int(now) * count << 20)))
+    assert swarm.fetches == {slow: set(), fast: set(range(len(SIZES)))}
+    swarm.check()
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 @pytest.mark.parametrize("ends", [True, False])
 def test_blob_of_a_finished_node_is_drained(nodes: int, ends: bool) -> None:
     """Its kernel goes on to send. Other nodes fetch blobs that do not arrive by this, or arrive too slowly."""
-    told = together(nodes)
-    before = {node: set(blobs) for node, blobs in told.fetches.items()}
+    swarm = together(nodes)
+    before = {node: set(blobs) for node, blobs in swarm.fetches.items()}
     first = next(iter(before))
-    told.finish(1.0, first)
-    told.leave(1.1, first)
-    told.hear(told.tracker.tick(1.1 + 0.9 * DRAIN_S))
+    swarm.finish(1.0, first)
+    swarm.leave(1.1, first)
+    swarm.receive(swarm.tracker.tick(1.1 + 0.9 * DRAIN_S))
     del before[first]
-    assert told.fetches == before
+    assert swarm.fetches == before
     if ends:
-        told.drained(1.1 + 0.9 * DRAIN_S)
+        swarm.drained(1.1 + 0.9 * DRAIN_S)
     else:
-        told.hear(told.tracker.tick(2.1 + DRAIN_S))
-    assert set().union(*told.fetches.values()) == set(range(len(SIZES)))
-    told.check()
+        swarm.receive(swarm.tracker.tick(2.1 + DRAIN_S))
+    assert set().union(*swarm.fetches.values()) == set(range(len(SIZES)))
+    swarm.check()
 
 
 def test_blobs_of_a_finished_node_move_to_a_complete_node() -> None:
-    told = together(4)
-    first, second = told.fetches
-    trees_ = told.plan[first].trees
+    swarm = together(4)
+    first, second = swarm.fetches
+    trees_ = swarm.plan[first].trees
     for node in set(range(4)) - {first, second}:
-        told.hear(told.tracker.handle(0.9, node, Report((1 << 30,) * trees_)))
+        swarm.receive(swarm.tracker.handle(0.9, node, Report((1 << 30,) * trees_)))
     for node in (first, second):
-        told.finish(1.0, node)
-    told.leave(1.1, first)
-    told.drained(1.2)
-    assert told.fetches[second] == set(range(len(SIZES)))
-    told.check()
+        swarm.finish(1.0, node)
+    swarm.leave(1.1, first)
+    swarm.drained(1.2)
+    assert swarm.fetches[second] == set(range(len(SIZES)))
+    swarm.check()
 
 
 def test_late_peer_gets_no_parent_that_has_left() -> None:
-    told = Told(9)
+    swarm = SwarmState(9)
     for node in range(8):
-        told.join(0.0, node, set(range(len(SIZES))))
-    told.hear(told.tracker.tick(GATHER_S))
-    gone = next(node for node, plan in told.plan.items() if plan.relays)
-    told.finish(1.0, gone)
-    told.leave(1.0, gone)
-    told.join(1.1, 8, set(range(len(SIZES))))
-    assert gone not in {parent for links in told.parents[8].values() for parent, _ in links}
-    told.drained(1.2)
-    told.check()
+        swarm.join(0.0, node, set(range(len(SIZES))))
+    swarm.receive(swarm.tracker.tick(GATHER_S))
+    ended = next(node for node, plan in swarm.plan.items() if plan.relays)
+    swarm.finish(1.0, ended)
+    swarm.leave(1.0, ended)
+    swarm.join(1.1, 8, set(range(len(SIZES))))
+    assert ended not in {parent for links in swarm.parents[8].values() for parent, _ in links}
+    swarm.drained(1.2)
+    swarm.check()
 
 
 def test_peer_that_joins_after_all_left_gets_a_new_plan() -> None:
-    told = together(2)
+    swarm = together(2)
     for node in range(2):
-        told.finish(1.0, node)
-        told.leave(1.1, node)
-    told.join(1.2, 1, {0, 1})
-    told.hear(told.tracker.tick(1.2 + GATHER_S))
-    assert told.fetches == {1: {0, 1}}
+        swarm.finish(1.0, node)
+        swarm.leave(1.1, node)
+    swarm.join(1.2, 1, {0, 1})
+    swarm.receive(swarm.tracker.tick(1.2 + GATHER_S))
+    assert swarm.fetches == {1: {0, 1}}
 
 
 def test_peer_that_joins_again_lacks_its_blobs() -> None:
     """A helper was killed when it had every blob. Its successor lacks every blob."""
-    told = together(3)
-    told.finish(1.0, 0)
-    told.leave(1.0, 0)
-    told.join(1.1, 0, set(range(len(SIZES))))
-    told.drained(1.1)
-    told.check()
+    swarm = together(3)
+    swarm.finish(1.0, 0)
+    swarm.leave(1.0, 0)
+    swarm.join(1.1, 0, set(range(len(SIZES))))
+    swarm.drained(1.1)
+    swarm.check()
 
 
 def test_last_peer_does_not_wait_for_one_that_left() -> None:
-    told = together(2)
-    told.finish(1.0, 0)
-    told.leave(1.0, 0)
-    told.finish(1.1, 1)
-    told.hear(told.tracker.tick(1.2))
-    assert told.released == {1}
+    swarm = together(2)
+    swarm.finish(1.0, 0)
+    swarm.leave(1.0, 0)
+    swarm.finish(1.1, 1)
+    swarm.receive(swarm.tracker.tick(1.2))
+    assert swarm.released == {1}
 
 
 @pytest.mark.parametrize("nodes", [6, 10_000])
 def test_stalled_fetcher_hands_over_its_blobs(nodes: int) -> None:
     """A fetcher reports once a second in a swarm of any size; other nodes of ten thousand every ten seconds."""
-    told = Told(nodes)
+    swarm = SwarmState(nodes)
     for node in range(6):
-        told.join(node * 0.01, node, set(range(len(SIZES))))
-    told.hear(told.tracker.tick(1.0))
-    silent, other = told.fetches
-    trees_ = told.plan[silent].trees
+        swarm.join(node * 0.01, node, set(range(len(SIZES))))
+    swarm.receive(swarm.tracker.tick(1.0))
+    silent, other = swarm.fetches
+    trees_ = swarm.plan[silent].trees
     for second in range(1, 7):
         for node in range(6) if nodes == 6 or second == 1 else [other]:
             if node != silent:
-                told.hear(told.tracker.handle(float(second), node, Report((0,) * trees_, fetched=1 << 20)))
-        told.hear(told.tracker.tick(second + 0.5))
-    assert told.fetches[silent] == set()
-    assert told.fetches[other] == set(range(len(SIZES)))
-    told.check()
+                swarm.receive(swarm.tracker.handle(float(second), node, Report((0,) * trees_, fetched=1 << 20)))
+        swarm.receive(swarm.tracker.tick(second + 0.5))
+    assert swarm.fetches[silent] == set()
+    assert swarm.fetches[other] == set(range(len(SIZES)))
+    swarm.check()
 
 
 def test_relay_with_many_complaints_is_retired() -> None:
-    told = together(8)
-    slow = next(node for node, plan in told.plan.items() if plan.relays and node not in told.fetches)
-    for node, by_tree in list(told.parents.items()):
+    swarm = together(8)
+    slow = next(node for node, plan in swarm.plan.items() if plan.relays and node not in swarm.fetches)
+    for node, by_tree in list(swarm.parents.items()):
         for tree, links in list(by_tree.items()):
             if slow in [parent for parent, _ in links]:
-                told.hear(told.tracker.handle(1.0, node, Complaint(tree, slow, False, (0,) * told.plan[node].trees)))
+                swarm.receive(
+                    swarm.tracker.handle(1.0, node, Complaint(tree, slow, False, (0,) * swarm.plan[node].trees))
+                )
     assert slow not in {
-        parent for by_tree in told.parents.values() for links in by_tree.values() for parent, _ in links
+        parent for by_tree in swarm.parents.values() for links in by_tree.values() for parent, _ in links
     }
-    told.check()
+    swarm.check()
 
 
 def test_peer_that_joins_after_release_gets_a_new_plan() -> None:
-    told = together(3)
+    swarm = together(3)
     for node in range(3):
-        told.hear(told.tracker.handle(1.0, node, Report((0,) * told.plan[node].trees, done=True)))
-    told.hear(told.tracker.tick(2.0))
-    assert told.released == {0, 1, 2}
+        swarm.receive(swarm.tracker.handle(1.0, node, Report((0,) * swarm.plan[node].trees, done=True)))
+    swarm.receive(swarm.tracker.tick(2.0))
+    assert swarm.released == {0, 1, 2}
     for node in range(3):
-        told.leave(3.0, node)
-    told.join(60.0, 1, {0, 1})
-    told.hear(told.tracker.tick(60.0 + GATHER_S))
-    assert told.fetches[1] == {0, 1}
+        swarm.leave(3.0, node)
+    swarm.join(60.0, 1, {0, 1})
+    swarm.receive(swarm.tracker.tick(60.0 + GATHER_S))
+    assert swarm.fetches[1] == {0, 1}
 
 
 def test_progress_names_the_slowest_node() -> None:
-    told = Told(3)
+    swarm = SwarmState(3)
     for node in range(2):
-        told.lacks[node] = {0}
-        told.hear(told.tracker.handle(0.0, node, Joined(("10.0.0.1", 1), (0,), name=f"n{node}")))
-    told.hear(told.tracker.tick(GATHER_S))
-    trees_ = told.plan[0].trees
-    source = next(iter(told.fetches))
-    told.hear(told.tracker.handle(1.0, source, Report((0,) * trees_, SIZES[0], done=True)))
+        swarm.lacks[node] = {0}
+        swarm.receive(swarm.tracker.handle(0.0, node, Joined(("10.0.0.1", 1), (0,), name=f"n{node}")))
+    swarm.receive(swarm.tracker.tick(GATHER_S))
+    trees_ = swarm.plan[0].trees
+    source = next(iter(swarm.fetches))
+    swarm.receive(swarm.tracker.handle(1.0, source, Report((0,) * trees_, SIZES[0], done=True)))
     half = (SIZES[0] // 2 // trees_,) * trees_
-    told.hear(told.tracker.handle(1.0, 1 - source, Report(half)))
-    now = told.tracker.progress()
+    swarm.receive(swarm.tracker.handle(1.0, 1 - source, Report(half)))
+    now = swarm.tracker.progress()
     assert (now.joined, now.ready, now.slowest, now.fetched) == (2, 1, f"n{1 - source}", SIZES[0])
     assert round(now.fraction, 2) == 0.5
-    assert not told.tracker.all_have_it
+    assert not swarm.tracker.all_have_it
 
 
 def test_kept_blobs_are_uploaded_and_not_fetched() -> None:
-    told = Told(8)
+    swarm = SwarmState(8)
     for node in range(7):
-        told.join(0.0, node, set(), {0, 1} if node % 2 else {1, 2, 3})
-    told.join(0.1, 7, set(range(len(SIZES))))
-    told.hear(told.tracker.tick(0.2))
-    told.check()
-    assert 7 not in told.fetches
-    assert sorted(blob for blobs in told.fetches.values() for blob in blobs) == [0, 1, 2, 3]
-    assert max(sum(SIZES[blob] for blob in blobs) for blobs in told.fetches.values()) == SIZES[0]
-    told.hear(told.tracker.tick(SEED_AFTER_S + 1))
-    assert not told.tracker.wants_seed
+        swarm.join(0.0, node, set(), {0, 1} if node % 2 else {1, 2, 3})
+    swarm.join(0.1, 7, set(range(len(SIZES))))
+    swarm.receive(swarm.tracker.tick(0.2))
+    swarm.check()
+    assert 7 not in swarm.fetches
+    assert sorted(blob for blobs in swarm.fetches.values() for blob in blobs) == [0, 1, 2, 3]
+    assert max(sum(SIZES[blob] for blob in blobs) for blobs in swarm.fetches.values()) == SIZES[0]
+    swarm.receive(swarm.tracker.tick(SEED_AFTER_S + 1))
+    assert not swarm.tracker.wants_seed
 
 
 def test_node_that_kept_a_blob_replaces_a_dead_one() -> None:
-    told = Told(3)
-    told.join(0.0, 0, set(), {0})
-    told.join(0.0, 1, set(), {0})
-    told.join(0.0, 2, {0})
-    told.hear(told.tracker.tick(0.1))
-    first = next(node for node, blobs in told.fetches.items() if blobs)
-    told.leave(1.0, first)
-    assert told.fetches == {1 - first: {0}}
-    told.check()
+    swarm = SwarmState(3)
+    swarm.join(0.0, 0, set(), {0})
+    swarm.join(0.0, 1, set(), {0})
+    swarm.join(0.0, 2, {0})
+    swarm.receive(swarm.tracker.tick(0.1))
+    first = next(node for node, blobs in swarm.fetches.items() if blobs)
+    swarm.leave(1.0, first)
+    assert swarm.fetches == {1 - first: {0}}
+    swarm.check()

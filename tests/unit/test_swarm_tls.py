@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from enroot_py.features.swarm.invitation import Swarm
-from enroot_py.features.swarm.loop import Connection, Loop, listener
+from enroot_py.features.swarm.loop import Connection, Loop
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.tls import Identity
 from tests.swarm_tls import CONTEXT, KEY, End
 
@@ -60,18 +61,16 @@ class Ends:
         self.loop = Loop(Swarm(KEY, CONTEXT, 2), 0)
         self._other = Loop(Swarm(KEY, CONTEXT, 2), node)
         self._file = file
-        self._sock = listener()
-        self.wire = Wire(self._sock.getsockname()[1])
-        self.came = bytearray()
+        self.wire = Wire(self.loop.listen("p", listener(), self._greet))
+        self.received = bytearray()
         self.lost: list[str] = []
-        self.loop.listen("p", self._sock, self._greet)
         self._one = self._other.connect("p", ("127.0.0.1", self.wire.port))
         self._one.on_ready = lambda: self._one.send({"is": "Wish"})
         self._one.on_bytes = self._take
         self._one.on_close = self.lost.append
 
     def _greet(self, connection: Connection) -> None:
-        def heard(message: object) -> None:
+        def on_message(message: object) -> None:
             assert message == {"is": "Wish"}
             connection.send_more = more
             connection.wake()
@@ -81,16 +80,17 @@ class Ends:
             connection.send_file(b"head", self._file, 0, len(WORDS))
             return True
 
-        connection.on_message = heard
+        connection.on_message = on_message
 
     def _take(self, data: bytearray) -> int:
-        self.came += data
+        self.received += data
+        self._one.expect(len(WORDS) + 4 - len(self.received))
         return len(data)
 
     def run(self) -> None:
         """Serve both ends until the whole file has arrived or the connection has ended."""
         deadline = time.monotonic() + 60
-        while len(self.came) < len(WORDS) + 4 and not self.lost:
+        while len(self.received) < len(WORDS) + 4 and not self.lost:
             assert time.monotonic() < deadline
             for loop in (self.loop, self._other):
                 loop.running = True
@@ -109,7 +109,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 def test_blobs_and_messages_cannot_be_read(file: int) -> None:
     ends = Ends(file)
     ends.run()
-    assert ends.came == b"head" + WORDS
+    assert ends.received == b"head" + WORDS
     assert b"nobody else" not in ends.wire.seen and b"Wish" not in ends.wire.seen
 
 
@@ -122,7 +122,7 @@ def test_changed_bytes_end_the_connection(file: int) -> None:
     ends.wire.change = flip
     ends.run()
     assert ends.lost
-    assert (b"head" + WORDS).startswith(ends.came)
+    assert (b"head" + WORDS).startswith(ends.received)
 
 
 def test_certificate_is_the_same_everywhere() -> None:
@@ -149,14 +149,14 @@ def test_false_server_gets_no_message(tmp_path: Path) -> None:
     subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "own", tmp_path / "key")
-    came, out = ssl.MemoryBIO(), ssl.MemoryBIO()
-    stranger = context.wrap_bio(came, out, server_side=True)
+    received, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    stranger = context.wrap_bio(received, out, server_side=True)
     member = End("p", 1)
-    came.write(member.said())
+    received.write(member.pending())
     with pytest.raises(ssl.SSLWantReadError):
         stranger.do_handshake()
     with pytest.raises(ssl.SSLCertVerificationError):
-        member.hear(out.read())
+        member.receive(out.read())
 
 
 @pytest.mark.security("N1")
@@ -164,4 +164,4 @@ def test_connection_to_itself_is_refused(file: int) -> None:
     """Both ends have the same certificate, so TLS alone does not notice."""
     ends = Ends(file, node=0)
     ends.run()
-    assert ends.lost and not ends.came
+    assert ends.lost and not ends.received

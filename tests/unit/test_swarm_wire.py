@@ -34,19 +34,19 @@ from enroot_py.features.swarm.wire import WireError
 @pytest.mark.parametrize("cut", [1, 7, 1 << 20])
 def test_message_in_parts_is_joined(cut: int) -> None:
     data, buffer = wire.frame({"a": 1}) + wire.frame({"b": 2}), bytearray()
-    said = []
+    messages = []
     for start in range(0, len(data), cut):
         buffer += data[start : start + cut]
         while message := wire.unframe(buffer, 100):
-            said.append(message)
-    assert said == [{"a": 1}, {"b": 2}] and not buffer
+            messages.append(message)
+    assert messages == [{"a": 1}, {"b": 2}] and not buffer
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("x" * 200, "bytes"), ("[1]", "not an object"), ("[" * 99, "not JSON"), ("{", "not JSON")]
+    ("text", "error"), [("x" * 200, "bytes"), ("[1]", "not an object"), ("[" * 99, "not JSON"), ("{", "not JSON")]
 )
-def test_bad_frame_is_refused(text: str, says: str) -> None:
-    with pytest.raises(WireError, match=says):
+def test_bad_frame_is_refused(text: str, error: str) -> None:
+    with pytest.raises(WireError, match=error):
         wire.unframe(bytearray(len(text).to_bytes(4, "big") + text.encode()), 100)
 
 
@@ -64,16 +64,16 @@ TRACKERS: list[FromTracker] = [
 
 @pytest.mark.parametrize("message", PEERS)
 def test_message_of_a_peer_survives_the_wire(message: FromPeer) -> None:
-    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_PEER_BYTES)
-    assert said is not None
-    assert wire.decode_from_peer(said, "10.0.0.1") == message
+    unframed = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_PEER_BYTES)
+    assert unframed is not None
+    assert wire.decode_from_peer(unframed, "10.0.0.1") == message
 
 
 @pytest.mark.parametrize("message", TRACKERS)
 def test_message_of_the_tracker_survives_the_wire(message: FromTracker) -> None:
-    said = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_TRACKER_BYTES)
-    assert said is not None
-    assert wire.decode_from_tracker(said) == message
+    unframed = wire.unframe(bytearray(wire.frame(wire.encode(message))), wire.MAX_TRACKER_BYTES)
+    assert unframed is not None
+    assert wire.decode_from_tracker(unframed) == message
 
 
 OTHERS: list[Message] = [
@@ -88,13 +88,13 @@ OTHERS: list[Message] = [
 ]
 
 
-def said(message: Message) -> dict[str, object]:
+def as_json(message: Message) -> dict[str, object]:
     return dict(json.loads(wire.frame(wire.encode(message))[4:]))
 
 
 @pytest.mark.parametrize("message", OTHERS)
 def test_other_message_survives_the_wire(message: Message) -> None:
-    assert wire.decode(said(message), type(message)) == message
+    assert wire.decode(as_json(message), type(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_other_message_survives_the_wire(message: Message) -> None:
 )
 def test_value_out_of_bounds_is_refused(message: Message, field: str, value: object) -> None:
     with pytest.raises(WireError):
-        wire.decode({**said(message), field: value}, type(message))
+        wire.decode({**as_json(message), field: value}, type(message))
 
 
 @pytest.mark.security("N2")
@@ -131,11 +131,11 @@ def test_random_message_is_refused_or_unchanged(rng: random.Random, soak: bool) 
         return rng.choice(odd)
 
     for _ in range(100_000 if soak else 3000):
-        message = said(rng.choice(messages))
+        message = as_json(rng.choice(messages))
         name = rng.choice(list(message))
         message[name] = changed(message[name])
         try:
             decoded = wire.decode(json.loads(json.dumps(message)), *kinds)
         except WireError:
             continue
-        assert said(decoded) == message
+        assert as_json(decoded) == message

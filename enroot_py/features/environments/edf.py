@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.base.frozen import Frozen
-from enroot_py.config.words import cut, true_or_false
+from enroot_py.config.words import true_or_false
+from enroot_py.features.environments import expansion
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Environment(Frozen):
     @staticmethod
     def waits(text: str) -> bool:
         """Return whether a value has a variable that only the job knows."""
-        return "${SLURM_" in text
+        return any(map(is_of_job, expansion.names(text)))
 
     def value(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:
         """Return the text of an entry with variables expanded; without a job, variables of the job stay as they are.
@@ -126,11 +127,11 @@ class Environment(Frozen):
     ) -> str:
         def value(name: str) -> str | None:
             if job is None and is_of_job(name) and not any(name in variables for variables in known):
-                return "${" + name + "}"
-            return next((quote(variables[name]) for variables in (*known, job or {}) if name in variables), None)
+                raise expansion.Waits
+            return next((variables[name] for variables in (*known, job or {}) if name in variables), None)
 
         try:
-            return expand(entry.text, value, quote)
+            return expansion.expand(entry.text, value, quote)
         except ValueError as e:
             why, hint = e.args
             raise ConfigError(f"{entry.where}: {why}", hint=hint) from None
@@ -158,43 +159,6 @@ def loads(text: str) -> Environment:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         message = f"PYXIS_EDF, the content of the step's environment file, does not parse: {e}"
         raise ConfigError(message, hint="unset it: srun and sbatch set it") from e
-
-
-def expand(text: str, value: Callable[[str], str | None], quote: Callable[[str], str] = str) -> str:
-    """Expand ``${NAME}`` and ``${NAME:-DEFAULT}`` with ``value``; ``$$`` and any other ``$`` are a dollar sign.
-
-    Raises ValueError, with a hint, where a variable has none.
-    """
-    out, doubled = "", False
-    for written, name, default, after in cut(text):
-        if doubled:
-            doubled, written = False, written[1:]
-        elif after.startswith("{") and written == "$":
-            inner, close, _ = after.partition("}")
-            raise ValueError(f"${inner}{close} is no variable", "write ${NAME} or ${NAME:-TEXT}; a dollar sign is $$")
-        elif written.startswith("${"):
-            found = value(name)
-            if found is None and default is None:
-                hint = f"export it, or write ${{{name}:-}} for nothing; a dollar sign is $$"
-                raise ValueError(f"the variable {name} is not set", hint)
-            written = found or quote(default or "")
-        elif written:
-            doubled = written == "$" and not after
-            written = quote("$") + written[1:]
-        out += written + after
-    return out
-
-
-def names(text: str) -> list[str]:
-    """Yield the variables in a text, in order. Raises ValueError."""
-    said: list[str] = []
-
-    def note(name: str) -> str:
-        said.append(name)
-        return ""
-
-    expand(text, note)
-    return said
 
 
 def _quoted(text: str) -> str:

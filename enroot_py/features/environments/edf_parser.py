@@ -17,7 +17,7 @@ from enroot_py.base.errors import ConfigError, UsageError
 from enroot_py.base.features import CARRIED_BYTES
 from enroot_py.config import files
 from enroot_py.config.words import base_directories, nearest, true_or_false
-from enroot_py.features.environments import edf
+from enroot_py.features.environments import edf, expansion
 from enroot_py.features.environments.edf import Environment, FileEntry
 
 if sys.version_info >= (3, 11):
@@ -52,7 +52,7 @@ KEYS: dict[str, tuple[type, str, str]] = {
     ),
 }
 _WORDS = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
-# Those in which a dollar without braces can only be a slip: they are no text for a program.
+# Those in which a name needs no braces, as in bash: they are no text for a program.
 _PATHS = ("base_environment", "image", "mounts", "workdir", "devices")
 # What a whole value looks like, where no option tells.
 _ANY = re.compile(".*", re.DOTALL)
@@ -60,11 +60,12 @@ _FORMS = {
     "workdir": (re.compile("/.*", re.DOTALL), "absolute path"),
     "devices": (re.compile("/dev/.+|[^/=]+/[^/=]+=.+"), "path in /dev and no name of CDI"),
 }
-_BARE = re.compile(r"(?<!\$)(?:\$\$)*\$([A-Za-z_]\w*)")
+_BARE = re.compile(r"(?<!\$)((?:\$\$)*)\$([A-Za-z_]\w*)", re.ASCII)
 _TWICE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # in words of tomllib
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
 # Hooks of CSCS whose work something of ours does where their annotation asks for it.
 SERVED = frozenset(("cxi", "aws_ofi_nccl"))
+_SARUS = "com.sarus."  # settings of Sarus Suite
 _NETSTACK = "com.hooks.netstack."  # libraries of CSCS for Slingshot that are made for containers
 # Annotations that mean something to us, by what they begin with: of these a slip can be told.
 _OF_PYXIS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
@@ -117,7 +118,9 @@ def lacking(environment: Environment) -> str:
     if stack and not (source and source.text.strip() == "host"):  # that of the host is what fabric.py brings
         wanted["netstack"] = next(iter(stack.values()))
     hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in wanted.items()]
-    hooks += [slip for name, entry in environment.by_name("annotations").items() if (slip := _slip(name, entry))]
+    annotations = environment.by_name("annotations").items()
+    hooks += [f"{name} ({entry.origin})" for name, entry in annotations if name.startswith(_SARUS)]
+    hooks += [slip for name, entry in annotations if (slip := _slip(name, entry))]
     if not hooks:
         return ""
     return f"{environment.path}: no hook implements these annotations: {', '.join(hooks)}"
@@ -376,10 +379,8 @@ def _checked(entry: FileEntry) -> FileEntry:
         raise ConfigError(f"{entry.where}: it contains a NUL byte", hint="take \\u0000 out")
     if entry.key == "env" and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", entry.name):
         raise ConfigError(f"{entry.where}: {entry.name!r} is not the name of a variable", hint='write NAME = "VALUE"')
-    if entry.key in _PATHS and (bare := _BARE.search(entry.text)):
-        name = bare[1]
-        hint = f"write ${{{name}}}; a dollar sign is $$"
-        raise ConfigError(f"{entry.where}: ${name} is no variable without braces", hint=hint)
+    if entry.key in _PATHS:
+        entry = FileEntry(entry.key, entry.name, _BARE.sub(r"\1${\2}", entry.text), entry.origin)
     _variables(entry)
     return entry
 
@@ -387,7 +388,7 @@ def _checked(entry: FileEntry) -> FileEntry:
 def _variables(entry: FileEntry) -> list[str]:
     """Return the variables in an entry. Raises ConfigError."""
     try:
-        return edf.names(entry.text)
+        return expansion.names(entry.text)
     except ValueError as e:
         why, hint = e.args
         raise ConfigError(f"{entry.where}: {why}", hint=hint) from None

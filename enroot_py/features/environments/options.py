@@ -1,4 +1,4 @@
-"""The option of srun, sbatch and salloc that names an environment file."""
+"""The options of srun, sbatch and salloc that name an environment file: pyxis's at CSCS, and that of Sarus Suite."""
 
 from __future__ import annotations
 
@@ -14,4 +14,15 @@ ENVIRONMENT = Option(
     selects=True,
     describes=True,
 )
-OPTIONS = (ENVIRONMENT,)
+EDF = Option(
+    "edf",
+    "environment",
+    "the same as --environment",
+    parse=file_name,
+    arginfo="NAME|FILE",
+    example="ubuntu",
+    selects=True,
+    describes=True,
+    variable=ENVIRONMENT.variable,  # PYXIS_EDF is the content of a file
+)
+OPTIONS = (ENVIRONMENT, EDF)

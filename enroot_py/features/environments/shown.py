@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from enroot_py.cli.commands import shown_json
-from enroot_py.features.environments import edf, edf_parser
+from enroot_py.features.environments import edf_parser, expansion
 from enroot_py.features.environments.edf import Environment, FileEntry
 
 
@@ -29,7 +29,7 @@ def _shown(file: Environment, entry: FileEntry) -> str:
 
 def _here(file: Environment, entry: FileEntry) -> str:
     """Return the value of variables of the image if the image does not set them."""
-    known = [name for name in dict.fromkeys(edf.names(entry.text)) if name in file.host]
+    known = [name for name in dict.fromkeys(expansion.names(entry.text)) if name in file.host]
     said = " ".join(f"{name}={_quoted(file.host[name])}" for name in known if entry.key == "env")
     return f"; unless the image sets it: {said}" if said else ""
 

@@ -33,8 +33,8 @@ class _NoTracker(Exception):
     """The tracker cannot be reached."""
 
 
-class SwarmClient(ABC):
-    """A node that srun has invited to a swarm."""
+class TrackerClient(ABC):
+    """A node that srun has invited to a swarm, and its connection to the tracker."""
 
     RETRY_WAITS_S: tuple[float, ...] = (0.2, 1.0)  # at most, after each failed connection to the tracker
 
@@ -43,21 +43,10 @@ class SwarmClient(ABC):
         self._loop: Loop | None = None
         self._tracker: Connection | None = None
         self._reason = self._hint = ""  # why there is no tracker; a hint if this host is the cause
-        self._spool: Spool | None = None
 
     @abstractmethod
     def accept_answer(self, answer: Answer) -> None:
         """Store the tracker's answer. Raises ValueError if it is of no use for this node."""
-
-    @abstractmethod
-    def new_spool(self, lacking: Sequence[int]) -> Spool:
-        """Raises OSError."""
-
-    @abstractmethod
-    def fetch(self, blob: int, start: int) -> Iterable[bytes]:
-        """Return a blob from a byte on, without the swarm."""
-
-    # -- the tracker
 
     def join(self, *, lacks: bool = True) -> None:
         """Ask the tracker for the image, unless it cannot be reached soon. Raises RegistryError."""
@@ -129,7 +118,26 @@ class SwarmClient(ABC):
                 tracker.close()
                 loop.abandon()
 
-    # -- the peer
+    def leave(self) -> None:
+        """Close the connection to the tracker."""
+        if self._tracker is not None and self._loop is not None:
+            self._tracker.close()
+            self._loop.abandon()
+            self._tracker = self._loop = None
+
+
+class SwarmClient(TrackerClient):
+    """A node that downloads or uploads blobs by a peer."""
+
+    _spool: Spool | None = None
+
+    @abstractmethod
+    def new_spool(self, lacking: Sequence[int]) -> Spool:
+        """Raises OSError."""
+
+    @abstractmethod
+    def fetch(self, blob: int, start: int) -> Iterable[bytes]:
+        """Return a blob from a byte on, without the swarm."""
 
     def start_peer(self, lacking: Sequence[int]) -> Spool:
         """Start a forked peer that downloads the blobs ``lacking``. Return its spool. Raises OSError."""

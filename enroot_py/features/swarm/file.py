@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from enroot_py.base import filesystems
 from enroot_py.base.errors import ImageError
@@ -53,9 +54,8 @@ class FileSource(SwarmClient):
     def new_spool(self, lacking: Sequence[int]) -> Spool:
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        if not lacking:
-            return Spool((self._size,), (), "", {0: self._descriptor})
-        return Spool((self._size,), lacking, "", files={0: self._descriptor}, explain=self._explain)
+        file = {0: self._descriptor}
+        return Spool((self._size,), lacking, "", {} if lacking else file, files=file, explain=self._explain)
 
     def _explain(self, error: OSError) -> tuple[str, str]:
         hint = filesystems.way_out(error, self._path, "ENROOT_CACHE_PATH")
@@ -93,18 +93,15 @@ class FileSource(SwarmClient):
         self._size = answer.size
 
     def fetch(self, blob: int, start: int) -> Iterable[bytes]:
+        return self._no_more(start)
+
+    def _no_more(self, offset: int) -> NoReturn:
         """Only the seed has the file. Raises ImageError."""
-        raise self._ended(start)
-
-    def _no_more(self, offset: int) -> Blob:
-        raise self._ended(offset)
-
-    def _ended(self, offset: int) -> ImageError:
         host = f"srun's host {self._invitation.host}"
         if not offset:
             hint = "let nodes connect to a second port there, too: at SrunPortRange of slurm.conf, if that is set"
-            return ImageError(f"{self._name}: no byte of it comes from {host}", hint=hint)
-        return ImageError(
+            raise ImageError(f"{self._name}: no byte of it comes from {host}", hint=hint)
+        raise ImageError(
             f"{self._name}: {host} has stopped sending at byte {offset} of {self._size}",
             hint="srun has ended, or its host is unreachable: start the step again",
         )

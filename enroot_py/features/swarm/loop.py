@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
 import os
 import selectors
@@ -10,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address, ip_network
 from ssl import SSLContext, SSLSocket, SSLWantReadError, SSLWantWriteError
-from typing import TypeVar
 
 from enroot_py.base import log
-from enroot_py.features.swarm import ports, wire
+from enroot_py.features.swarm import wire
 from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.messages import REPORT_INTERVAL_S, SEED, Address, Hello, report_interval
 from enroot_py.features.swarm.tls import Identity
@@ -29,16 +29,18 @@ MAX_ACCEPTS = 64  # connections to accept before other sockets are served
 # probes of ten thousand connections arrive together, and so many probes are dropped that connections end.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_TIMEOUT_S = 3, 2, 9
 TO_TRACKER, TO_PEER = "t", "p"  # the role of a connection
+
+# The group of an accepted connection: its stage; and the neighbourhood of a stranger, otherwise the node.
+# The first message of a stranger proves the node, and the handshake completes later.
+_STRANGER, _UNFINISHED, _MEMBER = range(3)
+_Group = tuple[int, str | int]
+
 _RECORD_BYTES = 16 << 10  # OpenSSL decrypts one record at a time, RFC 8446
 _FILE_BYTES = 64 << 10  # to encrypt at a time
+_BATCH_BYTES = 48 << 10  # to wait for while a piece arrives
 _MAX_READS = 16  # records to read before other connections are served
 _MAX_PIECES = 4  # to send before other connections are served
 _MAX_UNSENT_BYTES = 64 << 20
-
-
-def listener(port_range: range = range(1)) -> socket.socket:
-    """See ports.listener."""
-    return socket.socket(fileno=ports.listener(port_range).detach())
 
 
 class Loop:
@@ -50,13 +52,12 @@ class Loop:
         """The process may listen at ``ports``. Raises ConfigError, see tls.Identity."""
         self.swarm, self.node, self.ports = swarm, node, ports
         self._networks = [ip_network(network) for network in swarm.networks.split(",") if network]
-        self._identity = Identity(swarm.key, swarm.context)
+        self.identity = Identity(swarm.key, swarm.context)
         self.running = True
         self.tick: Callable[[float], None] = lambda now: None
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[str, dict[Connection, None]] = {}  # by neighbourhood
-        self._unfinished: dict[int, dict[Connection, None]] = {}  # by node: the first message proves membership
-        self._members: dict[int, dict[Connection, None]] = {}  # by node: the handshake is complete
+        # By stage and key: the connections of a group, the oldest first.
+        self._accepted: list[dict[str | int, dict[Connection, None]]] = [{}, {}, {}]
         self._hosts: dict[int, str] = {}  # by node: the host of its first handshake
         self._deadlines: dict[Connection, float] = {}  # of handshakes, in seconds of ``_served``
         self._served = 0.0  # seconds, without those in which this process was busy or stopped
@@ -102,23 +103,25 @@ class Loop:
             self._selector.unregister(descriptor)
 
     def listen(
-        self, role: str, listener: socket.socket, accept: Callable[[Connection], None], max_connections: int = 1
-    ) -> None:
-        """Accept connections, ``max_connections`` from each node, and call ``accept`` for each complete handshake."""
-        listener.setblocking(False)
-        context = self._identity.listening(role)
+        self, role: str, listener: _socket.socket, accept: Callable[[Connection], None], max_connections: int = 1
+    ) -> int:
+        """Accept ``max_connections`` from each node. Call ``accept`` for each complete handshake. Return the port."""
+        sock = socket.socket(fileno=listener.detach())
+        sock.setblocking(False)
+        context = self.identity.listening(role)
 
         def serve(events: int) -> None:
             try:
                 for _ in range(MAX_ACCEPTS):
-                    self._admit(role, context, *listener.accept(), accept, max_connections)
+                    self._admit(role, context, *sock.accept(), accept, max_connections)
             except OSError as e:
                 if e.errno not in (errno.EAGAIN, errno.ECONNABORTED):
                     log.debug(f"swarm: {e}")
-                    self.watch(listener.fileno(), 0, serve)
-                    self._paused.append((listener.fileno(), serve))
+                    self.watch(sock.fileno(), 0, serve)
+                    self._paused.append((sock.fileno(), serve))
 
-        self.watch(listener.fileno(), selectors.EVENT_READ, serve)
+        self.watch(sock.fileno(), selectors.EVENT_READ, serve)
+        return int(sock.getsockname()[1])
 
     def _admit(
         self,
@@ -141,7 +144,7 @@ class Loop:
         except OSError as e:
             log.debug(f"swarm: {host}: {e}")
             return  # the socket is closed
-        connection = Connection(self, secure, host, self._identity, self._keepalive_factor(role))
+        connection = Connection(self, secure, host, role)
 
         def on_ready() -> None:
             self._add_member(connection, max_connections)
@@ -149,13 +152,13 @@ class Loop:
 
         connection.on_ready = on_ready
         connection.on_claim = lambda node: self._claimed(connection, role, node)
-        connection.neighbourhood = neighbourhood(host)
-        self._strangers.setdefault(connection.neighbourhood, {})[connection] = None
+        self._move(connection, (_STRANGER, neighbourhood(host)))
         self._deadlines[connection] = self._served + ACCEPT_TIMEOUT_S
         connection.read()  # a member's first message has usually arrived already
-        if sum(map(len, self._strangers.values())) > MAX_STRANGERS:
+        strangers = self._accepted[_STRANGER].values()
+        if sum(map(len, strangers)) > MAX_STRANGERS:
             # Close the oldest stranger of the neighbourhood that has the most.
-            largest = max(self._strangers.values(), key=len)
+            largest = max(strangers, key=len)
             next(iter(largest)).fail("too many unauthenticated connections")
 
     def _claimed(self, connection: Connection, role: str, node: int) -> None:
@@ -166,21 +169,19 @@ class Loop:
         if not (node < self.swarm.nodes or is_seed):
             raise WireError(f"no such node: {node}")
         self._check_host(connection, node)
-        _drop(self._strangers, connection.neighbourhood, connection)
-        unfinished = self._unfinished.setdefault(node, {})
+        unfinished = self._accepted[_UNFINISHED].get(node, {})
         if len(unfinished) >= MAX_UNFINISHED:  # a stranger may repeat what the node has sent
             next(iter(unfinished)).fail("replaced by a newer connection of its node")
-        self._unfinished.setdefault(node, {})[connection] = None
+        self._move(connection, (_UNFINISHED, node))
 
     def _add_member(self, connection: Connection, max_connections: int) -> None:
         """Add a connection whose handshake is complete, and bind its node's number to its host. Raises WireError."""
         node = connection.node
         self._check_host(connection, node)
         self._hosts[node] = connection.host
-        members = self._members.setdefault(node, {})
-        if len(members) >= max_connections:
+        if len(self._accepted[_MEMBER].get(node, ())) >= max_connections:
             raise WireError(f"node {node} is already connected")
-        members[connection] = None
+        self._move(connection, (_MEMBER, node))
 
     def _check_host(self, connection: Connection, node: int) -> None:
         host = self._hosts.get(node, connection.host)
@@ -194,12 +195,9 @@ class Loop:
         sock.setblocking(False)
         if self.admits(address[0]):  # otherwise the connection fails at once, as its socket is not connected
             sock.connect_ex(address)
-        connection = Connection(self, sock, address[0], self._identity, self._keepalive_factor(role), role)
+        connection = Connection(self, sock, address[0], role, connects=True)
         self._deadlines[connection] = self._served + CONNECT_TIMEOUT_S
         return connection
-
-    def _keepalive_factor(self, role: str) -> float:
-        return report_interval(self.swarm.nodes) / REPORT_INTERVAL_S if role == TO_TRACKER else 1.0
 
     def admits(self, host: str) -> bool:
         """Check whether an address is in a network of the swarm."""
@@ -207,24 +205,22 @@ class Loop:
         return not self._networks or address.is_loopback or any(address in network for network in self._networks)
 
     def end_handshake(self, connection: Connection) -> None:
-        _drop(self._strangers, connection.neighbourhood, connection)
-        _drop(self._unfinished, connection.claimed, connection)
         self._deadlines.pop(connection, None)
+
+    def _move(self, connection: Connection, group: _Group | None) -> None:
+        """Put an accepted connection into another group, or into none."""
+        if connection.group is not None:
+            stage, key = connection.group
+            del self._accepted[stage][key][connection]
+            if not self._accepted[stage][key]:
+                del self._accepted[stage][key]
+        connection.group = group
+        if group is not None:
+            self._accepted[group[0]].setdefault(group[1], {})[connection] = None
 
     def remove(self, connection: Connection) -> None:
         self.end_handshake(connection)
-        _drop(self._members, connection.node, connection)
-
-
-_Key = TypeVar("_Key")
-
-
-def _drop(groups: dict[_Key, dict[Connection, None]], key: _Key, connection: Connection) -> None:
-    """Remove a connection from its group, if any."""
-    group = groups.get(key, {})
-    group.pop(connection, None)
-    if not group:
-        groups.pop(key, None)
+        self._move(connection, None)
 
 
 def neighbourhood(host: str) -> str:
@@ -246,13 +242,8 @@ def _nothing_to_send() -> bool:
 class Connection:
     """A socket with a stream of messages or pieces. Its user sets the callbacks."""
 
-    def __init__(
-        self, loop: Loop, sock: socket.socket, host: str, identity: Identity, keepalive: float = 1.0, role: str = ""
-    ) -> None:
-        """``keepalive`` multiplies the keepalive times.
-
-        With a ``role`` this end connects, and TLS begins when the socket is connected.
-        """
+    def __init__(self, loop: Loop, sock: socket.socket, host: str, role: str, *, connects: bool = False) -> None:
+        """If this end ``connects``, TLS begins when the socket is connected."""
         self.host = host
         self.max_bytes = MAX_PEER_BYTES  # of a message
         self.on_ready: Callable[[], None] = _ignore
@@ -260,32 +251,33 @@ class Connection:
         self.on_close: Callable[[str], None] = _ignore  # called with the reason
         self.on_claim: Callable[[int], None] = _ignore  # called with the node number after its first message
         self.claimed = -1  # that node number
-        self.neighbourhood = ""  # of a stranger
+        self.group: _Group | None = None  # in the loop, if this end has accepted the connection
         self.send_more: Callable[[], bool] = _nothing_to_send  # calls send_file() if there is more to send
         self.on_bytes: Callable[[bytearray], int] | None = None  # replaces on_message; returns the bytes that it used
         self.node = -1  # node number of the other end, after the handshake
         self._loop = loop
         self._socket = sock
-        self._identity, self._role, self._own_node = identity, role, loop.node
+        self._role, self._connects = role, connects
         self._is_secure = False  # the handshake is complete
-        self._is_blocked = bool(role)  # until the socket can be written to
+        self._is_blocked = connects  # until the socket can be written to
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, to be sent after _out
+        self._low_water = 1  # SO_RCVLOWAT, socket(7)
         self._closed = False
-        self._keepalive = keepalive
-        if role:
+        if connects:
             self._set_options()
         self._watch()
 
     def _set_options(self) -> None:
         """Turn on keepalive, tcp(7); not for a stranger, as it costs six system calls."""
+        factor = report_interval(self._loop.swarm.nodes) / REPORT_INTERVAL_S if self._role == TO_TRACKER else 1
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in {
             socket.TCP_NODELAY: 1,
-            socket.TCP_KEEPIDLE: int(_KEEPALIVE_IDLE_S * self._keepalive),
-            socket.TCP_KEEPINTVL: int(_KEEPALIVE_INTERVAL_S * self._keepalive),
+            socket.TCP_KEEPIDLE: int(_KEEPALIVE_IDLE_S * factor),
+            socket.TCP_KEEPINTVL: int(_KEEPALIVE_INTERVAL_S * factor),
             socket.TCP_KEEPCNT: (_KEEPALIVE_TIMEOUT_S - _KEEPALIVE_IDLE_S) // _KEEPALIVE_INTERVAL_S,
-            socket.TCP_USER_TIMEOUT: int(_KEEPALIVE_TIMEOUT_S * self._keepalive * 1000),
+            socket.TCP_USER_TIMEOUT: int(_KEEPALIVE_TIMEOUT_S * factor * 1000),
         }.items():
             self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -310,6 +302,17 @@ class Connection:
         """Send some bytes and a part of a file. Only send_more() may call this."""
         self._out += header
         self._file = (descriptor, offset, count)
+
+    def expect(self, count: int) -> None:
+        """Wait for many bytes at once while ``count`` bytes are still to come.
+
+        On a slow link an event for each packet would cost more CPU than its bytes. OpenSSL may hold a part of a record
+        already.
+        """
+        low_water = _BATCH_BYTES if count > _BATCH_BYTES + _RECORD_BYTES else 1
+        if low_water != self._low_water and not self._closed:
+            self._low_water = low_water
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def wake(self) -> None:
         """Call send_more() soon."""
@@ -374,19 +377,19 @@ class Connection:
 
     def _handshake(self) -> None:
         """Continue the handshake. Raises WireError, OSError, SSLWantReadError and SSLWantWriteError."""
-        if self._role and not isinstance(self._socket, SSLSocket):
+        if self._connects and not isinstance(self._socket, SSLSocket):
             if error := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, os.strerror(error))
-            self._socket = self._identity.connect(self._socket, self._role, self._own_node)  # the same descriptor
+            self._socket = self._loop.identity.connect(self._socket, self._role, self._loop.node)  # same descriptor
         assert isinstance(self._socket, SSLSocket)
         try:
-            self._identity.handshake(self._socket)
+            self._loop.identity.handshake(self._socket)
         except (SSLWantReadError, SSLWantWriteError):
             self._check_claim()
             raise
         self._check_claim()
         self._is_secure, self._is_blocked = True, False
-        if not self._role:
+        if not self._connects:
             self.send(wire.encode(Hello(self._loop.node)))
             self._begin(self.claimed)
         self._watch()

@@ -32,12 +32,16 @@ _NOTE_AGE_S = 3600  # after which a note is ignored
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free."""
-    note = NodesNote(job, digest, allocation)
-    if note.holds:
+    """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free.
+
+    Without a digest, the tracker resolves the tag when the first node asks. If all nodes have deleted the image since
+    the note, each asks the registry.
+    """
+    nodes = allocation.nodelist.encode()
+    if digest and nodes and Note(job, digest).read(len(nodes) + 1) == nodes:
         return None
     try:
-        return ImageOffer(job, image, digest, allocation, note)
+        return ImageOffer(job, image, digest, allocation)
     except OSError as e:
         log.debug(f"swarm: {e.strerror}: each node asks the registry")
     return None
@@ -75,7 +79,7 @@ class Offer:
 
         nodes = self._allocation.numbers["nodes"]
         self._swarm = Swarm(self._key, self._allocation.step, nodes, self._networks)
-        process = TrackerProcess(self._swarm, self, self._listener.detach())
+        process = TrackerProcess(self._swarm, self, self._listener)
         process.serve(channel.socket.fileno())
         if self._display is not None:
             self._display.end()
@@ -103,18 +107,20 @@ class Offer:
 
 
 class ImageOffer(Offer):
-    """The tracker of a registry image."""
+    """The tracker of a registry image. Without ``digest``, the image is the tag's when the first node asks."""
 
-    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job, note: NodesNote) -> None:
+    def __init__(self, job: Job, image: Reference, digest: str, allocation: Job) -> None:
         arguments = SwarmArguments(plugin_settings.load(job.arguments))
         super().__init__(str(image), arguments.swarm_network, allocation)
         self._job, self._keep = job, arguments.swarm_keep
         self._reference = image
-        self._image = image.at(digest)
-        self._nodes_note = note
+        self._image = image.at(digest) if digest else image
+        self._note = Note(job, digest) if digest else None
 
     def all_have_it(self) -> None:
-        self._nodes_note.write()
+        """Note the nodes for later steps."""
+        if self._note and (nodes := self._allocation.nodelist.encode()):
+            self._note.write(nodes)
 
     def documents(self) -> tuple[Documents, Sequence[int]]:
         """Raises PenrootError."""
@@ -127,6 +133,7 @@ class ImageOffer(Offer):
         loaded = settings.load(self._job.host(), in_job=False)
         source = open_source(self._image, loaded)
         manifest = source.manifest()
+        self._image = self._image.at(manifest.named)
         config = source.config(manifest)
         sizes = [layer.size for layer in manifest.layers]
         evidence = b""
@@ -150,26 +157,6 @@ class ImageOffer(Offer):
         cache = BlobCache(layout.blobs(Store(loaded.cache_path, create=True).root), self._keep)
         registry = open_registry(self._image, loaded)
         SwarmSource(self.seed_invitation, self._image.digest, registry, cache).seed(SEED_RATE)
-
-
-class NodesNote:
-    """A note on srun's host: all nodes of an allocation recently had an image, and need no tracker.
-
-    If the nodes have deleted the image since, each asks the registry, so the note is soon ignored.
-    """
-
-    def __init__(self, job: Job, digest: str, allocation: Job) -> None:
-        self._note = Note(job, digest)
-        self._nodes = allocation.nodelist.encode()
-
-    @property
-    def holds(self) -> bool:
-        """Return whether all nodes probably have the image."""
-        return self._note.read(len(self._nodes) + 1) == self._nodes != b""
-
-    def write(self) -> None:
-        if self._nodes:
-            self._note.write(self._nodes)
 
 
 class Note:

@@ -15,14 +15,15 @@ from enroot_py.base.errors import PenrootError, RefusedError
 from enroot_py.base.fds import Fd
 from enroot_py.features.swarm import peer, wire
 from enroot_py.features.swarm.background import run_in_background
-from enroot_py.features.swarm.loop import TO_PEER, Connection, Loop, listener
+from enroot_py.features.swarm.loop import TO_PEER, Connection, Loop
 from enroot_py.features.swarm.messages import Joined, Link, Routes, Take
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.spool import PIECE, Spool
 from enroot_py.features.swarm.trees import MAX_TREES
 from enroot_py.features.swarm.wire import MAX_TRACKER_BYTES, WireError
 
 _HEADER = struct.Struct(">HHII")  # blob, tree, piece and length, before the bytes of a piece
-_PROGRESS = b"."  # from a fetching process, when bytes have come
+_END = struct.Struct(">Q")  # from a fetching process: all bytes of the blob before this offset are written
 _MAX_REASON_CHARACTERS = 500  # so that a reason is written at once, pipe(7)
 
 # Returns the bytes of a blob in the registry, from an offset on.
@@ -47,9 +48,8 @@ class PeerProcess:
     def __init__(self, loop: Loop, tracker: Connection, spool: Spool, fetch: Fetch, rate: float = math.inf) -> None:
         """``rate`` limits the bytes a second that the peer uploads."""
         self._loop, self._tracker, self._spool, self._fetch = loop, tracker, spool, fetch
-        sock = listener(loop.ports)
-        loop.listen(TO_PEER, sock, self._accept, max_connections=2)  # one may still be closing
-        self._peer = peer.Peer(self._joined(sock), loop.swarm.nodes)
+        port = loop.listen(TO_PEER, listener(loop.ports), self._accept, max_connections=2)  # one may be closing
+        self._peer = peer.Peer(self._joined(port), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
         self._rate = self.allowance = rate / Loop.TICKS
@@ -62,10 +62,9 @@ class PeerProcess:
         loop.tick = self._tick
         self._execute(self._peer.begin(time.monotonic()))
 
-    def _joined(self, sock: socket.socket) -> Joined:
-        address = ("", sock.getsockname()[1])
+    def _joined(self, port: int) -> Joined:
         lacks = tuple(blob for blob in self._spool.lacking if blob not in self._spool.complete)
-        return Joined(address, lacks, tuple(self._spool.complete), socket.gethostname())
+        return Joined(("", port), lacks, tuple(self._spool.complete), socket.gethostname())
 
     def run(self) -> None:
         """Serve until no other node needs this node."""
@@ -132,7 +131,7 @@ class PeerProcess:
             not self._done
             and self._spool.lacking
             and self._spool.trees
-            and all(self._spool.available(blob) >= self._spool.sizes[blob] for blob in self._spool.lacking)
+            and all(map(self._spool.is_complete, self._spool.lacking))
         ):
             self._done = True
             for blob in self._fetching:
@@ -169,30 +168,32 @@ class PeerProcess:
         for blob in [blob for blob in self._fetching if blob not in blobs]:
             self._stop_fetch(blob)
         for blob in blobs:
-            if blob not in self._fetching and self._spool.available(blob) < self._spool.sizes[blob]:
+            if blob not in self._fetching and not self._spool.is_complete(blob):
                 self._start_fetch(blob)
         self._peer.fetched(0, self._unfetched)
 
     def _start_fetch(self, blob: int) -> None:
         spool, fetch = self._spool, self._fetch
-        spool.begin_fetch(blob)
+        spool.descriptor(blob)  # shared with the process
         self._counted[blob] = spool.available(blob)
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        process = run_in_background(lambda: _append_blob(spool, blob, fetch, writer), silent=False)
+        process = run_in_background(lambda: _fetch_blob(spool, blob, fetch, writer), silent=False)
         os.close(writer)
         self._fetching[blob] = (process, reader)
         self._loop.watch(reader, selectors.EVENT_READ, lambda events: self._read_fetch(blob))
 
     def _read_fetch(self, blob: int) -> None:
-        data = os.read(self._fetching[blob][1], 65536)
-        is_complete = self._spool.count_fetched(blob)
+        data = os.read(self._fetching[blob][1], 65536)  # whole writes, as these are atomic: pipe(7)
+        is_ended, error = not data, data
+        while error[:1] == b"\0":
+            self._spool.fetched(blob, *_END.unpack_from(error))
+            error = error[_END.size :]
         self._count_fetched(blob)
-        error = data.lstrip(_PROGRESS).decode("utf-8", "replace")
-        if error or not data:
+        if error or is_ended:
             self._stop_fetch(blob)
-        if error or not data and not is_complete:
-            error = error or "n\0the process that fetched a blob was killed"
-            refused, reason, hint = [*error.split("\0"), "", ""][:3]
+        if error or is_ended and not self._spool.is_complete(blob):
+            error = error or b"n\0the process that fetched a blob was killed"
+            refused, reason, hint = [*error.decode("utf-8", "replace").split("\0"), "", ""][:3]
             self._execute(self._peer.failed(blob, refused=refused == "y", reason=reason, hint=hint))
         self._pieces_arrived(None)
 
@@ -215,14 +216,16 @@ class PeerProcess:
         os.waitpid(process, 0)
 
 
-def _append_blob(spool: Spool, blob: int, fetch: Fetch, pipe: int) -> None:
-    """Fetch the rest of a blob. Write _PROGRESS to a pipe for new bytes, and an error as refused, reason and hint."""
+def _fetch_blob(spool: Spool, blob: int, fetch: Fetch, pipe: int) -> None:
+    """Fetch the rest of a blob. Write _END to a pipe for new bytes, and an error as refused, reason and hint."""
     os.set_blocking(pipe, True)
     try:
         close_others((0, 1, 2, pipe, spool.descriptor(blob)))
-        for data in fetch(blob, spool.available(blob)):
-            spool.append(blob, data)
-            os.write(pipe, _PROGRESS)
+        end = spool.available(blob)
+        for data in fetch(blob, end):
+            spool.write(blob, memoryview(data), end)
+            end += len(data)
+            os.write(pipe, _END.pack(end))
     except PenrootError as e:
         limit = _MAX_REASON_CHARACTERS
         error = "\0".join(("y" if isinstance(e, RefusedError) else "n", str(e)[:limit], e.hint[:limit]))
@@ -276,6 +279,7 @@ class _Parent:
         while True:
             if self._piece is None:
                 if len(data) - used < _HEADER.size:
+                    self._connection.expect(0)
                     return used
                 self._begin_piece(*_HEADER.unpack_from(data, used))
                 used += _HEADER.size
@@ -289,6 +293,7 @@ class _Parent:
             used += count
             if count < remaining:
                 self._piece = (blob, tree, offset + count if offset >= 0 else -1, remaining - count)
+                self._connection.expect(remaining - count)
                 return used
             self._piece = None
             link = next((link for link in self.links if link.tree == tree), None)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Thread
 
 from enroot_py import LIBRARY
 from enroot_py.base import versions
@@ -23,14 +24,14 @@ from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
 from enroot_py.features.swarm.arguments import SwarmArguments
-from enroot_py.features.swarm.background import run_in_background
 from enroot_py.features.swarm.invitation import Swarm, missing
-from enroot_py.features.swarm.loop import TO_PEER, TO_TRACKER, Connection, Loop, listener
+from enroot_py.features.swarm.loop import TO_PEER, TO_TRACKER, Connection, Loop
+from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.step import LAUNCHER
 from enroot_py.features.swarm.tracker_process import TRACKER
 from pyxis_py.request.settings import PluginSettings
 
-_MARK = "pyxis-py check: "  # begins each line of a node: a TaskProlog may print other lines
+_MARK = b"pyxis-py check: "  # begins each line of a node: a TaskProlog may print other lines
 _CONTEXT = "check"  # of the swarm's key
 _QUEUE_TIMEOUT_S = 30  # for the step
 _START_TIMEOUT_S = 20.0  # for all nodes to send their first line
@@ -136,20 +137,16 @@ class _Check:
         self._names = names
         self._addresses: dict[int, tuple[str, int]] = {}  # by node, as the node reports it
         self._hosts: dict[int, str] = {}  # by node: the source address of its connection
-        self._lines = _Lines()
+        self._rest = b""  # of the last line
+        self._step_error: PenrootError | None = None
         self._loop = Loop(swarm, TRACKER)
         try:
             sock = listener(ports)
         except OSError as e:
             hint = "are all of SrunPortRange in use?"
             raise PenrootError(f"cannot listen at {ports.start} to {ports.stop - 1}: {e.strerror}", hint=hint) from e
-        self._question = {
-            "key": swarm.key.hex(),
-            "nodes": swarm.nodes,
-            "networks": swarm.networks,
-            "port": sock.getsockname()[1],
-        }
-        self._loop.listen(TO_TRACKER, sock, self._accept)
+        port = self._loop.listen(TO_TRACKER, sock, self._accept)
+        self._question = {"key": swarm.key.hex(), "nodes": swarm.nodes, "networks": swarm.networks, "port": port}
         self._loop.tick = self._tick
         self._deadline = time.monotonic() + _QUEUE_TIMEOUT_S + _START_TIMEOUT_S
         self._others_sent = False
@@ -158,24 +155,19 @@ class _Check:
         """Raises PenrootError if the step cannot be started."""
         step_stdin, self._input = os.pipe2(os.O_CLOEXEC)
         output, step_stdout = os.pipe2(os.O_CLOEXEC)
-        error, step_error = os.pipe2(os.O_CLOEXEC)
-        process = run_in_background(lambda: self._run_step(nodes, step_stdin, step_stdout, step_error), silent=False)
-        for descriptor in (step_stdin, step_stdout, step_error):
-            os.close(descriptor)
+        step = Thread(target=self._run_step, args=(nodes, step_stdin, step_stdout), daemon=True)
+        step.start()
         self._send(self._question)
         self._loop.watch(output, selectors.EVENT_READ, lambda events: self._read(output))
         self._loop.run()
         os.close(self._input)
-        with open(error, errors="replace") as f:
-            text, _, hint = f.read().partition("\0")
-        os.waitpid(process, 0)
+        step.join()
         os.close(output)
-        if text and not self.answers.names:
-            raise PenrootError(text, hint=hint)
+        if self._step_error and not self.answers.names:
+            raise self._step_error
 
-    def _run_step(self, nodes: str, stdin: int, stdout: int, error: int) -> None:
-        """Run srun. If it fails, write the message and the hint to ``error``."""
-        os.close(self._input)  # otherwise the step's stdin would not end
+    def _run_step(self, nodes: str, stdin: int, stdout: int) -> None:
+        """Run srun, and then close its descriptors."""
         count = len(self._names)
         options = [
             *(f"--nodelist={nodes}", f"--nodes={count}", f"--ntasks={count}"),
@@ -189,7 +181,10 @@ class _Check:
             command = [find("srun", package="slurm-client"), *options, sys.executable, "-IS", "-c", _START, _LIBRARY]
             Program(command, environ=environ, stdin=stdin, stdout=stdout, timeout=_STEP_TIMEOUT_S).run()
         except PenrootError as e:
-            os.write(error, f"{e}\0{e.hint}".encode(errors="replace"))
+            self._step_error = e
+        finally:
+            os.close(stdin)
+            os.close(stdout)
 
     def _send(self, message: Mapping[str, object]) -> None:
         """Send a message to all nodes, unless their step has ended."""
@@ -206,7 +201,8 @@ class _Check:
         if not data:
             self._loop.watch(output, 0, lambda events: None)
             self._loop.running = False
-        for line in self._lines.feed(data):
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
             if line.startswith(_MARK):
                 with contextlib.suppress(ValueError, KeyError):  # two mixed lines: their nodes count as not finished
                     self._handle(json.loads(line.removeprefix(_MARK)))
@@ -248,17 +244,6 @@ def _slurm_address(name: str) -> str:
         return ""
 
 
-class _Lines:
-    """Splits data into whole lines."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode("utf-8", "replace") for line in lines]
-
-
 # ---------------------------------------------------------------------------
 # On a node
 
@@ -266,15 +251,10 @@ class _Lines:
 def answer() -> None:
     """Be a task of the step: connect to the hosts that stdin names, and print each failure, until stdin ends."""
     signal.alarm(round(_STEP_TIMEOUT_S))
-    splitter = _Lines()
-    lines: list[str] = []
-    while not lines:
-        data = os.read(0, 65536)
-        if not data:
-            return
-        lines = splitter.feed(data)
+    if not (question := _read_line()):
+        return
     try:
-        _Node(json.loads(lines[0]), splitter, lines[1:]).run()
+        _Node(json.loads(question)).run()
     except ConfigError as e:  # no line has been printed yet
         node = {"node": int(os.environ["SLURM_NODEID"])}
         _print({**node, "name": _node_name(), "apart": f"{e}: {e.hint}", "host": "", "port": 1})
@@ -284,8 +264,7 @@ def answer() -> None:
 class _Node:
     """The check's process on a node."""
 
-    def __init__(self, question: Mapping[str, object], splitter: _Lines, lines: Sequence[str]) -> None:
-        self._splitter, self._waiting = splitter, lines
+    def __init__(self, question: Mapping[str, object]) -> None:
         self._node, self._nodes = int(os.environ["SLURM_NODEID"]), int(str(question["nodes"]))
         self._networks = str(question["networks"])
         swarm = Swarm(bytes.fromhex(str(question["key"])), _CONTEXT, self._nodes, self._networks)
@@ -293,25 +272,18 @@ class _Node:
         self._loop.tick = self._tick
         self._connections: dict[int, tuple[Connection, float]] = {}  # by node, with their deadlines
         self._others_known = False
-        self._sock = listener()
-        self._loop.listen(TO_PEER, self._sock, lambda peer: None)
+        self._port = self._loop.listen(TO_PEER, listener(), lambda peer: None)
         self._launcher = os.environ[LAUNCHER]
         self._connect(TRACKER, TO_TRACKER, self._launcher, int(str(question["port"])))
 
     def run(self) -> None:
         self._loop.watch(0, selectors.EVENT_READ, lambda events: self._read())
-        for line in self._waiting:
-            self._handle(line)
         self._loop.run()
 
     def _read(self) -> None:
-        data = os.read(0, 65536)
-        if not data:
+        if not (line := _read_line()):
             self._loop.running = False
-        for line in self._splitter.feed(data):
-            self._handle(line)
-
-    def _handle(self, line: str) -> None:
+            return
         others = [other for other in json.loads(line)["others"] if other[0] != self._node]
         others.sort(key=lambda other: (other[0] - self._node) % self._nodes)
         self._others_known = True
@@ -333,7 +305,7 @@ class _Node:
         if self._connections.pop(node, None) is None:
             return
         if node == TRACKER:
-            address = {"host": _route(self._launcher)[0], "port": self._sock.getsockname()[1]}
+            address = {"host": _route(self._launcher)[0], "port": self._port}
             _print({"node": self._node, "name": _node_name(), "apart": why, **address})
         elif why:
             _print({"node": self._node, "lost": node, "why": why})
@@ -347,9 +319,15 @@ class _Node:
             _print({"node": self._node})
 
 
+def _read_line() -> bytes:
+    """Read a line of stdin and no byte more, so that poll(2) sees the next line. Return b"" at the end."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        return stdin.readline()
+
+
 def _print(message: Mapping[str, object]) -> None:
     """Print a line of less than 1024 bytes, which Slurm does not split."""
-    os.write(1, f"{_MARK}{json.dumps(message)}\n".encode())
+    os.write(1, _MARK + json.dumps(message).encode() + b"\n")
 
 
 def _node_name() -> str:

@@ -83,4 +83,4 @@ class Reader:
     def _is_first(self) -> bool:
         """Return whether this is the first blob that lacks bytes: each blob has a process, and one of them reports."""
         spool = self._spool
-        return self._number == min(n for n in (self._number, *spool.lacking) if spool.available(n) < spool.sizes[n])
+        return self._number == min(blob for blob in (self._number, *spool.lacking) if not spool.is_complete(blob))

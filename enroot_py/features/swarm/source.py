@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
 from enroot_py.features.swarm.blob_cache import BlobCache
-from enroot_py.features.swarm.client import SwarmClient
+from enroot_py.features.swarm.client import SwarmClient, TrackerClient
 from enroot_py.features.swarm.invitation import Invitation
 from enroot_py.features.swarm.messages import Answer, Documents
 from enroot_py.features.swarm.reader import Reader
@@ -26,6 +26,24 @@ if TYPE_CHECKING:
     from enroot_py.registry.sources import Blob, Mirrored
 
 _CHUNK_BYTES = 1 << 20
+
+
+class DigestClient(TrackerClient):
+    """A node that asks the tracker which digest the step's tag has."""
+
+    _digest = ""
+
+    def digest(self) -> str:
+        """Return the digest, or "" if the tracker cannot be reached. Raises RegistryError."""
+        self.join()
+        self.leave()
+        return self._digest
+
+    def accept_answer(self, answer: Answer) -> None:
+        if not isinstance(answer, Documents):
+            raise ValueError("no image for this node")
+        digests.encoded(answer.named)
+        self._digest = answer.named
 
 
 class SwarmSource(SwarmClient):

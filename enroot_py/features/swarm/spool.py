@@ -44,14 +44,13 @@ class Spool:
         self._directory, self._explain = directory, explain
         self._descriptors = {**self.complete, **(files or {})}
         self._descriptors |= {blob: _unnamed_file(directory) for blob in lacking if blob not in self._descriptors}
-        # Two counters of each blob: the available bytes, and the bytes that its fetching process has written.
-        self._counters = mmap.mmap(-1, 2 * max(len(sizes), 1) * _COUNTER.size)
+        self._counters = mmap.mmap(-1, max(len(sizes), 1) * _COUNTER.size)  # available bytes by blob
         self._reason = mmap.mmap(-1, 8 + _MAX_REASON_BYTES)
         self._counts: list[list[int]] = []  # pieces, by blob and tree
         self.trees = 0
         self.peer_pipe = -1  # the peer process holds the other end
         for blob in self.complete:
-            self._set(2 * blob, sizes[blob])
+            _COUNTER.pack_into(self._counters, blob * _COUNTER.size, sizes[blob])
 
     def set_trees(self, trees: int) -> None:
         """Set the number of trees. Available bytes are kept."""
@@ -105,19 +104,13 @@ class Spool:
             first_missing = min(self.piece(blob, number, count) for number, count in enumerate(counts))
             self._set_available(blob, min(first_missing * PIECE, self.sizes[blob]))
 
-    def begin_fetch(self, blob: int) -> None:
-        """Have append() begin at the end of the available bytes. Raises OSError."""
-        self.descriptor(blob)
-        self._set(2 * blob + 1, self.available(blob))
-
-    def count_fetched(self, blob: int) -> bool:
-        """Make the bytes available that a fetching process has appended. Return True if the blob is complete."""
-        self._set_available(blob, self._get(2 * blob + 1))
+    def fetched(self, blob: int, end: int) -> None:
+        """Make all bytes before ``end`` available: a fetching process has written the last of them."""
+        self._set_available(blob, end)
         available = self.available(blob)
         for tree in range(self.trees):
             counts = self._counts[blob]
             counts[tree] = max(counts[tree], self._pieces_in(available, blob, tree))
-        return available >= self.sizes[blob]
 
     def _pieces_in(self, available: int, blob: int, tree: int) -> int:
         """Return how many whole pieces of a tree the first bytes of a blob contain."""
@@ -127,14 +120,17 @@ class Spool:
     # -- state that processes share
 
     def available(self, blob: int) -> int:
-        return self._get(2 * blob)
+        return int(_COUNTER.unpack_from(self._counters, blob * _COUNTER.size)[0])
+
+    def is_complete(self, blob: int) -> bool:
+        return self.available(blob) >= self.sizes[blob]
 
     def total_available(self) -> int:
         return sum(self.available(blob) for blob in range(len(self.sizes)))
 
     def _set_available(self, blob: int, available: int) -> None:
         if available > self.available(blob):
-            self._set(2 * blob, available)
+            _COUNTER.pack_into(self._counters, blob * _COUNTER.size, available)
             self._wake(blob)
 
     def _wake(self, blob: int) -> None:
@@ -150,18 +146,6 @@ class Spool:
         with suppress(BlockingIOError):
             os.eventfd_read(self.events[blob])
         return self.peer_pipe in ready
-
-    def _get(self, index: int) -> int:
-        return int(_COUNTER.unpack_from(self._counters, index * _COUNTER.size)[0])
-
-    def _set(self, index: int, value: int) -> None:
-        _COUNTER.pack_into(self._counters, index * _COUNTER.size, value)
-
-    def append(self, blob: int, data: bytes) -> None:
-        """Write the next bytes of a blob, in the process that fetches it. Raises OSError."""
-        offset = self._get(2 * blob + 1)
-        self.write(blob, memoryview(data), offset)
-        self._set(2 * blob + 1, offset + len(data))
 
     def read(self, blob: int, size: int, offset: int) -> bytes:
         return os.pread(self.descriptor(blob), size, offset)

@@ -28,7 +28,7 @@ def shares(plugin: PluginSettings) -> bool:
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for the image ``digest``, unless all nodes have the image or no port is free."""
+    """Return a tracker for the image ``digest``, or of the tag if that is "": see offer.offer()."""
     from enroot_py.features.swarm import offer
 
     return offer.offer(job, image, digest, allocation)
@@ -76,6 +76,12 @@ class Peers:
 
         cache = BlobCache(layout.blobs(root), self._invitation.keep)
         return SwarmSource(self._invitation, image.digest, open_registry(image, settings), cache)
+
+    def digest(self) -> str:
+        """Return the digest that srun's tracker has for the step, or "" without a tracker. Raises RegistryError."""
+        from enroot_py.features.swarm.source import DigestClient
+
+        return DigestClient(self._invitation).digest()
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
         """Upload a stored image to nodes that lack it. A forked process imports the modules and does the work."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import selectors
-import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Thread
@@ -44,8 +44,7 @@ class Host(Protocol):
 class TrackerProcess:
     """The tracker of an image for the nodes of a step. Raises OSError."""
 
-    def __init__(self, swarm: Swarm, host: Host, listener: int) -> None:
-        """``listener`` is a socket's descriptor."""
+    def __init__(self, swarm: Swarm, host: Host, listener: _socket.socket) -> None:
         self._loop = Loop(swarm, TRACKER)
         self._host = host
         self._nodes = swarm.nodes
@@ -57,7 +56,7 @@ class TrackerProcess:
         self._waiting: list[Connection] = []  # for the answer
         self._peers: dict[int, Connection] = {}
         self._ready: set[int] = set()  # nodes that had the whole image when they connected
-        self._loop.listen(TO_TRACKER, socket.socket(fileno=listener), self._accept)
+        self._loop.listen(TO_TRACKER, listener, self._accept)
         self._loop.tick = self._tick
 
     def serve(self, lifeline: int) -> None:

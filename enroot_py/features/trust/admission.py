@@ -11,7 +11,7 @@ import os
 from enroot_py.base import log, making
 from enroot_py.base.errors import ImageError, PolicyError, RegistryError
 from enroot_py.config.settings import Settings
-from enroot_py.features.trust import identities, policy, signatures
+from enroot_py.features.trust import attachments, identities, policy, signatures, verify
 from enroot_py.features.trust.policy import Requirement, Rule
 from enroot_py.features.trust.signatures import Evidence, Signature
 from enroot_py.registry import reference
@@ -117,7 +117,7 @@ class Admission:
         covered = evidence.covers(digest)
         for rule in self.rules:
             for requirement in rule.signed:
-                why = signatures.met(requirement, identities.of(self._name), covered, evidence.signatures)
+                why = verify.met(requirement, identities.of(self._name), covered, evidence.signatures)
                 if why:
                     message = (
                         f"{self._name} ({digest[:19]}…) is not signed as {requirement.where} ({rule.scope}) requires"
@@ -135,8 +135,8 @@ class Admission:
                 error = e
             else:
                 # Drop signatures by other keys: anyone can sign, and could fill the store.
-                sources = [source for rule in self.rules for required in rule.signed for source in required.keys]
-                self._evidence = Evidence(signatures.by_keys(evidence.signatures, sources), evidence.index)
+                signers = [signer for rule in self.rules for each in rule.signed for signer in verify.signers_of(each)]
+                self._evidence = Evidence(verify.by_signers(evidence.signatures, signers), evidence.index)
                 return self._evidence
         raise error
 
@@ -177,6 +177,10 @@ def evidence(name: Reference, digest: str, named: str, settings: Settings) -> by
 
 def _evidence(place: Repository, digest: str, named: str) -> Iterator[Evidence]:
     """Yield growing evidence from a repository: signatures of the image, then also of its index."""
+    if path := attachments.refusal(place.reference):
+        log.info(f"{path}: no signatures are beside {place.reference}")
+        yield Evidence()
+        return
     signed_so_far: list[Signature] = []
     for signed in dict.fromkeys((digest, named)):
         index = place.named(named) if signed != digest else b""

@@ -13,11 +13,11 @@ from enroot_py.config.settings import Settings
 def findings(settings: Settings) -> Iterator[Finding]:
     """Check that policies and keys are readable. An error in a policy or key rejects every image."""
     for path in settings.policies:
-        from enroot_py.features.trust import policy, signatures
+        from enroot_py.features.trust import policy, verify
 
         try:
             loaded = policy.load(path)
-            count = len([signatures.Key(source) for source in loaded.key_sources] if loaded else ())
-            yield Finding("ok", f"{path} controls image admission with {log.many(count, 'key')}")
+            signers = [signer for required in loaded.signed for signer in verify.signers_of(required)] if loaded else []
+            yield Finding("ok", f"{path} controls image admission with {log.many(len(signers), 'key')}")
         except PenrootError as e:
             yield Finding("bad", f"no image is admitted: {e}", e.hint)

@@ -2,14 +2,14 @@
 
 Source of the format: containers-policy.json(5), read by podman and skopeo. The transport ``squashfs`` is our extension;
 its scopes are paths of squashfs files. The transport ``dir`` stands for containers that are plain directories. Rules
-that require GPG signatures or sigstore certificates reject every image, since penroot cannot check those.
+that require GPG signatures, or certificates of a PKI, reject every image, since penroot cannot check those.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from enroot_py import LIBRARY
@@ -37,14 +37,9 @@ _TRANSPORTS = (DOCKER, SQUASHFS, DIRECTORY, *_LOCAL.values(), "atomic", "ostree"
 _ACCEPT, _REJECT, _GPG, SIGNED = "insecureAcceptAnything", "reject", "signedBy", "sigstoreSigned"
 _TYPES = (_ACCEPT, _REJECT, _GPG, SIGNED)
 _KEYS = ("keyPath", "keyPaths", "keyData", "keyDatas")
-# Unsupported keys of sigstoreSigned, and the evidence that each of them requires.
-_MORE = {
-    "fulcio": "certificates of Fulcio",
-    "pki": "certificates",
-    **dict.fromkeys(
-        ("rekorPublicKeyPath", "rekorPublicKeyPaths", "rekorPublicKeyData", "rekorPublicKeyDatas"), "entries in Rekor"
-    ),
-}
+_REKOR = ("rekorPublicKeyPath", "rekorPublicKeyPaths", "rekorPublicKeyData", "rekorPublicKeyDatas")
+_CA = ("caPath", "caData")
+_PKI = "pki"  # not supported
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +65,25 @@ class KeySource:
 
 
 @dataclass(frozen=True, slots=True)
+class Fulcio:
+    """An identity that Fulcio certifies, and the authorities of that Fulcio."""
+
+    ca: KeySource
+    oidc_issuer: str
+    subject_email: str
+
+
+@dataclass(frozen=True, slots=True)
 class Requirement:
-    """One requirement of a rule."""
+    """One requirement of a rule. A signature is by one of the keys, or by the identity of ``fulcio``."""
 
     kind: str
     where: str
     keys: tuple[KeySource, ...] = ()
     identity: Identity = field(default_factory=Identity)
     lacks: str = ""  # the unsupported evidence that it requires
+    fulcio: Fulcio | None = None
+    rekor: tuple[KeySource, ...] = ()  # keys of the log that must have the signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +147,9 @@ class Policy:
         return self._default
 
     @property
-    def key_sources(self) -> list[KeySource]:
-        """Return all keys of the rules."""
-        rules = (self._default, *self._rules.values())
-        return [key for rule in rules for requirement in rule.signed for key in requirement.keys]
+    def signed(self) -> list[Requirement]:
+        """Return the requirements for a signature of all rules."""
+        return [requirement for rule in (self._default, *self._rules.values()) for requirement in rule.signed]
 
     def _requirements(self, node: Node) -> Iterator[Requirement]:
         for item in node.items("the list of requirements"):
@@ -164,23 +169,50 @@ class Policy:
 
     def _signed(self, item: Node, members: dict[str, Node]) -> Requirement:
         for key, member in members.items():
-            if key not in (*_KEYS, *_MORE, "signedIdentity"):
-                raise _unknown(member, key, (*_KEYS, "signedIdentity"))
+            if key not in (*_KEYS, *_REKOR, "fulcio", _PKI, "signedIdentity"):
+                raise _unknown(member, key, (*_KEYS, "fulcio", *_REKOR, "signedIdentity"))
         identity = identities.identity(members.get("signedIdentity"))
-        for key, words in _MORE.items():
-            if key in members:
-                return Requirement(SIGNED, item.where, (), identity, words)
-        key_names = [key for key in _KEYS if key in members]
-        if len(key_names) != 1:
-            hint = f"write one of {', '.join(_KEYS)}"
-            raise ConfigError(f"{item.where}: {SIGNED} has {' and '.join(key_names) or 'no key'}", hint=hint)
-        name = key_names[0]
+        if _PKI in members:
+            return Requirement(SIGNED, item.where, identity=identity, lacks="certificates")
+        names = [key for key in (*_KEYS, "fulcio") if key in members]
+        if len(names) != 1:
+            hint = f"write one of {', '.join(_KEYS)}, fulcio"
+            raise ConfigError(f"{item.where}: {SIGNED} has {' and '.join(names) or 'no key'}", hint=hint)
+        rekor = self._one_of(_REKOR, members, item.where)
+        if names == ["fulcio"]:
+            if not rekor:
+                message = f"{item.where}: fulcio needs the key of a transparency log: its certificates last minutes"
+                raise ConfigError(message, hint='write "rekorPublicKeyPath": "/etc/…/rekor.pub"')
+            fulcio = self._fulcio(members["fulcio"])
+            return Requirement(SIGNED, item.where, identity=identity, fulcio=fulcio, rekor=rekor)
+        keys = self._one_of(_KEYS, members, item.where)
+        return Requirement(SIGNED, item.where, keys, identity, rekor=rekor)
+
+    def _fulcio(self, node: Node) -> Fulcio:
+        members = node.members("fulcio")
+        for key, member in members.items():
+            if key not in (*_CA, "oidcIssuer", "subjectEmail"):
+                raise _unknown(member, key, (*_CA, "oidcIssuer", "subjectEmail"))
+        ca = self._one_of(_CA, members, node.where)
+        missing = [key for key in ("oidcIssuer", "subjectEmail") if key not in members] + ([] if ca else ["caPath"])
+        if missing:
+            raise ConfigError(f"{node.where}: fulcio needs {missing[0]}", hint=f'write "{missing[0]}": "…"')
+        return Fulcio(ca[0], members["oidcIssuer"].text("oidcIssuer"), members["subjectEmail"].text("subjectEmail"))
+
+    def _one_of(self, names: Iterable[str], members: Mapping[str, Node], where: str) -> tuple[KeySource, ...]:
+        """Return the keys under the one of these names that is there, or none. Raises ConfigError for more names."""
+        there = [name for name in names if name in members]
+        if len(there) > 1:
+            raise ConfigError(f"{where}: {' and '.join(there)} are both there", hint="write one of them")
+        if not there:
+            return ()
+        (name,) = there
         nodes = members[name].items(name) if name.endswith("s") else [members[name]]
-        return Requirement(SIGNED, item.where, tuple(self._key(name, node) for node in nodes), identity)
+        return tuple(self._key(name, node) for node in nodes)
 
     def _key(self, name: str, node: Node) -> KeySource:
         text = node.text(name)
-        if name.startswith("keyData"):
+        if "Data" in name:
             try:
                 return KeySource(node.where, data=base64.b64decode(text, validate=True))
             except ValueError:

@@ -1,4 +1,4 @@
-"""Find and verify image signatures that cosign makes with a key.
+"""Find and read image signatures that cosign makes, with a key or a certificate.
 
 cosign signs a payload with the name and digest of an image. The layers of a signature manifest are payloads, and
 annotations of the layers are the signatures. The signature manifest either has the tag ``sha256-HEX.sig``, or it refers
@@ -6,34 +6,32 @@ to the image and is in the list of referrers (in older registries: the tag ``sha
 bundles instead. A bundle signs an in-toto statement with a type prefix; the statement names only a digest.
 
 Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
-distribution specification, "Listing Referrers" and "Referrers Tag Schema". Only functions that need a key import
-``cryptography``, since the import is slow.
+distribution specification, "Listing Referrers" and "Referrers Tag Schema". verify.py verifies.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from enroot_py.base import build, digests, log
-from enroot_py.base.errors import ConfigError, ImageError
+from enroot_py.base import digests, log
+from enroot_py.base.errors import ImageError
 from enroot_py.features.trust import identities
 from enroot_py.features.trust.identities import DockerName
 from enroot_py.registry import manifests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from enroot_py.features.trust.policy import KeySource, Requirement
     from enroot_py.registry.manifests import Descriptor
     from enroot_py.registry.sources import Blob
 
 _TYPE = "cosign container image signature"
 _PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 _ANNOTATION = "dev.cosignproject.cosign/signature"
+# Annotations of a signature by a certificate: PEM, PEM, JSON.
+_PROOFS = ("dev.sigstore.cosign/certificate", "dev.sigstore.cosign/chain", "dev.sigstore.cosign/bundle")
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _ARTIFACTS = (
     *("application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.oci.image.config.v1+json", ""),
@@ -43,21 +41,32 @@ _ARTIFACTS = (
 _STATEMENT, _SIGNED = "https://in-toto.io/Statement/v1", "https://sigstore.dev/cosign/sign/v1"
 _PREDICATE = "dev.sigstore.bundle.predicateType"  # an optional annotation
 _IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 # Limits for a hostile registry.
 MAX_SIGNATURES = 50  # per manifest; cosign appends new ones
 _MAX_REFERRERS = 8
 _MAX_STORED = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES
 _MAX_PAYLOAD_BYTES = 64 << 10
 _MAX_SIGNATURE_BYTES = 4 << 10  # in base64
-_MIN_RSA_BITS = 2048
+_MAX_PROOF_BYTES = 64 << 10  # of a certificate, chain or log entry
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A payload and its signature, not trusted until verified."""
+    """A payload and its signature, not trusted until verified.
+
+    Without a long-lived key, it has the signer's ``certificate``, a ``chain`` of authorities, both in PEM, and the
+    ``entry`` of a transparency log: JSON with SignedEntryTimestamp and Payload.
+    """
 
     payload: bytes
     signature: bytes
+    certificate: bytes = b""
+    chain: bytes = b""
+    entry: bytes = b""
+
+    def parts(self) -> tuple[bytes, ...]:
+        return self.payload, self.signature, self.certificate, self.chain, self.entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class Evidence:
         return {digest, digests.of(self.index)} if self.index and digest in _listed(self.index) else {digest}
 
     def dumps(self) -> bytes:
-        pairs = [[base64.b64encode(part).decode() for part in (s.payload, s.signature)] for s in self.signatures]
+        pairs = [[base64.b64encode(part).decode() for part in s.parts()] for s in self.signatures]
         return json.dumps({"signatures": pairs, "index": base64.b64encode(self.index).decode()}).encode()
 
 
@@ -152,13 +161,14 @@ def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) ->
     for layer in reversed(layers[-MAX_SIGNATURES:]):
         fields = manifests.fields(layer)
         media_type = fields.get("mediaType")
-        encoded = manifests.fields(fields.get("annotations")).get(_ANNOTATION)
+        annotations = manifests.fields(fields.get("annotations"))
+        encoded = annotations.get(_ANNOTATION)
         try:
             if media_type == _BUNDLE:
                 yield from _in_bundle(_fetched(place, fields, seen))
             elif media_type == _PAYLOAD and isinstance(encoded, str) and len(encoded) <= _MAX_SIGNATURE_BYTES:
                 signature = base64.b64decode(encoded, validate=True)
-                yield Signature(_fetched(place, fields, seen), signature)
+                yield Signature(_fetched(place, fields, seen), signature, *_proofs(annotations))
         except (KeyError, TypeError, ValueError, RecursionError) as e:
             log.debug(f"malformed signature: {e}")
 
@@ -180,22 +190,54 @@ def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, byte
     return seen[descriptor.digest]
 
 
-def _in_bundle(data: bytes) -> Iterator[Signature]:
-    """Yield the signatures in a bundle. Its log entries are ignored: only verification without a key needs them.
+def _proofs(annotations: dict[str, Any]) -> list[bytes]:
+    """Return certificate, chain and log entry, each b"" if it is missing. Raises ValueError."""
+    proofs = [str(annotations.get(name) or "").encode() for name in _PROOFS]
+    if any(len(proof) > _MAX_PROOF_BYTES for proof in proofs):
+        raise ValueError("a certificate or log entry is too large")
+    return proofs
 
-    Raises ValueError, KeyError, TypeError.
-    """
-    envelope = _signed_document(data)["dsseEnvelope"]
+
+def _in_bundle(data: bytes) -> Iterator[Signature]:
+    """Yield the signatures in a bundle. Raises ValueError, KeyError, TypeError."""
+    document = unique_json(data)
+    envelope, proofs = document["dsseEnvelope"], _bundled_proofs(document.get("verificationMaterial"))
     kind, body = envelope["payloadType"], base64.b64decode(envelope["payload"], validate=True)
     if not isinstance(kind, str):
         raise TypeError("payloadType is not a string")
     kind = kind.encode()
     signed = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
     for entry in envelope["signatures"][:_MAX_REFERRERS]:
-        yield Signature(signed, base64.b64decode(entry["sig"], validate=True))
+        yield Signature(signed, base64.b64decode(entry["sig"], validate=True), *proofs)
 
 
-def _signed_document(data: bytes) -> Any:
+def _bundled_proofs(material: object) -> list[bytes]:
+    """Return certificate, chain and log entry of a bundle in the form of annotations; b"" for what is missing."""
+    fields = manifests.fields(material)
+    chain = manifests.fields(fields.get("x509CertificateChain")).get("certificates") or [fields.get("certificate")]
+    encoded = [str(manifests.fields(certificate).get("rawBytes") or "") for certificate in chain]
+    leaf, *rest = [f"{_BEGIN}\n{text}\n{_END}\n" if text else "" for text in encoded]
+    entries = fields.get("tlogEntries") or [None]
+    try:
+        entry, promise = entries[0], entries[0]["inclusionPromise"]["signedEntryTimestamp"]
+        payload = {
+            "body": entry["canonicalizedBody"],
+            "integratedTime": int(entry["integratedTime"]),
+            "logIndex": int(entry["logIndex"]),
+            "logID": base64.b64decode(entry["logId"]["keyId"], validate=True).hex(),
+        }
+        logged = json.dumps({"SignedEntryTimestamp": promise, "Payload": payload})
+    except (KeyError, TypeError, ValueError):  # of a key, or in a log without such timestamps
+        logged = ""
+    return [leaf.encode(), "".join(rest).encode(), logged.encode()]
+
+
+def dsse_body(payload: bytes) -> bytes | None:
+    """Return the statement in the payload of a bundle, or None for another payload."""
+    return payload.removeprefix(_IN_TOTO).partition(b" ")[2] if payload.startswith(_IN_TOTO) else None
+
+
+def unique_json(data: bytes) -> Any:
     """Parse JSON without duplicate keys: two parsers could see different claims. Raises ValueError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -207,7 +249,7 @@ def _signed_document(data: bytes) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# Verifying signatures
+# Reading signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +265,7 @@ def claim(payload: bytes) -> SignedClaim | None:
     if payload.startswith(_IN_TOTO):
         return _statement(payload.removeprefix(_IN_TOTO))
     try:
-        document = _signed_document(payload)
+        document = unique_json(payload)
         critical = document["critical"]
         name, digest = critical["identity"]["docker-reference"], critical["image"]["docker-manifest-digest"]
         if (
@@ -242,7 +284,7 @@ def _statement(counted: bytes) -> SignedClaim | None:
     """Parse the payload of a bundle: a length and an in-toto statement."""
     size, _, body = counted.partition(b" ")
     try:
-        document = _signed_document(body)
+        document = unique_json(body)
         (subject,) = document["subject"]
         digest = f"sha256:{subject['digest']['sha256']}"
         if (document["_type"], document["predicateType"]) != (_STATEMENT, _SIGNED) or not digests.is_digest(digest):
@@ -250,106 +292,3 @@ def _statement(counted: bytes) -> SignedClaim | None:
         return SignedClaim(None, digest) if size == b"%d" % len(body) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-class Key:
-    """A public key. Raises ConfigError if the source is not a supported key."""
-
-    def __init__(self, source: KeySource) -> None:
-        self.source = source
-        self._verify = _verifier(source, source.content())
-
-    def has_signed(self, signature: Signature) -> bool:
-        from cryptography.exceptions import InvalidSignature
-
-        try:
-            return self._verify(signature)
-        except InvalidSignature:
-            return False
-
-
-def by_keys(candidates: Iterable[Signature], sources: Iterable[KeySource]) -> tuple[Signature, ...]:
-    """Return the signatures that at least one of the keys verifies. Raises ConfigError."""
-    keys = [Key(source) for source in sources]
-    return tuple(signature for signature in candidates if any(key.has_signed(signature) for key in keys))
-
-
-def met(requirement: Requirement, image: DockerName, covered: Collection[str], candidates: Iterable[Signature]) -> str:
-    """Return "" if a signature satisfies a requirement, otherwise the reason why none does.
-
-    ``covered`` are the accepted digests. Raises ConfigError for a malformed key.
-    """
-    keys = [Key(source) for source in requirement.keys]
-    count, why = 0, ""
-    for signature in candidates:
-        count += 1
-        if not any(key.has_signed(signature) for key in keys):
-            continue
-        claimed = claim(signature.payload)
-        if claimed is None:
-            why = why or "the signed content is not an image signature"
-        elif not requirement.identity.matches(image, claimed.name):
-            why = f"its signature is for {claimed.name}, not for {requirement.identity.describe(image)}"
-            if claimed.name is None:
-                why = "the signature names no image, as with cosign 3: use signedIdentity digestOnly"
-        elif claimed.digest not in covered:
-            why = f"its signature is for {claimed.digest}"
-        else:
-            return ""
-    if why:
-        return why
-    shown = " or ".join(str(key.source) for key in keys)
-    return f"none of {log.many(count, 'signature')} is by {shown}" if count else "it has no signature"
-
-
-def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
-    """Return a function that verifies a signature with a PEM key: it returns True or raises InvalidSignature."""
-    try:
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
-    except ModuleNotFoundError as e:
-        raise build.missing("signatures", e) from e
-
-    try:
-        key: Any = serialization.load_pem_public_key(data)
-    except (ValueError, UnsupportedAlgorithm) as e:
-        raise _no_key(source, data) from e
-    if isinstance(key, ed25519.Ed25519PublicKey):
-        return lambda signed: key.verify(signed.signature, signed.payload) is None
-    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= _MIN_RSA_BITS:
-        return lambda signed: key.verify(signed.signature, signed.payload, padding.PKCS1v15(), hashes.SHA256()) is None
-    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, (ec.SECP256R1, ec.SECP384R1)):
-        # Old versions of cosign use SHA-256 for every curve; new versions use the hash of the curve's size.
-        algorithms = [hashes.SHA256()] + ([hashes.SHA384()] if isinstance(key.curve, ec.SECP384R1) else [])
-        return lambda signed: _any_hash(key, signed, algorithms)
-    what = f"RSA of {key.key_size} bits" if isinstance(key, rsa.RSAPublicKey) else type(key).__name__
-    raise ConfigError(
-        f"{source.where}: {source} is not a supported key: {what}",
-        hint=f"use ECDSA P-256 or P-384, Ed25519, or RSA of {_MIN_RSA_BITS} bits or more",
-    )
-
-
-def _any_hash(key: Any, signed: Signature, algorithms: list[Any]) -> bool:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    for algorithm in algorithms:
-        try:
-            key.verify(signed.signature, signed.payload, ec.ECDSA(algorithm))
-            return True
-        except InvalidSignature:
-            continue
-    return False
-
-
-def _no_key(source: KeySource, data: bytes) -> ConfigError:
-    """Return an error for a file without a public key. The message names the content of the file."""
-    head = data.partition(b"-----BEGIN ")[2].partition(b"-----")[0].decode("ascii", "replace")
-    hint = "convert it to PEM: cosign public-key --key cosign.key"
-    if "PRIVATE" in head:
-        hint = "keep the private key secret; " + hint
-    elif "CERTIFICATE" in head:
-        hint = "extract its public key: openssl x509 -pubkey -noout; expiry is not checked"
-    what = f"a {head.lower()}, " if head and head != "PUBLIC KEY" else ""
-    return ConfigError(f"{source.where}: {source} is {what}not a public key", hint=hint)

@@ -8,9 +8,10 @@ from typing import Any
 from enroot_py.base import log
 from enroot_py.base.errors import RegistryError, UsageError
 from enroot_py.config.settings import Settings
-from enroot_py.features.trust import admission, identities, signatures
+from enroot_py.features.trust import admission, identities, signatures, verify
+from enroot_py.features.trust.keys import Signer
 from enroot_py.features.trust.policy import Requirement, Rule
-from enroot_py.features.trust.signatures import Evidence, Key
+from enroot_py.features.trust.signatures import Evidence
 from enroot_py.registry.reference import Reference, of_command_line
 from enroot_py.registry.sources import open_registry
 
@@ -32,7 +33,7 @@ def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, 
     index = next((evidence.index for evidence in gathered if evidence.index), b"")
     evidence = Evidence(tuple(dict.fromkeys(signature for part in gathered for signature in part.signatures)), index)
     rules = admission.rules_for(name, settings)
-    keys = {str(source): Key(source) for rule in rules for required in rule.signed for source in required.keys}
+    known = {str(signer): signer for rule in rules for each in rule.signed for signer in verify.signers_of(each)}
     verdicts = [_verdict(rule, each, name, evidence, manifest.digest) for rule in rules for each in rule.requirements]
     return {
         "name": str(name),
@@ -40,7 +41,7 @@ def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, 
         **({"index": manifest.named} if manifest.named != manifest.digest else {}),
         "admitted": all(verdict["satisfied"] for verdict in verdicts),
         "rules": verdicts,
-        "signatures": [_signature(signature, list(keys.values())) for signature in evidence.signatures],
+        "signatures": [_signature(signature, list(known.values())) for signature in evidence.signatures],
     }
 
 
@@ -51,14 +52,14 @@ def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Ev
         why = str(error)
     elif requirement.kind == "sigstoreSigned":
         image = identities.of(name)
-        why = signatures.met(requirement, image, evidence.covers(digest), evidence.signatures)
+        why = verify.met(requirement, image, evidence.covers(digest), evidence.signatures)
     shown = {"where": requirement.where, "scope": rule.scope, "type": requirement.kind, "satisfied": not why}
     return {**shown, **({"why": why} if why else {})}
 
 
-def _signature(signature: signatures.Signature, keys: Sequence[Key]) -> dict[str, Any]:
-    """Return the claim of a signature, and the key that verifies it. Without a key, the claim is not trusted."""
+def _signature(signature: signatures.Signature, signers: Sequence[Signer]) -> dict[str, Any]:
+    """Return the claim of a signature, and who has made it. Without a key, the claim is not trusted."""
     claimed = signatures.claim(signature.payload)
-    key = next((str(key.source) for key in keys if key.has_signed(signature)), None)
+    key = next((str(signer) for signer in signers if signer.has_signed(signature)), None)
     name = str(claimed.name) if claimed and claimed.name else None
     return {"for": name, "digest": claimed.digest if claimed else None, "key": key}

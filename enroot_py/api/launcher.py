@@ -1,0 +1,320 @@
+"""The launcher: a process beside each API process, which has loaded our modules and forks for each container.
+
+The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation,
+on which the launcher reads the request and a child answers (children.py). The launcher has one thread. Its children
+report PIDs to it on another socket. Process 1 of a container becomes a child of the launcher when its parent exits, and
+so does a program that joins a container: PR_SET_CHILD_SUBREAPER of prctl(2).
+
+The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
+"""
+
+from __future__ import annotations
+
+import _signal
+import _socket
+import gc
+import os
+import resource
+import select
+import sys
+import time
+from functools import partial
+
+from enroot_py.api import children
+from enroot_py.api.messages import Conversation, decoded, receive_with_fds, send_status
+from enroot_py.base import linux, log
+from enroot_py.base.errors import ContainerError, NamespaceError
+from enroot_py.runtime import namespaces
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from enroot_py.base.making import Directory
+
+_PACKET_BYTES = 8192  # PATH_MAX, and some
+_MAX_FDS = 5
+_PLAN_S = 0.5  # for which starts use what the last one has read
+_GRACE_S = 30  # for the end of all containers when the API process has ended
+
+
+class Held:
+    """A container, or another request that can be ended."""
+
+    __slots__ = ("builder", "first", "changes", "lock", "is_ending", "waiting")
+
+    def __init__(self, builder: int) -> None:
+        self.builder = builder  # the process that answers the request, or 0
+        self.first = 0  # process 1 of the container, or 0
+        self.changes = ""  # the directory on disk that disappears with the container
+        self.lock = -1  # an open descriptor of that directory, which is locked
+        self.is_ending = False
+        self.waiting: list[_socket.socket] = []  # conversations that close when nothing is left
+
+
+class Launcher:
+    """The event loop."""
+
+    def __init__(self, requests: _socket.socket) -> None:
+        self._requests = requests
+        self._reports, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        life, self._life = os.pipe2(os.O_CLOEXEC)
+        self._wakeup, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # a container may take one descriptor
+        self._tools = children.Tools(theirs, life, children.open_init(), limits)
+        self._held: dict[int, Held] = {}  # by the number of the container
+        self._numbers: dict[int, int] = {}  # of containers, by builder or process 1
+        self._joining: dict[int, int] = {}  # numbers of programs, by the process that starts the program
+        self._programs: dict[int, int] = {}  # numbers of programs, by process
+        self._statuses: dict[int, _socket.socket] = {}  # by the number of the program
+        self._plan: children.Plan | None = None  # of the last start
+        self._last_line, self._plan_until = b"", 0.0
+        self._can_clone = children.can_clone()
+        self._has_swept = False  # leftovers of killed launchers from the directory for changes
+
+    def serve(self) -> NoReturn:
+        """Serve until the API process ends."""
+        poll = select.poll()
+        for fd in (self._requests.fileno(), self._reports.fileno(), self._wakeup):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poll.poll(1000 * _PLAN_S if self._plan else None)]
+            if not ready:
+                self._forget_plan()
+            if self._wakeup in ready:
+                os.read(self._wakeup, _PACKET_BYTES)
+            self._hear()
+            self._reap()
+            if self._requests.fileno() in ready:
+                self._request()
+
+    def _request(self) -> None:
+        data, fds = receive_with_fds(self._requests, _PACKET_BYTES, _MAX_FDS)
+        if not data:
+            self._end_all()
+        verb, *numbers = data.decode().split()
+        act = getattr(self, f"_do_{verb}")
+        if not fds:
+            act(*map(int, numbers))
+            return
+        conversation = Conversation(_socket.socket(fileno=fds[0]))
+        try:
+            log.sink = conversation.log
+            act(conversation, fds, *map(int, numbers))
+        except Exception as e:
+            conversation.fail(e)
+        finally:
+            log.sink = log.silent
+            conversation.socket.detach()
+            for fd in fds:
+                os.close(fd)
+
+    def _do_act(self, conversation: Conversation, fds: list[int], number: int) -> None:
+        """Let a child do what the request names."""
+        request = children.take_environment(next(conversation.receive()))
+        self._hold(number, self._fork(conversation, fds, partial(children.act, conversation, request)))
+
+    def _do_start(self, conversation: Conversation, fds: list[int], number: int) -> None:
+        """Make a container."""
+        tools, plan = self._tools, self._planned(next(conversation.lines()))
+        changes = plan.make_changes()
+        act = partial(children.start, tools, conversation, number, plan, changes)
+        child = self._fork(conversation, fds, act, plan.flags)
+        self._hold(number, 0 if plan.flags else child, changes)
+        if plan.flags:
+            self._note_first(number, child)
+
+    def _planned(self, line: bytes) -> children.Plan:
+        """Return the plan of a start. If it is like the last one, nothing is read again for a moment."""
+        if line != self._last_line or time.monotonic() > self._plan_until:
+            self._forget_plan()
+            request = children.take_environment(decoded(line))
+            may_prepare = self._can_clone and (self._has_swept or not request["writable"])
+            plan = children.Plan(request, may_prepare=may_prepare)
+            self._has_swept |= plan.is_writable  # a child does it now
+            self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
+        assert self._plan is not None
+        return self._plan
+
+    def _forget_plan(self) -> None:
+        if self._plan is not None:
+            self._plan.release()
+        self._plan, self._last_line = None, b""
+
+    def _hold(self, number: int, builder: int, changes: Directory | None = None) -> None:
+        held = self._held[number] = Held(builder)
+        if changes:
+            held.changes, held.lock = changes.path, changes.fd
+        if builder:
+            self._numbers[builder] = number
+
+    def _note_first(self, number: int, pid: int) -> None:
+        self._held[number].first = pid
+        self._numbers[pid] = number
+
+    def _do_once(self, conversation: Conversation, fds: list[int], number: int) -> None:
+        """Run a program as process 1 of a container. Unless it is a child, the child waits for it."""
+        lines = conversation.lines()
+        tools, plan, request = self._tools, self._planned(next(lines)), decoded(next(lines))
+        changes = plan.make_changes()
+        act = partial(children.run_once, tools, conversation, fds[1:], request, plan, changes)
+        pid = self._fork(conversation, fds, act, plan.flags)
+        if plan.flags:
+            self._hold(number, 0, changes)
+            self._programs[pid] = number
+            self._statuses[number] = _socket.socket(fileno=os.dup(fds[1]))
+            conversation.send({"ok": {"pid": pid, "is_watched": False}})
+
+    def _do_join(self, conversation: Conversation, fds: list[int], number: int, program: int) -> None:
+        """Run a program in a container."""
+        tools, first, request = self._tools, self._first(number), next(conversation.receive())
+        act = partial(children.join, tools, conversation, first, program, fds[2:], request)
+        self._joining[self._fork(conversation, fds, act)] = program
+        self._statuses[program] = _socket.socket(fileno=os.dup(fds[1]))
+
+    def _do_copy(self, conversation: Conversation, fds: list[int], number: int) -> None:
+        """Copy files into a container or out of it."""
+        first, request = self._first(number), next(conversation.receive())
+        self._fork(conversation, fds, partial(children.copy, conversation, first, request))
+
+    def _first(self, number: int) -> int:
+        """Return process 1 of a container. Raises ContainerError if the container has ended."""
+        held = self._held.get(number)
+        while held is not None and held.builder and not held.first:  # the builder has not reported yet
+            select.select([self._reports.fileno(), self._wakeup], [], [])
+            self._hear()
+            self._reap()
+        if held is None or not held.first or held.is_ending:
+            hint = "its first process was killed (out of memory? see dmesg): make a new container"
+            raise ContainerError("the container has ended", hint=hint)
+        return held.first
+
+    def _do_signal(self, program: int, number: int, group: int) -> None:
+        """Send a signal to a program, or to its process group."""
+        pid = next((pid for pid, other in self._programs.items() if other == program), 0)
+        try:
+            if pid and group:
+                os.killpg(pid, number)
+            elif pid:
+                os.kill(pid, number)
+        except ProcessLookupError:  # it has no group yet
+            os.kill(pid, number)
+
+    def _do_end(self, _: Conversation, fds: list[int], number: int) -> None:
+        """End a container. The conversation closes when nothing of the container is left."""
+        held = self._held.get(number)
+        if held is not None:
+            held.waiting.append(_socket.socket(fileno=os.dup(fds[0])))
+            self._kill(held)
+
+    def _kill(self, held: Held) -> None:
+        held.is_ending = True
+        for pid in filter(None, (held.builder, held.first)):
+            os.kill(pid, _signal.SIGKILL)
+
+    def _fork(self, conversation: Conversation, fds: list[int], act: Callable[[], NoReturn], flags: int = 0) -> int:
+        """Fork a child for a request, into new namespaces by ``flags``. Raises OSError.
+
+        Only ``fds``, the conversation and the tools stay open in the child.
+        """
+        try:
+            child = linux.clone3(flags) if flags else os.fork()
+        except OSError as e:
+            if not flags:
+                raise
+            hint = namespaces.advice(e)
+            raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=hint) from e
+        if not child:
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            children.answer([conversation.socket.fileno(), *fds, *self._tools.fds()], conversation, act)
+        return child
+
+    def _hear(self) -> None:
+        """Note what children report."""
+        while True:
+            try:
+                data, fds = receive_with_fds(self._reports, _PACKET_BYTES, 1)
+            except BlockingIOError:
+                return
+            verb, number, text = os.fsdecode(data).split(" ", 2)
+            if verb == "program":
+                self._programs[int(text)] = int(number)
+                continue
+            held = self._held[int(number)]
+            if verb == "changes":
+                held.changes, held.lock = text, fds[0]
+            else:
+                self._note_first(int(number), int(text))
+                if held.is_ending:
+                    self._kill(held)
+
+    def _reap(self) -> None:
+        """Reap the children that have ended."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._ended(*ended)
+        except ChildProcessError:
+            return
+
+    def _ended(self, pid: int, status: int) -> None:
+        self._hear()  # a child reports before it ends
+        if (program := self._programs.pop(pid, None)) is not None:
+            socket = self._statuses.pop(program)
+            self._clear(self._held.pop(program, None), [socket], partial(send_status, socket, status))
+        elif (program := self._joining.pop(pid, None)) is not None:
+            if program not in self._programs.values() and (unused := self._statuses.pop(program, None)):
+                unused.close()  # the program was not started
+        elif (number := self._numbers.pop(pid, None)) is not None:
+            held = self._held[number]
+            if pid == held.builder:
+                held.builder = 0
+            if pid == held.first or not held.first:
+                self._numbers.pop(held.builder, None)
+                self._clear(self._held.pop(number), held.waiting, lambda: None)
+
+    def _clear(self, held: Held | None, waiting: list[_socket.socket], then: Callable[[], None]) -> None:
+        """Remove what is left of a container, do what follows, and close the sockets of those who wait for that."""
+        if held and held.changes:
+            fds = [held.lock, *(socket.fileno() for socket in waiting)]
+            spare = Conversation(_socket.socket())
+            self._fork(spare, fds, partial(children.remove, held.changes, then))
+            os.close(held.lock)
+        else:
+            then()
+        for socket in waiting:
+            socket.close()
+
+    def _end_all(self) -> NoReturn:
+        """End all containers, and this process."""
+        _signal.alarm(_GRACE_S)
+        os.close(self._life)
+        for held in self._held.values():
+            self._kill(held)
+        for pid in self._programs:
+            os.kill(pid, _signal.SIGKILL)
+        try:
+            while True:
+                self._ended(*os.waitpid(-1, 0))
+        except ChildProcessError:
+            os._exit(0)
+
+
+def main(requests: int) -> NoReturn:
+    """Run the launcher of the API process at the other end of the socket ``requests``."""
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    children.preload()
+    launcher = Launcher(_socket.socket(fileno=requests))
+    gc.collect()
+    gc.freeze()  # the garbage collector of a child would copy all pages
+    gc.disable()
+    try:
+        launcher.serve()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)

@@ -1,0 +1,263 @@
+"""Expand variables in environment files, with bash's forms of ``${…}`` and without any shell.
+
+``$$`` is a dollar sign, and so is a ``$`` without braces, as at CSCS; within braces ``$NAME`` is a variable. Nothing is
+run. Sources: docs.cscs.ch, "Environment variable expansion" and "Bash Expansion in EDFs"; bash(1), "Parameter
+Expansion". On the step path where a file is used: re is imported only for patterns.
+"""
+
+from __future__ import annotations
+
+from enroot_py.base.frozen import Frozen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Text = tuple["str | Variable", ...]
+    Lookup = Callable[[str], "str | None"]
+
+# The longest first: each is tried in this order.
+_OPERATORS = (":-", ":=", ":+", ":?", "##", "%%", "//", "/#", "/%", "^^", ",,", *"-=+?#%/^,:")
+_HINT = "write ${NAME} or ${NAME:-TEXT}; a dollar sign is $$"
+_DEEPEST = 10
+
+
+class Waits(Exception):
+    """A variable is not known yet: its expression stays as it is written."""
+
+
+class Variable(Frozen):
+    """``${NAME}`` with an operator and the words behind it; the operator "length" stands for ``${#NAME}``."""
+
+    written: str
+    name: str
+    operator: str = ""
+    words: tuple[Text, ...] = ()
+
+
+def parse(text: str) -> Text:
+    """Split a text into literal parts and variables. Raises ValueError, with a hint."""
+    return tuple(_parts(text, False, 0))
+
+
+def names(text: str) -> list[str]:
+    """Return the variables in a text, in order. Raises ValueError."""
+    return list(_names(parse(text)))
+
+
+def expand(text: str, value: Lookup, quote: Callable[[str], str] = str) -> str:
+    """Expand a text. ``value`` returns None for an unset variable, and raises Waits; ``quote`` is for what it returns.
+
+    Raises ValueError, with a hint.
+    """
+    out = ""
+    for part in parse(text):
+        if isinstance(part, str):
+            out += part.replace("$", quote("$"))
+            continue
+        try:
+            out += quote(_value(part, value))
+        except Waits:
+            out += part.written
+    return out
+
+
+def _names(parts: Text) -> Iterator[str]:
+    for part in parts:
+        if not isinstance(part, str):
+            yield part.name
+            for word in part.words:
+                yield from _names(word)
+
+
+# ---------------------------------------------------------------------------
+# Parsing
+
+
+def _parts(text: str, in_braces: bool, depth: int) -> Iterator[str | Variable]:
+    at = 0
+    while at < len(text):
+        if text.startswith("$$", at):
+            yield "$"
+            at += 2
+        elif text.startswith("${", at):
+            end = _end(text, at)
+            yield _variable(text[at:end], depth)
+            at = end
+        elif in_braces and text[at] == "$" and (name := _name(text[at + 1 :])):
+            yield Variable("${" + name + "}", name)
+            at += 1 + len(name)
+        else:
+            yield text[at]
+            at += 1
+
+
+def _end(text: str, start: int) -> int:
+    """Return the index behind the brace that closes the one at ``start``. Raises ValueError."""
+    at, depth = start, 0
+    while at < len(text):
+        if text.startswith("${", at):
+            depth += 1
+            at += 2
+            continue
+        if text[at] == "\\":
+            at += 1
+        elif text[at] == "}":
+            depth -= 1
+            if not depth:
+                return at + 1
+        at += 1
+    raise ValueError(f"{text[start:]} is no variable", _HINT)
+
+
+def _variable(written: str, depth: int) -> Variable:
+    inner = written[2:-1]
+    if depth > _DEEPEST:
+        raise ValueError(f"{written} is nested too deeply", _HINT)
+    if inner.startswith("#") and _name(inner[1:]) == inner[1:] != "":
+        return Variable(written, inner[1:], "length")
+    name = _name(inner)
+    rest = inner[len(name) :]
+    operator = next((operator for operator in _OPERATORS if rest.startswith(operator)), "")
+    if not name or rest and not operator:
+        raise ValueError(f"{written} is no variable", _HINT)
+    rest = rest[len(operator) :]
+    words = _cut(rest, operator[0]) if operator == ":" or operator[:1] == "/" else (rest,)
+    return Variable(written, name, operator, tuple(tuple(_parts(word, True, depth + 1)) for word in words))
+
+
+def _cut(text: str, separator: str) -> tuple[str, ...]:
+    """Split a text at the first separator that is neither escaped nor within braces."""
+    at, depth = 0, 0
+    while at < len(text):
+        if text[at] == "\\":
+            at += 1
+        elif text.startswith("${", at):
+            depth += 1
+        elif text[at] == "}":
+            depth -= 1
+        elif text[at] == separator and not depth:
+            return text[:at], text[at + 1 :]
+        at += 1
+    return (text,)
+
+
+def _name(text: str) -> str:
+    """Return the name of a variable with which a text begins, or ""."""
+    end = 0
+    while end < len(text) and text[: end + 1].isascii() and text[: end + 1].isidentifier():
+        end += 1
+    return text[:end]
+
+
+# ---------------------------------------------------------------------------
+# Values
+
+
+def _text(parts: Text, value: Lookup) -> str:
+    """Return a word of an expression; a backslash quotes the next character."""
+    out = "".join(part if isinstance(part, str) else _value(part, value).replace("\\", "\\\\") for part in parts)
+    return _unescaped(out)
+
+
+def _unescaped(text: str) -> str:
+    head, *rest = text.split("\\")
+    out = head
+    while rest:
+        part = rest.pop(0)
+        out += part or ("\\" + rest.pop(0) if rest else "\\")
+    return out
+
+
+def _value(variable: Variable, value: Lookup) -> str:
+    found, operator, words = value(variable.name), variable.operator, variable.words
+    if operator in (":-", ":=", "-", "="):
+        return _text(words[0], value) if found is None or operator[0] == ":" and not found else found
+    if operator in (":+", "+"):
+        return _text(words[0], value) if found or operator == "+" and found is not None else ""
+    if operator in (":?", "?") and (found is None or operator == ":?" and not found):
+        said = _text(words[0], value)
+        raise ValueError(f"{variable.name}: {said or 'the variable is not set'}", f"export {variable.name}")
+    if found is None:
+        hint = f"export it, or write ${{{variable.name}:-}} for nothing; a dollar sign is $$"
+        raise ValueError(f"the variable {variable.name} is not set", hint)
+    if operator == "length":
+        return str(len(found))
+    if operator == ":":
+        return _slice(found, [_text(word, value) for word in words], variable)
+    if operator[:1] in ("^", ","):
+        return _cased(found, operator, words[0], variable)
+    if operator[:1] in ("#", "%"):
+        return _stripped(found, operator, _pattern(words[0], value, lazy=len(operator) == 1))
+    if operator[:1] == "/":
+        return _replaced(found, operator, _pattern(words[0], value), _text(words[1], value) if len(words) > 1 else "")
+    return found
+
+
+def _slice(text: str, words: list[str], variable: Variable) -> str:
+    try:
+        start, *length = (int(word) for word in words)
+    except ValueError:
+        raise ValueError(f"{variable.written}: offset and length are not numbers", "write ${NAME:2:3}") from None
+    start = start if start >= 0 else max(len(text) + start, 0)
+    end = (start + length[0] if length[0] >= 0 else len(text) + length[0]) if length else len(text)
+    if length and end < start:
+        raise ValueError(f"{variable.written}: the end lies before the offset", "write ${NAME:2:3}")
+    return text[start:end]
+
+
+def _cased(text: str, operator: str, word: Text, variable: Variable) -> str:
+    if word:
+        raise ValueError(f"{variable.written}: a pattern of letters is not supported", "write ${NAME^^} or ${NAME,,}")
+    changed = text.upper() if operator[0] == "^" else text.lower()
+    return changed if len(operator) == 2 else changed[:1] + text[1:]
+
+
+def _stripped(text: str, operator: str, pattern: str) -> str:
+    import re
+
+    if operator[0] == "#":
+        match = re.match(pattern, text, re.DOTALL)
+        return text[match.end() :] if match else text
+    before = ".*" if len(operator) == 1 else ".*?"  # the shortest end is behind the longest beginning
+    match = re.fullmatch(f"({before}){pattern}", text, re.DOTALL)
+    return match[1] if match else text
+
+
+def _replaced(text: str, operator: str, pattern: str, word: str) -> str:
+    import re
+
+    if not pattern:
+        return text
+    anchored = {"/#": rf"\A{pattern}", "/%": rf"{pattern}\Z"}.get(operator, pattern)
+    return re.sub(anchored, lambda _: word, text, count=0 if operator == "//" else 1, flags=re.DOTALL)
+
+
+def _pattern(parts: Text, value: Lookup, *, lazy: bool = False) -> str:
+    """Return the regular expression of a pattern of bash(1): ``*``, ``?``, ``[…]``, also in variables."""
+    import re
+
+    out = "".join(part if isinstance(part, str) else _value(part, value) for part in parts)
+    at, expression = 0, ""
+    while at < len(out):
+        c = out[at]
+        end = out.find("]", at + 2) if c == "[" else -1
+        if c == "\\" and at + 1 < len(out):
+            at += 1
+            expression += re.escape(out[at])
+        elif c == "*":
+            expression += ".*?" if lazy else ".*"
+        elif c == "?":
+            expression += "."
+        elif end > 0:
+            inner = out[at + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            expression += f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
+            at = end
+        else:
+            expression += re.escape(c)
+        at += 1
+    try:
+        re.compile(expression)
+    except re.error as e:
+        raise ValueError(f"bad pattern {out}: {e}", "see bash(1), Pattern Matching") from None
+    return expression

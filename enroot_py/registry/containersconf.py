@@ -1,0 +1,142 @@
+"""Find the settings of a registry in the files that podman, skopeo and buildah share.
+
+They count where our own ``registries.conf`` is silent: site.py. The user's ``registries.conf`` replaces the system's
+and its drop-ins; a drop-in replaces the tables with the same prefix. Short names are Docker Hub's here, as with enroot,
+so ``unqualified-search-registries`` and ``aliases`` change nothing.
+
+Sources: containers-registries.conf(5), containers-registries.conf.d(5), containers-certs.d(5).
+"""
+
+from __future__ import annotations
+
+import os
+from _collections_abc import Iterator, Mapping
+
+from enroot_py.base.errors import ConfigError
+from enroot_py.base.frozen import Frozen
+from enroot_py.config import files
+from enroot_py.config.words import base_directories
+from enroot_py.registry.reference import DOCKER_HUB, Reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.registry import containerstoml
+
+SYSTEM = "/etc/containers"
+_DOCKER_CERTS = "/etc/docker/certs.d"
+_VARIABLE = "CONTAINERS_REGISTRIES_CONF"
+_HUB = "docker.io"  # the name of Docker Hub in these files
+
+
+class Endpoint(Frozen):
+    """A place that has the images of a table: the registry itself, or a mirror of it."""
+
+    location: str
+    is_insecure: bool = False  # plain HTTP, and TLS with a certificate that is not trusted
+    by_digest: bool = True  # for references with a digest
+    by_tag: bool = True
+
+
+class Table(Frozen):
+    """A ``[[registry]]`` of ``file``: settings of the images whose names begin with ``prefix``."""
+
+    prefix: str  # HOST[:PORT][/PATH][:TAG], or *.DOMAIN
+    registry: Endpoint  # without a location, an image is where its name says
+    mirrors: tuple[Endpoint, ...]
+    is_blocked: bool
+    file: str
+
+    def rest(self, name: str) -> str | None:
+        """Return what follows the prefix in an image's name, or None if the name does not begin with the prefix."""
+        if self.prefix.startswith("*."):
+            host, end = name.partition("/")[0], self.prefix[1:]
+            at = host.rfind(end)
+            rest = name[at + len(end) :] if at >= 0 else None
+        else:
+            rest = name[len(self.prefix) :] if name.startswith(self.prefix) else None
+        return rest if rest is None or rest[:1] in ("", ":", "/", "@") else None
+
+
+class Certificates(Frozen):
+    """The TLS files for a registry in ``directory``: authorities, and pairs of a client's certificate and key."""
+
+    directory: str
+    authorities: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+
+
+def name_of(reference: Reference) -> str:
+    """Return the name of an image as these files write it: docker.io/library/box:1."""
+    host = _HUB if reference.registry == DOCKER_HUB else reference.registry
+    return f"{host}/{reference.repository}" + (f"@{reference.digest}" if reference.digest else f":{reference.tag}")
+
+
+def table_of(reference: Reference, environ: Mapping[str, str]) -> Table | None:
+    """Return the table with the longest prefix of an image's name, or None. Raises ConfigError."""
+    name = name_of(reference)
+    matching = [table for table in tables(environ) if table.rest(name) is not None]
+    return max(matching, key=lambda table: len(table.prefix), default=None)
+
+
+def tables(environ: Mapping[str, str]) -> tuple[Table, ...]:
+    """Return the tables of all files. Raises ConfigError."""
+    merged: dict[str, Table] = {}
+    for path in paths(environ):
+        for prefix, registry, mirrors, is_blocked in _read(path):
+            endpoints = tuple(Endpoint(*mirror) for mirror in mirrors)
+            merged[prefix] = Table(prefix, Endpoint(*registry), endpoints, is_blocked, path)
+    return tuple(merged.values())
+
+
+def paths(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the existing files, in the order in which they are read."""
+    user = base_directories(environ)["HOME"] + "/.config/containers"
+    named = environ.get(_VARIABLE, "")
+    if named and not os.path.exists(named):
+        raise ConfigError(f"{_VARIABLE}={named}: there is no such file", hint=f"unset {_VARIABLE}")
+    own = f"{user}/registries.conf"
+    is_own = not named and os.path.exists(own)
+    file = named or (own if is_own else f"{SYSTEM}/registries.conf")
+    if os.path.exists(file):
+        yield file
+    for directory in (user,) if is_own else (SYSTEM, user):
+        fragments = f"{directory}/registries.conf.d"
+        yield from (f"{fragments}/{name}" for name in sorted(files.names(fragments)) if name.endswith(".conf"))
+
+
+def _read(path: str) -> tuple[containerstoml.Table, ...]:
+    data = files.content(path) or b""
+    lines = [line for line in data.splitlines() if not line.lstrip().startswith(b"#")]
+    if not any(word in line for line in lines for word in (b"location", b"prefix", b"[registries")):
+        return ()  # without tables, as distributions ship it: the parser's import takes longer than the start of Python
+    from enroot_py.registry import containerstoml
+
+    return containerstoml.parse(path, data)
+
+
+def certificates(registry: str, environ: Mapping[str, str]) -> Certificates | None:
+    """Return the TLS files for HOST[:PORT], from the first directory for it. Raises ConfigError."""
+    host = _HUB if registry == DOCKER_HUB else registry
+    names = (host,) if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else (host, f"{host}:443")
+    user = base_directories(environ)["HOME"] + "/.config/containers/certs.d"
+    for parent in (user, f"{SYSTEM}/certs.d", _DOCKER_CERTS):
+        for name in names:
+            directory = f"{parent}/{name}"
+            if os.path.isdir(directory) and os.access(directory, os.R_OK | os.X_OK):  # docker's may be root's alone
+                return _certificates(directory)
+    return None
+
+
+def _certificates(directory: str) -> Certificates:
+    there = sorted(files.names(directory))
+    pairs = []
+    for name in there:
+        stem, ending = os.path.splitext(name)
+        other = {".cert": ".key", ".key": ".cert"}.get(ending)
+        if other and stem + other not in there:
+            hint = f"add {stem}{other}; certificates of authorities end in .crt"
+            raise ConfigError(f"{directory}/{name}: the client's {stem}{other} is missing", hint=hint)
+        if ending == ".cert":
+            pairs.append((f"{directory}/{name}", f"{directory}/{stem}.key"))
+    authorities = tuple(f"{directory}/{name}" for name in there if name.endswith(".crt"))
+    return Certificates(directory, authorities, tuple(pairs))

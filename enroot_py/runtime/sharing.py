@@ -1,0 +1,188 @@
+"""Share the FUSE server of a squashfs image among the containers of a user. On the start path of an image.
+
+The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that one. A
+later start of the same file enters that user namespace, and mounts the file system once more by the server's own
+/dev/fuse: the kernel returns what is mounted already, with its caches. Source: fuse_get_tree() since Linux 5.15.
+
+- No process counts the containers: the kernel ends the connection with the last mount, and thereby the server. A start
+  that comes too late gets an error from mount(2), and starts a server of its own.
+- The one lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. The start that takes it passes it on to its server
+  and closes it: an entry is locked while its server lives, however that ends. Nobody waits for it longer than _WAIT_S.
+- The entry has the PID from which on the server is found. It is only a hint, as a container may have that directory
+  mounted: _device() has what makes a process a server.
+- A server dies with its control group, and is charged to it. So containers share only within one: in Slurm, a step.
+"""
+
+from __future__ import annotations
+
+import os
+from _imp import source_hash
+from _signal import pidfd_send_signal
+
+from enroot_py.base import linux, proc
+from enroot_py.base.fds import Fd
+
+_ENTRIES = 4096  # of a user: files of 7 bytes, that are used again
+_NEAR = 64  # libfuse forks the server: its PID is one of these many after that of the process that was started
+_WAIT_S = 0.2  # for another start, until its server is there
+_TICK_S = 0.001
+_DIGITS = 7  # of a PID
+_NOBODY = 0  # in place of one, where it was not found
+_NS_GET_PARENT = 0xB702  # ioctl_ns(2)
+_FUSE_DEVICE = os.makedev(10, 229)
+
+
+class Entry:
+    """The entry of an image file: its server, or the ``lock`` for the one that will be started.
+
+    ``pidfd`` is the server, ``lock`` what the new one has to inherit; each is -1 if there is none.
+    """
+
+    __slots__ = ("key", "lock", "pidfd", "_device")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.lock = self.pidfd = self._device = -1
+
+    def set_server(self, pidfd: int, device: int) -> None:
+        """Note a running server, and its descriptor of /dev/fuse."""
+        self.pidfd, self._device = pidfd, device
+
+    def enter(self) -> bool:
+        """Enter the user namespace of the server. Return False if there is no server, or not any more."""
+        try:
+            if self.pidfd >= 0:
+                linux.setns(self.pidfd, linux.CLONE_NEWUSER)
+                return True
+        except OSError:
+            self.forget()
+        return False
+
+    def forget(self) -> None:
+        """Let the caller start a server that nobody shares."""
+        os.close(self.pidfd)
+        self.pidfd = -1
+
+    def open_device(self) -> Fd:
+        """Return a copy of the server's /dev/fuse; while it is open, the death of the server is noticed by nobody.
+
+        Raises OSError.
+        """
+        return linux.pidfd_getfd(self.pidfd, self._device)
+
+    def note(self, pid: int) -> None:
+        """Write from which PID on the new server is found, and leave the lock to the server."""
+        with Fd(self.lock) as lock:
+            self.lock = -1
+            try:
+                _write(lock, pid)
+            except OSError:  # the disk is full, or the entry is no file: nobody shares the server
+                return
+
+
+def find(image: str, offset: int, scratch: str) -> Entry | None:
+    """Return the entry of the image at ``offset`` of a file, or None if it is not to be shared.
+
+    Call this before any namespace is entered.
+    """
+    try:
+        state = os.stat(image)
+        entry = Entry(_key(state, offset))
+        with _open(f"{scratch}/servers", entry.key) as file:
+            for _ in range(int(_WAIT_S / _TICK_S)):
+                if linux.flock(file, linux.LOCK_EX | linux.LOCK_NB):
+                    entry.lock = file.keep()
+                    return entry
+                if not _find_server(entry, file, state):
+                    return entry if entry.pidfd >= 0 else None
+                import time
+
+                time.sleep(_TICK_S)
+            _write(file, _NOBODY)  # the next start does not wait for a server that is not found
+    except (OSError, ValueError):
+        pass  # no descriptor is left, or the directory is not ours alone: the start will work, or say more
+    return None
+
+
+def _key(state: os.stat_result, offset: int) -> str:
+    """Return a word for the content of a file, and for the limits of this process, which a server inherits."""
+    facts = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, offset
+    limits = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))
+    text = f"{facts} {limits}\n{_group()}\n{_read('/proc/self/limits')}"
+    return f"penroot.{source_hash(0, os.fsencode(text)).hex()}"
+
+
+def _group() -> str:
+    """Return the control groups of this process; of a step of Slurm those of all of its tasks."""
+    lines = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        before, step, after = line.partition("/step_")
+        lines.append(before + step + after.partition("/")[0])
+    return "\n".join(lines)
+
+
+def _read(path: str) -> str:
+    with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        return os.fsdecode(fd.content())
+
+
+def _open(directory: str, key: str) -> Fd:
+    path = f"{directory}/{int(key[-8:], 16) % _ENTRIES:03x}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return Fd(os.open(path, flags, 0o600))
+    except FileNotFoundError:
+        os.mkdir(directory, 0o700)
+        return Fd(os.open(path, flags, 0o600))
+
+
+def _write(file: int, pid: int) -> None:
+    os.pwrite(file, b"%-*d" % (_DIGITS, pid), 0)
+
+
+def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
+    """Look for the server of a locked entry. Return whether to look again, as its start may not have noted it yet."""
+    text = os.pread(file, _DIGITS, 0)
+    if not text:
+        return True
+    first = int(text)
+    if first == _NOBODY:
+        return False
+    for pid in range(first, first + _NEAR):
+        try:
+            with Fd(os.pidfd_open(pid)) as pidfd:
+                if f"fsname={entry.key}" not in _read(f"/proc/{pid}/cmdline").split("\0"):
+                    continue
+                stat = proc.Stat(pid)
+                if stat.session != pid:
+                    continue  # it will fork the server
+                if pid != first:
+                    _write(file, pid)
+                device = -1 if stat.is_stopped else _device(pid, state)
+                pidfd_send_signal(pidfd, 0)  # raises if all this was of a later process with the same PID
+                if device >= 0:
+                    entry.set_server(pidfd.keep(), device)
+                return False
+        except OSError:  # it is gone, or another user's
+            continue
+    return True
+
+
+def _device(pid: int, state: os.stat_result) -> int:
+    """Return the descriptor of /dev/fuse in the server of a file, or -1 if a process is no such server. Raises OSError.
+
+    A server has the file open. It is root of a user namespace directly below that of this process, which no program in
+    a container is: namespaces.nest().
+    """
+    from fcntl import ioctl
+
+    if _read(f"/proc/{pid}/uid_map").split() != ["0", str(os.geteuid()), "1"]:
+        return -1
+    path = f"/proc/{pid}/ns/user"
+    with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as space, Fd(ioctl(space, _NS_GET_PARENT)) as parent:
+        if not os.path.samestat(os.fstat(parent), os.stat("/proc/self/ns/user")):
+            return -1
+    opened = {int(fd): os.stat(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    if not any(os.path.samestat(file, state) for file in opened.values()):
+        return -1
+    return next((fd for fd, file in opened.items() if file.st_rdev == _FUSE_DEVICE), -1)

@@ -1,0 +1,171 @@
+"""Containers of one squashfs file share its FUSE server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User, pack, require, servers
+from tests.waiting import until
+
+UP = "echo up; read line; cat /etc/environment"
+KINDS = [(), ("--root",), ("--rw",), ("--root", "--rw"), ("--pid",), ("--root", "--pid", "--net", "--ipc", "--uts")]
+
+
+@contextlib.contextmanager
+def up(user: User, *words: str, script: str = UP, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    """A container that runs, until its stdin closes."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = (*prefix, f"{PREFIX}/bin/penroot", "start", *words, "sh", "-c", script)
+    with user.running(*command, **pipes) as run:
+        assert run.stdout is not None and run.stdout.readline() == "up\n"
+        yield run
+
+
+def server(user: User) -> int:
+    """The one server of all containers of a user."""
+    (pid,) = servers(user.home)
+    return pid
+
+
+def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) -> None:
+    """Whatever their options are, each is as it is alone."""
+    show = "cat /proc/self/uid_map; touch /mine && ls /; ls /proc/self/ns; cat /etc/environment"
+    alone = {kind: user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout for kind in KINDS}
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(up(user, *kind, str(image))) for kind in KINDS]
+        first = server(user)
+        for kind in KINDS:
+            assert user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout == alone[kind]
+        assert server(user) == first
+        for run in runs:  # the first is the one that has started the server
+            out, err = run.communicate("go\n", timeout=60)
+            assert out.startswith("FROM_IMAGE=yes") and err == "" and run.returncode == 0
+    until(lambda: not servers(user.home), "the last one ends the server")
+
+
+def test_exec_enters_a_container_of_a_shared_server(user: User, image: pathlib.Path) -> None:
+    with up(user, "--root", str(image)), up(user, "--root", "--rw", str(image)) as second:
+        server(user)
+        user.penroot("exec", str(second.pid), "touch", "/mine")
+        assert user.penroot("exec", str(second.pid), "ls", "/mine").stdout == "/mine\n"
+
+
+def test_replaced_file_gets_a_server_of_its_own(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
+    """A file of the same name, and the same file after it was touched."""
+    (rootfs / "etc/environment").write_text("NEW=yes\n")
+    new = pack(rootfs, user.home / "new.sqsh")
+    user.own(new)
+    with up(user, str(image)) as old:
+        os.rename(new, image)
+        assert user.start(str(image), "cat", "/etc/environment") == "NEW=yes\n"
+        with up(user, str(image)):
+            assert len(servers(user.home)) == 2
+            os.utime(image)
+            with up(user, str(image)):
+                assert len(servers(user.home)) == 3
+        assert old.communicate("go\n", timeout=60)[0].startswith("FROM_IMAGE=yes")
+
+
+@pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 5 $$"])
+def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path, limit: str) -> None:
+    """It would end, or be slow, for others too."""
+    prefix = ("sh", "-c", f'{limit} > /dev/null; exec "$@"', "sh")
+    with up(user, str(image), prefix=prefix), up(user, str(image)):
+        assert len(servers(user.home)) == 2
+
+
+@pytest.mark.parametrize("kind", [(), ("--pid",), ("--root", "--pid")], ids=" ".join)
+def test_each_container_names_a_killed_shared_server(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
+    """Once, and the next start makes a new one."""
+    with up(user, *kind, str(image)) as first, up(user, *kind, str(image)) as second:
+        os.kill(server(user), signal.SIGKILL)
+        for run in (first, second):
+            assert run.stderr is not None
+            line = "" if run is first and kind else run.stderr.readline()
+            _, err = run.communicate("go\n", timeout=60)
+            assert (line + err).count(f" of {image} was killed") == 1 and run.returncode > 0
+    with up(user, *kind, str(image)), up(user, *kind, str(image)):
+        server(user)
+
+
+def test_end_of_a_shared_server_is_not_named(user: User, image: pathlib.Path) -> None:
+    """It ends as the last container does, which has not started it."""
+    for kind in KINDS:
+        with up(user, str(image)) as first, up(user, *kind, str(image)) as second:
+            first.communicate("go\n", timeout=60)
+            assert second.communicate("go\n", timeout=60)[1] == "" and second.returncode == 0
+        until(lambda: not servers(user.home), "the server ends")
+
+
+def test_stopped_server_is_not_joined(user: User, image: pathlib.Path) -> None:
+    with up(user, str(image)) as first:
+        stopped = server(user)
+        os.kill(stopped, signal.SIGSTOP)
+        assert user.start(str(image), "echo", "in") == "in\n"
+        os.kill(stopped, signal.SIGCONT)
+        assert first.communicate("go\n", timeout=60)[0].startswith("FROM_IMAGE=yes")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_containers_share_within_a_control_group(user: User, image: pathlib.Path) -> None:
+    """A server would die with the group of another container. Those of the tasks of one step end together."""
+    places = [pathlib.Path("/sys/fs/cgroup", version) for version in ("", "pids")]  # 2 and 1
+    place = next((place for place in places if os.access(place / "cgroup.procs", os.W_OK)), None)
+    require(place, "no control group can be made")
+    assert place is not None
+    base = place / f"penroot-test-{os.getpid()}"
+    groups = [base / name for name in ("step_0", "step_0/task_0", "step_0/task_1", "step_1")]
+    try:
+        for group in (base, *groups):
+            group.mkdir()
+        with contextlib.ExitStack() as stack:
+            for group, count in zip(groups[1:], (1, 1, 2), strict=True):
+                enter = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+                stack.enter_context(up_in(user, image, enter))
+                assert len(servers(user.home)) == count
+        until(lambda: not servers(user.home), "the servers end")
+    finally:
+        for group in (*reversed(groups), base):
+            until(lambda group=group: not (group / "cgroup.procs").read_text(), "the group is empty")  # type: ignore[misc]
+            group.rmdir()
+
+
+@contextlib.contextmanager
+def up_in(user: User, image: pathlib.Path, prefix: tuple[str, ...]) -> Iterator[None]:
+    """A container in the control group that ``prefix`` enters as root."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = (f"{PREFIX}/bin/penroot", "start", str(image), "sh", "-c", UP)
+    with user.begin(*command, prefix=prefix, **pipes) as run:
+        assert run.stdout is not None and run.stdout.readline() == "up\n"
+        yield
+        run.communicate("go\n", timeout=60)
+
+
+def test_bundle_shares_with_its_own_kind(user: User, image: pathlib.Path) -> None:
+    """Its image begins within a file."""
+    user.penroot("bundle", "-o", "own.run", str(image))
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with user.running("./own.run", "sh", "-c", UP, **pipes) as run:
+        assert run.stdout is not None and run.stdout.readline() == "up\n"
+        assert user.run("./own.run", "cat", "/etc/environment").stdout.startswith("FROM_IMAGE=yes")
+        assert user.start(str(image), "cat", "/etc/environment").startswith("FROM_IMAGE=yes")
+
+
+def test_few_open_files_are_no_failure(user: User, image: pathlib.Path) -> None:
+    """A start that cannot share says what it would say alone, or works."""
+    assert shutil.which("bash")
+    for limit in (7, 8, 9, 10, 12, 16):
+        prefix = ("bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash")
+        alone = user.run(*prefix, f"{PREFIX}/bin/penroot", "start", str(image), "echo", "in", status=None)
+        with up(user, str(image)) if alone.returncode else up(user, str(image), prefix=prefix):
+            beside = user.run(*prefix, f"{PREFIX}/bin/penroot", "start", str(image), "echo", "in", status=None)
+            assert (beside.returncode, beside.stdout) == (alone.returncode, alone.stdout)
+            assert "Traceback" not in beside.stderr
