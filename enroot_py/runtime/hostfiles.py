@@ -52,8 +52,8 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: in
 
     With ``changes``, it shows the container what replaces FILES. It prints a line if one of the FUSE ``servers`` is
     killed: a mapping from what a server serves to its program. ``shared`` is a pidfd of the first one if another
-    container has started it, or -1. Call this before any namespace is entered. Returns the
-    process to wait for, or 0 if none can be started, as nothing depends on it.
+    container has started it, or -1. Call this before any namespace is entered. Returns the process to wait for, or 0
+    if none can be started, as nothing depends on it.
     """
     options, fds = ["--child"] * child, []
     try:
@@ -88,12 +88,14 @@ def note_start(lifeline: int) -> None:
 
 def note_shared(lifeline: int, *, joined: bool) -> None:
     """Let the death of a server be reported that another container has started, if this one has ``joined`` it."""
-    if lifeline >= 0:
-        with Fd(lifeline):
-            try:
-                os.write(lifeline, b"=" if joined else b"")
-            except BrokenPipeError:
-                return
+    if lifeline < 0:
+        return
+    with Fd(lifeline):
+        try:
+            if joined:
+                os.write(lifeline, b"=")
+        except BrokenPipeError:
+            return
 
 
 def killed(program: str, served: str, how: str = "") -> str:

@@ -59,15 +59,12 @@ class Entry:
         return False
 
     def forget(self) -> None:
-        """Let the caller start a server that nobody shares."""
+        """Close the descriptor of the server."""
         os.close(self.pidfd)
         self.pidfd = -1
 
     def open_device(self) -> Fd:
-        """Return a copy of the server's /dev/fuse; while it is open, the death of the server is noticed by nobody.
-
-        Raises OSError.
-        """
+        """Return a copy of the server's /dev/fuse, which keeps the connection while it is open. Raises OSError."""
         return linux.pidfd_getfd(self.pidfd, self._device)
 
     def note(self, pid: int) -> None:

@@ -94,8 +94,8 @@ class Server:
                 self._mount = _mount(fuse)
             joined = True
         except OSError:
-            entry.forget()
             joined = False
+        entry.forget()
         hostfiles.note_shared(self._lifeline, joined=joined)
         self._lifeline = -1
         return joined
