@@ -1,6 +1,6 @@
-"""An agent's sandbox: run commands in a container, one line of stdin each, and print what they give as JSON.
+"""An agent's sandbox: run commands in a container, one line of stdin each, and print status and output as JSON.
 
-python3 agent.py docker://python:3.12-slim < commands; what the commands leave in /work is copied to ./work.
+python3 agent.py docker://python:3.12-slim < commands; the files in /work are copied to ./work at the end.
 """
 
 from __future__ import annotations

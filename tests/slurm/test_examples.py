@@ -15,13 +15,16 @@ from enroot_py.registry import site
 from enroot_py.registry.reference import DOCKER_HUB
 from enroot_py.runtime import mounts
 from pyxis_py.request import settings as plugin_settings
+from tests.installation import LIBRARY
 from tests.slurm.lab import Lab, images
-from tests.slurm.steps import PMIX, sbatch
+from tests.slurm.steps import ON_N1, PMIX, assert_nothing_left, sbatch
+from tests.waiting import until
 
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
 HELLO = pathlib.Path(__file__).parent / "lab/hello.c"
 MINIMAL = "registry:5000#minimal:1"
 MPI = "registry:5000#mpi:1"
+PYTHON = {"PYTHONPATH": LIBRARY}
 
 
 @pytest.fixture
@@ -49,6 +52,30 @@ def test_mpi(lab: Lab, home: pathlib.Path) -> None:
     out = run(lab, home, "mpi.sbatch", IMAGE=MPI, COMMAND="hello")
     assert len([line for line in out.splitlines() if line.startswith("rank ")]) == 4
     assert "sum 6" in out.splitlines()
+
+
+SANDBOXES = ("srun", *ON_N1, "--mem=0", "python3", "sandboxes.py")
+
+
+def test_step_has_two_hundred_sandboxes(lab: Lab, home: pathlib.Path) -> None:
+    command = [*SANDBOXES, "200", f"docker://{MINIMAL}", "sh", "-c", "echo $N > /n; cat /n"]
+    done = lab.run(command, cwd="/home/alice/examples", env=PYTHON)
+    assert done.stdout.split() == [str(number) for number in range(200)]
+    assert_nothing_left(lab)
+
+
+def test_scancel_ends_all_sandboxes_of_a_step(lab: Lab, home: pathlib.Path) -> None:
+    command = [*SANDBOXES, "50", f"docker://{MINIMAL}", "sleep", "600"]
+    step = lab.popen(command, cwd="/home/alice/examples", env=PYTHON)
+    try:
+        running = "pgrep -xcu alice sleep || true"
+        until(lambda: lab.run(running, node="n1").stdout == "50\n", "50 sandboxes run")
+        lab.run("scancel $(squeue --noheader --format=%i)")
+        step.wait(timeout=60)
+    finally:
+        step.kill()
+    lab.run([*SANDBOXES, "1", f"docker://{MINIMAL}", "true"], cwd="/home/alice/examples", env=PYTHON)
+    assert_nothing_left(lab)  # the start has removed the killed containers' files
 
 
 def test_steps_of_one_container(lab: Lab, home: pathlib.Path) -> None:
