@@ -60,7 +60,8 @@ def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
     assert "sum 6" in done.stdout
     assert done.stderr == ""  # nor a warning that there is no cross-memory attach
-    assert list((user.home / "run").iterdir()) == []
+    left = {path.name for path in (user.home / "run").iterdir()} - {"named-mpi", "servers"}  # hints for later starts
+    assert left == set()
 
 
 def test_where_the_launcher_has_its_components(user: User, mpi: pathlib.Path) -> None:

@@ -55,6 +55,12 @@ def imported(*places: str) -> set[str]:
     return {distribution.lower() for module in others for distribution in known.get(module, [module])}
 
 
+def test_each_folder_of_modules_is_installed() -> None:
+    project: Any = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())
+    folders = {path.parent.relative_to(ROOT) for path in files("enroot_py", "pyxis_py") if path.name == "__init__.py"}
+    assert {".".join(folder.parts) for folder in folders} <= {*project["tool"]["setuptools"]["packages"]}
+
+
 def test_imports_of_the_product_are_declared() -> None:
     assert imported(*PRODUCT) == declared("run", *FEATURES)
     assert imported("setup.py") | {"cffi"} == declared("build")  # whose module setup.py names
