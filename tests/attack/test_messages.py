@@ -160,7 +160,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
         (place / "lib").chmod(0o700)  # root's
     else:
         shutil.rmtree(place / "lib/penroot/click")
-    done = user.run(f"{place}/bin/penroot", "list", status=1)
+    done = user.run(f"{place}/bin/penroot", "info", status=1)
     assert "Traceback" not in done.stderr
     assert f"{place}/lib/penroot" in done.stderr
     assert "install penroot" in done.stderr
