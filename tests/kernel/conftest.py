@@ -211,7 +211,7 @@ def pack(tree: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A squashfs image of the container ``box``, made once for all tests."""
     require_squashfuse()
-    directory = tmp_path_factory.getbasetemp()
+    directory = tmp_path_factory.mktemp("packed")  # not the same one for the attack tier
     busybox_rootfs(directory / "box")
     return pack(directory / "box", directory / "box.sqsh")
 
