@@ -42,7 +42,7 @@ _INIT = f"{LIBRARY}/libexec/penroot-init"
 
 
 class Tools:
-    """What the launcher hands to its children: descriptors, and the limits that programs get back."""
+    """The launcher's descriptors for its children, and the limits to restore for programs."""
 
     __slots__ = ("reports", "life", "init", "limits")
 

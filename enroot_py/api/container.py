@@ -43,7 +43,7 @@ def pull(reference: str, *, arch: str | None = None) -> Image:
     """Pull an image into the store, and return it. An image that is stored already costs one request.
 
     Args:
-        reference: what ``penroot import`` takes, such as ``docker://ubuntu:24.04`` or ``dockerd://IMAGE``.
+        reference: a URI as for ``penroot import``, such as ``docker://ubuntu:24.04`` or ``dockerd://IMAGE``.
         arch: architecture as in Debian or OCI, such as ``amd64`` (default: of this machine).
 
     Raises:
@@ -286,8 +286,8 @@ def run(
 ) -> subprocess.CompletedProcess[Any]:
     """Run one program in a new container, and wait for it. This takes half the time of Container and run().
 
-    The program is process 1 of the container: it gets only signals that it handles, SIGKILL and SIGSTOP. Arguments and
-    errors are those of Container and Container.run().
+    The program is process 1 of the container, so it receives only SIGKILL, SIGSTOP and signals that it handles. For
+    arguments and errors see Container and Container.run().
     """
     launcher = client.launcher()
     number = next(launcher.numbers)

@@ -1,4 +1,4 @@
-"""What a child of the launcher does with images: pull and write them. Its import takes long; a start does without."""
+"""Pull and write images, in a child of the launcher. The import is slow, and a start does not need it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 8192  # PATH_MAX, and some
 _MAX_FDS = 5
-_PLAN_S = 0.5  # for which starts use what the last one has read
+_PLAN_S = 0.5  # during which starts reuse the settings and hooks that the last start has read
 _GRACE_S = 30  # for the end of all containers when the API process has ended
 
 
@@ -279,7 +279,7 @@ class Launcher:
                 self._clear(self._held.pop(number), held.waiting, lambda: None)
 
     def _clear(self, held: Held | None, waiting: list[_socket.socket], then: Callable[[], None]) -> None:
-        """Remove what is left of a container, do what follows, and close the sockets of those who wait for that."""
+        """Remove the leftovers of a container, call ``then``, and close the sockets of waiting requests."""
         if held and held.changes:
             fds = [held.lock, *(socket.fileno() for socket in waiting)]
             spare = Conversation(_socket.socket())

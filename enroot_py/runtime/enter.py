@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 class Start(Frozen):
     """Everything that enter() needs for one start.
 
-    ``host`` is the environment of the caller; his ``mounts`` and ``env`` come last, and before these what his
-    environment ``file`` says of variables, given those of the image. A ``superuser`` stays in the
-    user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
-    /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
-    ``in_step``: a helper outlives this process.
+    ``host`` is the environment of the caller. Precedence of variables, lowest first: the image, ``file`` (a function of
+    an environment file that takes the image's variables), ``env``. The caller's ``mounts`` come last. A ``superuser``
+    stays in the user namespace of the caller. ``conf`` is a configuration script. ``script`` replaces the image's
+    /etc/rc, and ``program`` the image's own script. ``command`` is the command of the container. ``in_step``: a helper
+    outlives this process.
     ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the parent,
     where it does not return, and with 0 in process 1.
     """

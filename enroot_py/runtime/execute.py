@@ -23,9 +23,9 @@ _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
 
 class Container:
-    """A container that this process has entered: its environment and what its image runs.
+    """A container that this process has entered: the environment, and the image's command.
 
-    ``workdir`` is where that runs, if not where the image says.
+    ``workdir`` takes precedence over the image's working directory.
     """
 
     def __init__(self, variables: Variables, image: Exec | None, *, login_shell: bool) -> None:

@@ -53,9 +53,9 @@ def advice(error: OSError, proc: str = "/proc") -> str:
 
 
 def too_revealing() -> str:
-    """What to do where parts of /proc are covered, so that the kernel refuses a new one: mount_namespaces(7).
+    """Return a hint if parts of /proc are covered, because the kernel then refuses a new /proc: mount_namespaces(7).
 
-    "" where none are: what the kernel has empty directories for, as binfmt_misc, covers nothing.
+    Returns "" otherwise. A mount on an empty directory of the kernel, such as binfmt_misc, covers nothing.
     """
     covers = ("tmpfs", "devtmpfs", "proc")
     if not any(mount.target.startswith("/proc/") and mount.fstype in covers for mount in mountinfo.read()):

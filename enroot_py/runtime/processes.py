@@ -1,7 +1,7 @@
 """Find running containers in /proc, list and join them.
 
-A container has no daemon and no record of its own while it runs; its root
-mount says which one it is. Sources: proc(5), namespaces(7).
+A running container has no daemon and no record: the root mount of its processes names the container. Sources: proc(5),
+namespaces(7).
 """
 
 from __future__ import annotations

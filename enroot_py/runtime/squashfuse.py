@@ -42,10 +42,9 @@ _served = ""  # the image that this process has mounted
 class Server:
     """The FUSE server of a squashfs image, and its detached mount.
 
-    To be made in a mount namespace that the container then leaves for one of its
-    own: the server stays there, so that it pins nothing, and ends when the kernel
-    ends the connection, with the last process of the container. It starts while
-    the caller goes on. Or it is that of another container, which serves the same file: sharing.py.
+    Create it in a mount namespace that the container then leaves: the server stays there and pins no mount. The server
+    ends with the FUSE connection, which the kernel ends with the last process of the container. It starts while the
+    caller goes on. Containers of one file share a server: sharing.py.
     """
 
     def __init__(

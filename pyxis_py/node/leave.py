@@ -94,7 +94,7 @@ def _leave(container: Container, failed: bool, killed: bool) -> None:
 def clean_up(job: Job) -> None:
     """After a job, remove its containers. Raises PenrootError if something could not be removed.
 
-    At the end of a job's extern step, other steps may still be dying: they keep the containers that they hold. The slow
+    At the end of a job's extern step, other steps may still be dying: the containers of these steps stay. The slow
     deletion comes last. If this process is killed during it, the containers have no name any more.
     """
     from enroot_py.base import making

@@ -61,7 +61,7 @@ class Request(Frozen):
 
     @property
     def wants_container(self) -> bool:
-        """Return whether an image or a name is given. The other options need one of them."""
+        """Return whether an image or a name is given. The other options need an image or a name."""
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:

@@ -52,9 +52,9 @@ KEYS: dict[str, tuple[type, str, str]] = {
     ),
 }
 _WORDS = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
-# Those in which a name needs no braces, as in bash: they are no text for a program.
+# Keys whose values take $NAME without braces, as in bash. No program reads these values.
 _PATHS = ("base_environment", "image", "mounts", "workdir", "devices")
-# What a whole value looks like, where no option tells.
+# The form of a whole value, if no option checks it.
 _ANY = re.compile(".*", re.DOTALL)
 _FORMS = {
     "workdir": (re.compile("/.*", re.DOTALL), "absolute path"),
@@ -80,7 +80,7 @@ _OURS = {
 def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Environment:
     """Read the environment ``name``, given by the option or variable ``origin``, for a process in ``cwd``.
 
-    Raises UsageError where there is no such file, ConfigError for what is wrong in one.
+    Raises UsageError if the file does not exist, ConfigError for an error in a file.
     """
     reading = _Reading(cwd, environ)
     entries = tuple(reading.file(name, origin, ()))
@@ -147,7 +147,7 @@ class _Reading:
     def __init__(self, cwd: str, environ: Mapping[str, str]) -> None:
         self._cwd = cwd
         self._environ = environ
-        self.paths: list[str] = []  # of the files that were read, the first one is that which was asked for
+        self.paths: list[str] = []  # of all files that were read; the requested file is the first
 
     def file(self, name: str, origin: str, above: tuple[str, ...]) -> Iterator[FileEntry]:
         """Return the entries of a file's bases, then its own. ``above`` are the files that led to it."""

@@ -22,7 +22,7 @@ _EXAMPLE = 'for example mounts = ["/data:/data:ro"]'
 class StartFile:
     """The environment file of one start. Methods raise PenrootError.
 
-    Where it is only looked at, it may be for a ``job``, whose variables nobody knows yet: None.
+    ``job`` has the variables for expansion. It is None if the file is only checked for a job that does not run yet.
     """
 
     def __init__(self, file: Environment, job: Mapping[str, str] | None = os.environ) -> None:

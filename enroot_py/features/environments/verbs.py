@@ -1,4 +1,4 @@
-"""``penroot env``: what environment files say, and whether they may."""
+"""``penroot env``: show and check environment files."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def _pin(text: str) -> bool | tuple[str, ...]:
 PIN = Option(
     "container-pin",
     "pin",
-    "no: each step of a job resolves the tag; yes: where sbatch or salloc cannot resolve it for all steps, it "
-    "fails instead of warning; images: the same of these, which steps of the job name",
+    "no: each step of a job resolves the tag; yes: sbatch or salloc fails, instead of warning, if it cannot resolve "
+    "the tag for all steps; IMAGE[,IMAGE...]: pin these images for the steps of the job",
     parse=_pin,
     arginfo="no|yes|IMAGE[,IMAGE...]",
     example="no",

@@ -1,7 +1,7 @@
-"""The digests of a job's images: of its tags at submission, and of its lock file.
+"""The digests of a job's images: from the tags at submission, and from a lock file.
 
-Found once, by the user's process where sbatch or salloc is called, and carried to all steps of the job and through each
-requeue. On the step path where a job has any.
+sbatch or salloc resolves them once, as the user, and all steps of the job use them, after a requeue too. On the step
+path of a job with pins.
 """
 
 from __future__ import annotations
