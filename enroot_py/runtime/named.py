@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import proc
 from enroot_py.base.fds import Fd
 
-_MAX_BYTES = 64
+_MAX_BYTES = 16
 
 
 def note(name: str, runtime_path: str) -> None:
@@ -25,9 +24,8 @@ def write(name: str, runtime_path: str, pid: int) -> None:
     """Write the hint. Without it, finding the container takes longer."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        content = f"{pid} {proc.Stat(pid).started}".encode()
         with Fd(os.open(_path(name, runtime_path), flags, 0o600)) as fd:
-            os.write(fd, content)
+            os.write(fd, b"%d" % pid)
     except OSError:
         return
 
@@ -46,16 +44,18 @@ def _path(name: str, runtime_path: str) -> str:
 
 def candidates(name: str, runtime_path: str) -> list[int]:
     """Return the process of the hint and its children, which are in the container if it has a PID namespace."""
+    from enroot_py.base import proc
+
     pid = _pid_in(_path(name, runtime_path))
     return [pid, *proc.children(pid)] if pid else []
 
 
 def _pid_in(path: str) -> int:
-    """Return the process of a hint, or 0 if it has ended."""
+    """Return the process of a hint, or 0 if it has ended, or its PID has another user now."""
     try:
         with Fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
-            pid, started = map(int, fd.content(_MAX_BYTES).split())
+            pid = int(fd.content(_MAX_BYTES))
+        os.kill(pid, 0)
     except (OSError, ValueError):
         return 0
-    stat = proc.look(pid)
-    return pid if stat and stat.started == started and stat.state not in "ZX" else 0
+    return pid

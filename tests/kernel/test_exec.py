@@ -117,7 +117,7 @@ def test_client_that_is_killed_while_stopped_leaves_nothing(job: User) -> None:
 
 def test_background_process_of_a_finished_command_goes_on(job: User) -> None:
     job.penroot("exec", "job", "sh", "-c", "sleep 4444 > /dev/null 2>&1 & exit 3", status=3)
-    assert len(sleeping(job, 4444)) == 1
+    until(lambda: len(sleeping(job, 4444)) == 1, "it runs", 20)
     assert "sleep 4444" in job.penroot("ps", "job").stdout
 
 
