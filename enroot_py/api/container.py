@@ -230,8 +230,8 @@ class Container:
         """Copy a file or a directory out of the container.
 
         If the target is a directory, or ends with ``/``, the copy is put into it, else it becomes the target. Missing
-        directories are made, files are replaced, and directories are merged. Symbolic links are copied as links; other
-        kinds of files are an error. No link below the target is followed.
+        directories are made, files are replaced, and directories are merged. Symbolic links are copied as links. Other
+        kinds of files in a directory are skipped with a warning. No link below the target is followed.
 
         Raises:
             enroot_py.ContainerError: a file cannot be read or written, or the container has ended.
