@@ -32,7 +32,7 @@ from enroot_py.runtime import etc
 from tests import images
 from tests.fakeregistry import Fault, Faulty, Login, faulty, tunnel
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
-from tests.installation import LIBRARY
+from tests.installation import LIBRARY, ROOT
 from tests.kernel.conftest import User, require, small_filesystem
 from tests.kernel.registry import Server, authority, serve
 from tests.waiting import until
@@ -121,6 +121,28 @@ def test_name_with_tag_is_a_reference_without_scheme(user: User, registry: Serve
     assert json.loads(user.penroot("inspect", image).stdout) == json.loads(
         user.penroot("inspect", f"docker://{image}").stdout
     )
+
+
+def test_docker_of_the_examples_runs_an_image(user: User, registry: Server) -> None:
+    registry.pusher.image("test/tagged", "1", images.busybox())
+    image = f"{registry.host}/test/tagged:1"
+    docker = str(ROOT / "examples/docker")
+    options = [
+        "--rm",
+        "-i",
+        "--read-only=true",
+        "-v",
+        f"{user.home}:/work",
+        "--workdir=/work",
+        "-e",
+        "A=a b",
+        "--name",
+        "x",
+        "--user=0:0",
+    ]
+    done = user.run(docker, "run", *options, image, "sh", "-c", "pwd; echo $A; cat; exit 3", stdin="in\n", status=3)
+    assert done.stdout == "/work\na b\nin\n"
+    assert "docker: --privileged: not supported" in user.run(docker, "run", "--privileged", image, status=125).stderr
 
 
 def test_container_takes_precedence_over_a_tag(user: User, rootfs: Path) -> None:
