@@ -86,8 +86,12 @@ def note_start(lifeline: int) -> None:
         return
 
 
-def note_shared(lifeline: int, *, joined: bool) -> None:
-    """Let the death of a server be reported that another container has started, if this one has ``joined`` it."""
+def note_shared(served: str, *, joined: bool) -> None:
+    """Let the death of a server be reported that another container has started, if this one has ``joined`` it.
+
+    Its lifeline is closed: no server that is started later, as of data in the same file, gets that number.
+    """
+    lifeline = lifelines.pop(served, -1)
     if lifeline < 0:
         return
     with Fd(lifeline):

@@ -95,7 +95,7 @@ class Server:
         except OSError:
             joined = False
         entry.forget()
-        hostfiles.note_shared(self._lifeline, joined=joined)
+        hostfiles.note_shared(self.image, joined=joined)
         self._lifeline = -1
         return joined
 

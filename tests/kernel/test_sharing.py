@@ -74,6 +74,17 @@ def test_replaced_file_gets_a_server_of_its_own(user: User, rootfs: pathlib.Path
         assert old.communicate("go\n", timeout=60)[0].startswith("FROM_IMAGE=yes")
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
+def test_data_of_the_same_file_has_a_server_of_its_own(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
+    """It ends with the container that has mounted the data."""
+    with up(user, str(image)):
+        first = server(user)
+        words = (*kind, "-m", f"{image}:/mnt:sqsh", str(image), "sh", "-c", "sleep 0.3; ls /mnt/bin/sh")
+        done = user.penroot("start", *words)
+        assert done.stdout == "/mnt/bin/sh\n" and done.stderr == ""
+        until(lambda: [*servers(user.home)] == [first], "the server of the data ends")
+
+
 @pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 5 $$"])
 def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path, limit: str) -> None:
     """It would end, or be slow, for others too."""
