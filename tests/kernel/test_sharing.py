@@ -85,7 +85,7 @@ def test_data_of_the_same_file_has_a_server_of_its_own(user: User, image: pathli
         until(lambda: [*servers(user.home)] == [first], "the server of the data ends")
 
 
-@pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 5 $$"])
+@pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 19 $$"])
 def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path, limit: str) -> None:
     """It would end, or be slow, for others too."""
     prefix = ("sh", "-c", f'{limit} > /dev/null; exec "$@"', "sh")
