@@ -39,22 +39,24 @@ def fork() -> int:
         if not child:
             pthread_sigmask(SIG_SETMASK, mask)
     if not child:
-        os.close(held)
-        linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
-        # The parent may have ended before. In a new PID namespace getppid(2) is 0 in any case.
-        if _is_closed(lifetime):
-            os._exit(128 + SIGKILL)
+        _end_with_parent(lifetime, held)
     for fd in (lifetime, *(of_child if child else ())):
         os.close(fd)
     return child
 
 
-def _is_closed(lifetime: int) -> bool:
-    """Return whether the process that holds the other end of a non-blocking pipe has ended."""
+def _end_with_parent(lifetime: int, held: int) -> None:
+    """In a child: end with the parent, which keeps ``held``, the other end of the pipe ``lifetime``, until it ends.
+
+    The parent may have ended before. In a new PID namespace getppid(2) is 0 in any case.
+    """
+    os.close(held)
+    linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
     try:
-        return not os.read(lifetime, 1)
+        os.read(lifetime, 1)
     except BlockingIOError:
-        return False
+        return
+    os._exit(128 + SIGKILL)
 
 
 def wait(child: int) -> int:
@@ -90,10 +92,7 @@ def guard(timeout_s: float | None) -> int:
         if child <= 0:
             pthread_sigmask(SIG_SETMASK, mask)
     if not child:
-        os.close(held)
-        linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
-        if _is_closed(lifetime):
-            os._exit(128 + SIGKILL)
+        _end_with_parent(lifetime, held)
     os.close(lifetime)
     return child
 
