@@ -13,7 +13,7 @@ from enroot_py.base.errors import OWN_ERROR, ContainerError, PenrootError, Usage
 from enroot_py.base.fds import Fd
 from enroot_py.cli import running
 from enroot_py.config.settings import load
-from enroot_py.runtime import detached, namespaces, supervise
+from enroot_py.runtime import detached, namespaces, processes, supervise
 from enroot_py.store import containers
 
 TYPE_CHECKING = False
@@ -191,7 +191,7 @@ class _Stopping:
                     sleep(_TICK_S)  # it is being started
                 program, waited = record.program, record.monitor
         self._program, self._waited = _Process(program), _Process(waited)
-        self._inside = running.inside(program, settings)
+        self._inside = processes.inside(program, settings)
         self.space = running.open_space(self._inside)
 
     def send(self, number: int) -> None:

@@ -6,7 +6,6 @@ import os
 from _signal import SIGKILL
 from time import sleep
 
-from enroot_py.base import proc
 from enroot_py.base.errors import ContainerError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import load
@@ -58,11 +57,6 @@ def find(name: str, settings: Settings) -> int:
     if processes.is_inside(pid, settings):
         return pid
     raise ContainerError(f"process {name} is not in a container of yours", hint=_HINT)
-
-
-def inside(pid: int, settings: Settings) -> int:
-    """Return ``pid`` if it is in a container, or its child that is if ``pid`` waits for one; 0 if there is none."""
-    return next((each for each in (pid, *proc.children(pid)) if pid and processes.is_inside(each, settings)), 0)
 
 
 def open_space(pid: int) -> Fd | None:

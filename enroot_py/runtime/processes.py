@@ -222,29 +222,33 @@ def _of_record(name: str, settings: Settings) -> int:
     if record is None:
         return 0
     with record:
-        program = record.program
-    return next((pid for pid in (program, *proc.children(program)) if program and is_inside(pid, settings)), 0)
+        return inside(record.program, settings)
+
+
+def inside(pid: int, settings: Settings) -> int:
+    """Return ``pid`` if it is in a container, or its child that is if ``pid`` waits for one; 0 if there is none."""
+    return next((each for each in (pid, *proc.children(pid)) if pid and is_inside(each, settings)), 0)
 
 
 def is_inside(pid: int, settings: Settings) -> bool:
     """Return whether a process is in a container of the user, and this process is not in the same container."""
+    return _other_container(pid, settings) is not None
+
+
+def _other_container(pid: int, settings: Settings) -> str | None:
+    """Return the name of the user's container in which ``pid`` runs, if it is not this process's container."""
     try:
-        return inode(pid, "mnt") != inode(os.getpid(), "mnt") and container_of(pid, settings) is not None
+        return container_of(pid, settings) if inode(pid, "mnt") != inode(os.getpid(), "mnt") else None
     except OSError:  # it has ended, or belongs to another user
-        return False
+        return None
 
 
 def _named(name: str, settings: Settings) -> int:
     """Return a process of the named container ``name`` without looking at all processes, or 0."""
     if not name or "/" in name or not os.path.isdir(f"{settings.data_path}/{name}"):
         return 0
-    for pid in named.candidates(name, rootfs.make_scratch(settings)):
-        try:
-            if inode(pid, "mnt") != inode(os.getpid(), "mnt") and container_of(pid, settings) == name:
-                return pid
-        except OSError:  # it has ended
-            continue
-    return 0
+    pids = named.candidates(name, rootfs.make_scratch(settings))
+    return next((pid for pid in pids if _other_container(pid, settings) == name), 0)
 
 
 def _of_job(pid: int, target: str) -> bool:
