@@ -1,4 +1,4 @@
-"""What children of the launcher do, each for one request: make containers, run programs in them, copy files."""
+"""Children of the launcher, one for each request: make containers, run programs in them, copy files."""
 
 from __future__ import annotations
 

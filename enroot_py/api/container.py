@@ -77,7 +77,7 @@ class Container:
     a PID namespace. They do not run the image's entrypoint.
 
     Raises:
-        enroot_py.PenrootError: of the class that names what to look at, such as ImageError, MountError, ContainerError.
+        enroot_py.PenrootError: a subclass for the cause, such as ImageError, MountError, ContainerError.
     """
 
     def __init__(

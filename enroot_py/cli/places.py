@@ -1,4 +1,4 @@
-"""Check the directories of images and containers: whose they are, on which file system, how much fits."""
+"""Check owner, file system and free space of the directories of images and containers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Rules:
 
     @property
     def are_of_place(self) -> bool:
-        """Whether they tell where the registry's images are, so that other programs' files are not asked."""
+        """Whether these rules locate the registry's images. If so, the files of other programs are not read."""
         return self.http or bool(self.mirrors)
 
 

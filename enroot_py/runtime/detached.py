@@ -162,7 +162,7 @@ def claim(name: str, settings: Settings) -> Record:
             with Fd(os.open(path, _DIRECTORY)) as fd:
                 if not locks.flock(fd):
                     break
-                if locks.is_at(fd, path):  # else another process has just removed it
+                if locks.is_at(fd, path):  # another process may have removed the directory
                     record = Record(name, path, fd.keep())
                     record.clear()
                     return record

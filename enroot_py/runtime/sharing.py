@@ -6,10 +6,11 @@ later start of the same file enters that user namespace, and mounts the file sys
 
 - No process counts the containers: the kernel ends the connection with the last mount, and thereby the server. A start
   that comes too late gets an error from mount(2), and starts a server of its own.
-- The one lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. The start that takes it passes it on to its server
-  and closes it: an entry is locked while its server lives, however that ends. Nobody waits for it longer than _WAIT_S.
-- The entry has the PID from which on the server is found. It is only a hint, as a container may have that directory
-  mounted: _device() has what makes a process a server.
+- The only lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. A start that takes the lock passes the descriptor to
+  its server and closes its own copy: the kernel releases the lock when the server ends. A start waits for at most
+  _WAIT_S.
+- The entry has a PID: the server has this PID or one of the next. The PID is only a hint, because a container may have
+  the directory mounted: _device() checks that a process is the server.
 - A server dies with its control group, and is charged to it. So containers share only within one: in Slurm, a step.
 """
 

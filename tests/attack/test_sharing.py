@@ -57,7 +57,7 @@ def locked(path: pathlib.Path, pid: int | str) -> Iterator[None]:
 
 
 def starts_alone(user: User, image: pathlib.Path) -> bool:
-    """Whether a container gets the image, from a server that is none of those there are."""
+    """Return whether a container gets the image from a new server."""
     before = servers(user.home)
     with up(user, str(image)) as run:
         found = servers(user.home).keys() - before.keys()

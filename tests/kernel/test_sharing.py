@@ -36,7 +36,7 @@ def server(user: User) -> int:
 
 
 def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) -> None:
-    """Whatever their options are, each is as it is alone."""
+    """With all options, each container behaves as it does alone."""
     show = "cat /proc/self/uid_map; touch /mine && ls /; ls /proc/self/ns; cat /etc/environment"
     alone = {kind: user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout for kind in KINDS}
     with contextlib.ExitStack() as stack:
@@ -127,7 +127,7 @@ def test_stopped_server_is_not_joined(user: User, image: pathlib.Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_containers_share_within_a_control_group(user: User, image: pathlib.Path) -> None:
-    """A server would die with the group of another container. Those of the tasks of one step end together."""
+    """A server would die with the group of another container. The groups of one step's tasks end together."""
     places = [pathlib.Path("/sys/fs/cgroup", version) for version in ("", "pids")]  # 2 and 1
     place = next((place for place in places if os.access(place / "cgroup.procs", os.W_OK)), None)
     require(place, "no control group can be made")

@@ -1,4 +1,4 @@
-"""Signatures by certificates of Fulcio with entries of Rekor, all made here: one that counts, and what must not."""
+"""Signatures by certificates of Fulcio with entries of Rekor, all made here: a valid one, and forgeries."""
 
 from __future__ import annotations
 

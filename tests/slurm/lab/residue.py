@@ -1,7 +1,7 @@
 """List the leftovers of jobs on a node, as the machine sees them.
 
-An inventory is a dict of lines by kind. The lab takes one of each node when it
-is up; what a later one has more is residue. ``entry`` is the node's root as
+An inventory is a dict of lines by kind. The lab takes an inventory of each node
+when it is up; additional lines in a later inventory are residue. ``entry`` is the node's root as
 /proc/PID/root, so nothing is executed in the node.
 """
 
