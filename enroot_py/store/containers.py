@@ -45,8 +45,10 @@ def is_reference(target: str, settings: Settings) -> bool:
         return False
     from enroot_py.registry import reference
 
+    if reference.is_uri(target):
+        return True
     taken = os.path.lexists(target) or "/" not in target and os.path.lexists(f"{settings.data_path}/{target}")
-    return reference.is_uri(target) or not taken and reference.is_tagged(target)
+    return not taken and reference.is_tagged(target)
 
 
 def shown(target: str) -> str:
