@@ -100,10 +100,7 @@ def open_init() -> int:
 def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoReturn]) -> NoReturn:
     """Answer a request in a child, in which only ``fds`` and stderr stay open."""
     try:
-        kept = sorted({2, *fds})
-        for low, high in zip(kept, (*kept[1:], 1 << 31), strict=True):
-            if low + 1 < high:
-                linux.close_range(low + 1, high - 1, 0)
+        linux.close_others((0, 1, 2, *fds))
         log.sink = conversation.log
         act()
     except BaseException as e:

@@ -17,7 +17,7 @@ FLOOR = "5.12"  # the oldest Linux that works: mount_setattr(2) is the newest ca
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _NULL = ffi.NULL
 _ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as os.fsencode()
@@ -201,6 +201,14 @@ def syncfs(fd: int) -> None:
 def close_range(first: int, last: int, flags: int) -> None:
     """close_range(2)"""
     _check(lib.linux_close_range(first, last, flags))
+
+
+def close_others(kept: Iterable[int]) -> None:
+    """Close all descriptors of this process but ``kept``: for a child that uses no object of its parent."""
+    numbers = sorted({*kept})
+    for before, after in zip((-1, *numbers), (*numbers, 0x7FFFFFFF), strict=True):
+        if before + 1 < after:
+            close_range(before + 1, after - 1, 0)
 
 
 def prctl(operation: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:

@@ -147,10 +147,7 @@ class WorkDirectory:
             os.setsid()
             for number in signals.CATCHABLE - {SIGCHLD}:
                 signal(number, SIG_IGN)
-            kept = sorted((waiting, container, self._parent, self._live))
-            for first, last in zip([-1, *kept], [*kept, 0x7FFFFFFF], strict=True):
-                if last > first + 1:
-                    linux.close_range(first + 1, last - 1, 0)
+            linux.close_others((waiting, container, self._parent, self._live))
             os.chdir("/")
             _await(waiting)
             if os.path.exists(self.path):

@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 
+from enroot_py.base import linux
+
 BUFFER_BYTES = 64 << 10
 _REFUSED = b"HTTP/1.1 502 the proxy of this container does not answer\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -15,14 +17,11 @@ def main(listener: socket.socket, proxy: int, ready: int) -> None:
 
     Holds no other descriptor, so that pipes of the program end with the program.
     """
-    own = socket.fromfd(listener.fileno(), socket.AF_INET, socket.SOCK_STREAM)
-    kept = sorted((own.fileno(), proxy, ready))
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
-    for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(low + 1, high)
-    asyncio.run(_serve(own, f"/proc/self/fd/{proxy}", ready))
+    linux.close_others((0, 1, 2, listener.fileno(), proxy, ready))
+    asyncio.run(_serve(listener, f"/proc/self/fd/{proxy}", ready))
 
 
 async def _serve(listener: socket.socket, proxy: str, ready: int) -> None:
