@@ -87,6 +87,13 @@ def test_variable_without_namespaces_is_refused(user: User, rootfs: pathlib.Path
     assert "private network and PID namespaces" in done.stderr
 
 
+def test_relay_that_cannot_start_is_a_failure(user: User, rootfs: pathlib.Path, proxy: pathlib.Path) -> None:
+    """With few descriptors the start works and the relay does not. Port 3128 is 0C38 in proc_net(5)."""
+    for limit in range(5, 13):
+        script = f"ulimit -n {limit}; exec penroot start --net=proxy={proxy} box grep -c :0C38 /proc/net/tcp"
+        assert user.run("sh", "-c", script, status=None).stdout in ("", "1\n"), limit
+
+
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])
 def test_relay_ends_with_the_container(user: User, rootfs: pathlib.Path, proxy: pathlib.Path, end: str) -> None:
     command = ["penroot", "start", f"--net=proxy={proxy}", "box", "sh", "-c", "echo up; read line"]

@@ -35,6 +35,7 @@ async def _serve(listener: socket.socket, proxy: str, ready: int) -> None:
         await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
 
     server = await asyncio.start_server(serve, sock=listener)
+    os.write(ready, b"1")
     os.close(ready)
     await server.serve_forever()
 

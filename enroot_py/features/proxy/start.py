@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import stat
 
-from enroot_py.base import linux
-from enroot_py.base.errors import UsageError
+from enroot_py.base import linux, log
+from enroot_py.base.errors import ContainerError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.features.proxy.settings import SETTINGS, ProxySettings
 
@@ -56,7 +56,7 @@ def _start_relay(proxy: int) -> None:
     """Start the relay. It is a process of the container's PID namespace, and ends with it.
 
     The relay keeps a mount namespace of its own, because pivot_root(2) changes the root directory of all processes
-    in the namespace of its caller.
+    in the namespace of its caller. Raises ContainerError.
     """
     from socket import create_server
 
@@ -66,7 +66,8 @@ def _start_relay(proxy: int) -> None:
             with Fd(ready):
                 if os.fork() == 0:
                     _relay(listener, proxy, ready)
-            os.read(waits, 1)
+            if not os.read(waits, 1):
+                raise ContainerError("the relay to the proxy has ended before it served", hint="see the lines above")
 
 
 def _relay(listener: socket, proxy: int, ready: int) -> NoReturn:
@@ -79,5 +80,7 @@ def _relay(listener: socket, proxy: int, ready: int) -> NoReturn:
         namespaces.unshare(linux.CLONE_NEWNS)
         namespaces.hide()
         relay.main(listener, proxy, ready)
+    except Exception as e:
+        log.error(f"the relay to the proxy cannot start: {e}")
     finally:
         os._exit(1)
