@@ -206,21 +206,22 @@ class Container:
         *,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        input: bytes | None = None,
+        input: Any = None,
         stdin: Stream = None,
         stdout: Stream = None,
         stderr: Stream = None,
         capture_output: bool = False,
+        text: bool | None = None,
         timeout: float | None = None,
         check: bool = False,
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Do as run() does, and let the event loop of asyncio run meanwhile. Output is bytes.
+    ) -> subprocess.CompletedProcess[Any]:
+        """Do as run() does, and let the event loop of asyncio run meanwhile.
 
         If the task is cancelled, the program and its process group are killed.
         """
         streams = _streams(input, stdin, stdout, stderr, capture_output=capture_output)
         process = await asyncio.to_thread(self.popen, argv, cwd=cwd, env=env, **streams)
-        return await finish_async(process, input, timeout, check=check)
+        return await finish_async(process, input, timeout, check=check, text=text)
 
     def copy_to(self, source: Path, target: str) -> None:
         """Copy a file or a directory of this machine into the container; see copy_from()."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import locale
 import os
 import signal
 import socket
@@ -169,16 +171,20 @@ def result(process: Process, out: Any, err: Any, *, check: bool) -> subprocess.C
 
 
 async def finish_async(
-    process: Process, given: bytes | None, timeout: float | None, *, check: bool
-) -> subprocess.CompletedProcess[bytes]:
-    """Do as finish() does, and let the event loop run meanwhile. Cancellation ends the process."""
+    process: Process, given: Any, timeout: float | None, *, check: bool, text: bool | None
+) -> subprocess.CompletedProcess[Any]:
+    """Do as finish() does, and let the event loop run meanwhile. Cancellation ends the process.
+
+    The pipes of ``process`` are binary. With ``text``, ``given`` and the output are strings.
+    """
+    if text and given is not None:
+        given = given.encode(locale.getpreferredencoding(False))
     streams = (process.stdout, process.stderr)
     readers = [await _reader(stream) if stream else None for stream in streams]
     try:
-        work = asyncio.gather(
-            _feed(process.stdin, given), *(_content(reader) for reader in readers), process.wait_async()
-        )
-        _, out, err, _ = await asyncio.wait_for(work, timeout)
+        output = asyncio.gather(*(_content(reader) for reader in readers))
+        work = asyncio.gather(_feed(process.stdin, given), output, process.wait_async())
+        _, (out, err), _ = await asyncio.wait_for(work, timeout)
     except BaseException as e:
         process.kill_group()
         await asyncio.shield(process.wait_async())
@@ -189,7 +195,13 @@ async def finish_async(
         for stream in (process.stdin, *streams):
             if stream:
                 stream.close()
+    if text:
+        return result(process, _decoded(out), _decoded(err), check=check)
     return result(process, out, err, check=check)
+
+
+def _decoded(output: bytes | None) -> str | None:
+    return io.TextIOWrapper(io.BytesIO(output)).read() if output is not None else None
 
 
 async def _reader(stream: IO[bytes]) -> asyncio.StreamReader:

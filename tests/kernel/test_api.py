@@ -235,10 +235,11 @@ def test_asyncio_runs_programs_at_once(user: User, rootfs: Path) -> None:
                 except subprocess.CalledProcessError as e:
                     print(e.returncode)
                 print((await box.run_async(["sh", "-c", "ps | grep -c '[s]leep 60'"], capture_output=True)).stdout)
+                print(repr((await box.run_async(["cat"], input="é", text=True, capture_output=True)).stdout))
         asyncio.run(main())
         """,
     )
-    assert output == "True {0}\nCancelledError\n1\nb'0\\n'\n"
+    assert output == "True {0}\nCancelledError\n1\nb'0\\n'\n'é'\n"
 
 
 @pytest.mark.parity("Container, writable")

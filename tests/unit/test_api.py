@@ -26,9 +26,8 @@ SIGNATURES = {
     "encoding: str | None = None, errors: str | None = None, bufsize: int = -1) -> Process",
     "Container.run": f"(self, argv: Sequence[str], *, {RUN}, timeout: float | None = None, "
     "check: bool = False) -> subprocess.CompletedProcess[Any]",
-    "Container.run_async": f"(self, argv: Sequence[str], *, {PLACE}, input: bytes | None = None, {STREAMS}, "
-    "capture_output: bool = False, timeout: float | None = None, check: bool = False) "
-    "-> subprocess.CompletedProcess[bytes]",
+    "Container.run_async": f"(self, argv: Sequence[str], *, {RUN}, timeout: float | None = None, "
+    "check: bool = False) -> subprocess.CompletedProcess[Any]",
     "Container.copy_to": "(self, source: Path, target: str) -> None",
     "Container.copy_from": "(self, source: str, target: Path) -> None",
     "Container.export": "(self, path: Path, *, overwrite: bool = False) -> None",
