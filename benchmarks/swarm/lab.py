@@ -114,7 +114,7 @@ def step(lab: Lab, registry: Server, name: str, nodes: int, *, again: bool = Fal
         done = lab.run(srun, timeout=3000)
         busy = _busy() - busy
         host, *others = (_used(lab, name) - before for name, before in zip(names, used, strict=True))
-        requests = Counter((method, asked) for method, asked, _, _ in shown.seen)
+        requests = Counter((request.method, request.path) for request in shown.seen)
         return Run(
             max(float(line.split()[0]) for line in done.stdout.splitlines()) - begun,
             max(others),
