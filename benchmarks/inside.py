@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 IMPORTS = (
     "asyncio, email.mime.multipart, http.server, json, logging.config, multiprocessing.pool, sqlite3, unittest.mock, "
@@ -42,7 +43,7 @@ def main() -> None:
             libraries.append(path)
             total += os.stat(path).st_size
     small = [path for path, size in regular if size < 16384][:20000]
-    tests = {
+    tests: dict[str, Callable[[], object]] = {
         "read 1 GB of libraries": lambda: read(libraries),
         "python imports": lambda: subprocess.run([sys.executable, "-I", "-c", f"import {IMPORTS}"], check=True),
         "walk and stat": lambda: files("/usr"),

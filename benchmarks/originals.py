@@ -30,8 +30,8 @@ def bench_originals(rounds: int) -> bool:
     if not enroot or not pyxis:
         print("\npenroot beside enroot + pyxis: MISSING, set PENROOT_BENCH_ENROOT and PENROOT_BENCH_PYXIS")
         return True
-    ours = in_lab({"prefix": PREFIX}, rounds, clear_penroot)
-    theirs = in_lab({"plugin": f"required {pyxis}"}, rounds, clear_enroot, enroot)
+    ours = in_lab(rounds, clear_penroot, prefix=PREFIX)
+    theirs = in_lab(rounds, clear_enroot, plugin=f"required {pyxis}", enroot=enroot)
     print(f"{'seconds':30} {'penroot':>8} {'enroot + pyxis':>15} {'ratio':>6}")
     for name in ROWS:
         print(f"{name:30} {ours[name]:8.2f} {theirs[name]:15.2f} {ours[name] / theirs[name]:6.2f}")
@@ -39,10 +39,12 @@ def bench_originals(rounds: int) -> bool:
     return all(ours[name] < theirs[name] for name in ROWS)
 
 
-def in_lab(plugin: dict[str, str], rounds: int, clear: Callable[[Lab], None], enroot: str = "") -> dict[str, float]:
+def in_lab(
+    rounds: int, clear: Callable[[Lab], None], *, prefix: str | None = None, plugin: str | None = None, enroot: str = ""
+) -> dict[str, float]:
     """The least seconds of each row in a cluster with this plugin."""
     lab = Lab(f"{Lab().root}-originals")
-    lab.up(NODES, **plugin)
+    lab.up(NODES, prefix=prefix, plugin=plugin)
     try:
         for node in lab.nodes if enroot else ():
             lab.run(["mount", "--bind", f"{enroot}/bin", "/usr/local/bin"], user="root", node=node)

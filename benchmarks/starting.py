@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[[], None]] = {
 }
 
 
-def timed(act: Callable[[], None]) -> float:
+def timed(act: Callable[[], object]) -> float:
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
@@ -80,7 +80,7 @@ def live(count: int) -> dict[str, float]:
     """Return kB of memory that ``count`` live containers take, and seconds of the first, the last and all ends."""
     enroot_py.run("box", ["true"])
     before = available()
-    boxes, first = [enroot_py.Container("box")], 0.0
+    boxes = [enroot_py.Container("box")]
     first = min(timed(lambda: boxes.append(enroot_py.Container("box"))) for _ in range(5))
     while len(boxes) < count - 5:
         boxes.append(enroot_py.Container("box"))

@@ -29,8 +29,8 @@ def build(root: Path, work: Path, to: Path) -> list[Path]:
 
 def one(package: Package, root: Path, work: Path, to: Path) -> Path:
     files = tree.part(package, root, work / "deb" / package.name, "deb")
-    for name, text in documents(package).items():
-        tree.put(files / name, text)
+    for name, content in documents(package).items():
+        tree.put(files / name, content)
     tree.touch(files)
     control = files / "DEBIAN"
     size = sum(path.lstat().st_size for path in files.rglob("*") if path.is_file()) // 1024

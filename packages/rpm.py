@@ -51,8 +51,8 @@ def pack(spec: Path, to: Path) -> list[Path]:
     top = spec.parent
     macros = [word for name, value in MACROS.items() for word in ("--define", f"{name} {value}")]
     macros += ["--define", f"_topdir {top}/build", "--define", f"_rpmdir {top}/made"]
-    environ = {"SOURCE_DATE_EPOCH": str(place.epoch()), "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(top)}
-    run("rpmbuild", "-bb", "--quiet", "--target", target().machine, *macros, spec, **environ)
+    words = "-bb", "--quiet", "--target", target().machine, *macros, str(spec)
+    run("rpmbuild", *words, SOURCE_DATE_EPOCH=str(place.epoch()), LC_ALL="C.UTF-8", TZ="UTC", HOME=str(top))
     made = sorted((top / "made").glob("*.rpm"))
     return [Path(shutil.move(path, to / path.name)) for path in made]
 

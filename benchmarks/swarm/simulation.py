@@ -1,8 +1,8 @@
 """A swarm in virtual time: the tracker and the peers of a job, on random links.
 
-``python3 -m benchmarks.swarm.simulation [NODES...]`` prints the table of docs/images.md; ten thousand nodes take ten
-minutes. Bytes flow as a fluid between two steps of time. All transfers over an uplink or downlink share it evenly. A
-node uploads only whole pieces. Messages take LATENCY_S.
+``python3 -m benchmarks.swarm.simulation [NODES...]`` prints the table of docs/explanation/performance.md; ten thousand
+nodes take ten minutes. Bytes flow as a fluid between two steps of time: a peer counts parts of a byte. All transfers
+over an uplink or downlink share it evenly. A node uploads only whole pieces. Messages take LATENCY_S.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import heapq
 import itertools
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy
 
@@ -82,9 +84,9 @@ class Run:
                 self.up[node] *= world.slowness
                 self.down[node] *= world.slowness
             joins_at = self.random.random() * world.late
-            self.at(joins_at, lambda node=node: self.join(node))
+            self.at(joins_at, partial(self.join, node))
             if self.random.random() < world.dying:
-                self.at(joins_at + self.random.random() * world.dies_within, lambda node=node: self.die(node))
+                self.at(joins_at + self.random.random() * world.dies_within, partial(self.die, node))
 
     def at(self, time: float, event: Callable[[], None]) -> None:
         heapq.heappush(self.events, (time, next(self.number), event))
@@ -103,7 +105,7 @@ class Run:
         self.fetches.pop(node, None)
         for (child, link), _ in list(self.edges.items()):
             if link.parent == node:
-                self.at(self.now + DETECTION_S, lambda child=child, link=link: self.lose(child, link))
+                self.at(self.now + DETECTION_S, partial(self.lose, child, link))
             if child == node or link.parent == node:
                 del self.edges[child, link]
         self.changed = True
@@ -113,36 +115,35 @@ class Run:
         if self.alive[child]:
             self.act(child, self.peers[child].lost(self.now, link))
 
-    def send(self, messages) -> None:
+    def send(self, messages: Sequence[tuple[int, Any]]) -> None:
         self.outcome.messages += len(messages)
         for node, message in messages:
-            self.at(self.now + LATENCY_S, lambda node=node, message=message: self.deliver(node, message))
+            self.at(self.now + LATENCY_S, partial(self.deliver, node, message))
 
-    def deliver(self, node: int, message) -> None:
+    def deliver(self, node: int, message: Any) -> None:
         if not self.alive[node]:
             return
         if isinstance(message, Routes) and message.trees != self.trees:
             self.shape(message.trees)
         self.act(node, self.peers[node].handle(self.now, message))
 
-    def act(self, node: int, actions) -> None:
+    def act(self, node: int, actions: Iterable[peer.Action]) -> None:
         for action in actions:
             if isinstance(action, peer.SendToTracker):
                 self.outcome.messages += 1
-                message = action.message
-                self.at(
-                    self.now + LATENCY_S,
-                    lambda node=node, message=message: self.send(self.tracker.handle(self.now, node, message)),
-                )
+                self.at(self.now + LATENCY_S, partial(self.tell_tracker, node, action.message))
             elif isinstance(action, peer.Download):
                 self.wanted[node, action.link] = action.blobs
-                self.at(self.now + HANDSHAKE_S, lambda node=node, action=action: self.connect(node, action.link))
+                self.at(self.now + HANDSHAKE_S, partial(self.connect, node, action.link))
             elif isinstance(action, peer.StopDownload):
                 self.wanted.pop((node, action.link), None)
                 if self.edges.pop((node, action.link), None) is not None:
                     self.changed = True
             elif isinstance(action, peer.FetchFromRegistry):
                 self.get(node, action.blobs)
+
+    def tell_tracker(self, node: int, message: Any) -> None:
+        self.send(self.tracker.handle(self.now, node, message))
 
     def connect(self, node: int, link: Link) -> None:
         if not self.alive[node] or (node, link) not in self.wanted:
@@ -203,7 +204,7 @@ class Run:
         self.uploaded += numpy.bincount(self.parent, moved.sum(1), self.world.nodes)
         for row in numpy.nonzero(rate)[0]:
             child, link = self.links[row]
-            self.peers[child].downloaded(self.now, link, float(moved[row].sum()))
+            self.peers[child].downloaded(self.now, link, float(moved[row].sum()))  # type: ignore[arg-type]
 
     def fetch(self) -> None:
         """Move bytes from the registry, whose rate all fetchers share. A fetcher can upload them by all trees."""
@@ -222,7 +223,7 @@ class Run:
                 self.fetches[node][blob] -= part
                 now -= part
                 self.outcome.from_registry += part
-                self.peers[node].fetched(part, sum(self.fetches[node].values()))
+                self.peers[node].fetched(part, sum(self.fetches[node].values()))  # type: ignore[arg-type]
                 done = 1.0 - self.fetches[node][blob] / self.sizes[blob]
                 mine = self.got[node, :, blob]
                 numpy.maximum(mine, done * self.whole[blob], out=mine)
@@ -268,9 +269,10 @@ TROUBLE = {"dying": 0.01, "slow": 0.05}
 UNPACK_RATE = 2e9  # bytes a second
 
 
-def large(nodes: int, seed: int = 3, **trouble: float) -> Outcome:
+def large(nodes: int, seed: int = 3, /, *, dying: float = 0.0, slow: float = 0.0) -> Outcome:
     """Simulate an image of 5 GiB on links of 25 Gbit/s, with a registry of 10 Gbit/s. Nodes unpack 2 GB/s."""
-    return Run(World(nodes, IMAGE, link=25e9 / 8, registry=10e9 / 8, unpack=UNPACK_RATE, seed=seed, **trouble)).go()
+    rates = {"link": 25e9 / 8, "registry": 10e9 / 8, "unpack": UNPACK_RATE}
+    return Run(World(nodes, IMAGE, **rates, seed=seed, dying=dying, slow=slow)).go()
 
 
 def bench_simulation(sizes: Sequence[int]) -> bool:

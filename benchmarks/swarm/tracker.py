@@ -78,7 +78,7 @@ class _Nodes:
             self.trees = int(str(message["trees"]))
             self.planned.add(node)
         elif kind == "FetchBlobs":
-            self.fetched[node] = sum(LAYERS[blob] for blob in message["blobs"])  # type: ignore[attr-defined]
+            self.fetched[node] = sum(LAYERS[blob] for blob in message["blobs"])  # type: ignore[attr-defined, misc]
         elif kind == "Released":
             self.released.add(node)
             self.connections[node].close()
