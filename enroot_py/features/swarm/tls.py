@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from base64 import b64encode
-from collections.abc import Callable
+from datetime import datetime, timezone
 from hmac import compare_digest
 from socket import socket
 from ssl import (
@@ -36,11 +35,12 @@ from enroot_py.base import build
 from enroot_py.base.errors import ConfigError
 from enroot_py.features.swarm.wire import WireError
 
-_PROTOCOL = b"penroot swarm 5"
-_ED25519 = bytes.fromhex("3005 0603 2b6570")  # RFC 8410
-_SUBJECT = bytes.fromhex("3012 3110 300e 0603 550403 0c07") + b"penroot"
-_VALIDITY = bytes.fromhex("3020 170d") + b"000101000000Z" + bytes.fromhex("180f") + b"99991231235959Z"
-_PKCS8_HEADER = bytes.fromhex("302e 020100 3005 0603 2b6570 0422 0420")  # of a private Ed25519 key
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_PROTOCOL = b"penroot swarm 6"
+_VALIDITY = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, tzinfo=timezone.utc)
 _PROOF_CHARACTERS = 32
 
 
@@ -61,9 +61,8 @@ class Identity:
 
         self._derive = derive
         try:
-            self._secret = derive("certificate")
-            private = Ed25519PrivateKey.from_private_bytes(self._secret)
-            self.certificate = _certificate(private.public_key().public_bytes_raw(), private.sign)
+            self._private = Ed25519PrivateKey.from_private_bytes(derive("certificate"))
+            self.certificate = _certificate(self._private)
             self.connecting = self._context(PROTOCOL_TLS_CLIENT)
         except (UnsupportedAlgorithm, SSLError) as e:  # such as in FIPS mode
             hint = "set swarm=no in plugstack.conf"
@@ -76,9 +75,8 @@ class Identity:
         context.options |= getattr(ssl, "OP_ENABLE_KTLS", 0)  # Python 3.12: let the kernel encrypt, if it can
         context.verify_mode = CERT_REQUIRED
         context.load_verify_locations(cadata=self.certificate)
-        pem = _pem(_PKCS8_HEADER + self._secret) + DER_cert_to_PEM_cert(self.certificate)
         with open(os.memfd_create("swarm"), "wb", buffering=0) as file:
-            file.write(pem.encode())
+            file.write(_pem(self._private) + DER_cert_to_PEM_cert(self.certificate).encode())
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         return context
 
@@ -128,18 +126,17 @@ class Accepted(SSLSocket):
     claimed: int | None = None  # the node number in the first message of the other end
 
 
-def _certificate(public: bytes, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return a version 1 certificate (RFC 5280, section 4.1) that is the same on every node."""
-    key = _sequence(_ED25519, b"\x03\x21\0" + public)
-    signed = _sequence(b"\x02\x01\x01", _ED25519, _SUBJECT, _VALIDITY, _SUBJECT, key)
-    return _sequence(signed, _ED25519, b"\x03\x41\0" + sign(signed))
+def _certificate(key: Ed25519PrivateKey) -> bytes:
+    """Return a certificate that is the same on every node: the signatures of Ed25519 are deterministic (RFC 8032)."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "penroot")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, *_VALIDITY)
+    return builder.sign(key, None).public_bytes(Encoding.DER)
 
 
-def _sequence(*parts: bytes) -> bytes:
-    content = b"".join(parts)
-    length = len(content)
-    return b"\x30" + (b"\x81" if length > 127 else b"") + bytes([length]) + content
+def _pem(key: Ed25519PrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-
-def _pem(private: bytes) -> str:
-    return f"-----BEGIN PRIVATE KEY-----\n{b64encode(private).decode()}\n-----END PRIVATE KEY-----\n"
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
