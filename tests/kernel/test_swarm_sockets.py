@@ -937,13 +937,6 @@ def test_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert reasons == ["the handshake takes too long"]
 
 
-@pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])
-def test_only_hosts_of_the_networks_are_admitted(networks: str, admitted: bool) -> None:
-    here = Loop(Swarm(KEY, CONTEXT, 2, networks), 0)
-    assert here.admits("192.0.2.1") is admitted
-    assert here.admits("127.0.0.1")  # like the seed
-
-
 def until(here: Loop, happens: Callable[[], object]) -> None:
     """Serve until a condition holds."""
     deadline = time.monotonic() + _TIME

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from enroot_py.features.swarm.invitation import Swarm
 from enroot_py.features.swarm.reach import Answers, Firewall, judge
 
 NAMES = ("n1", "n2", "n3")
@@ -36,3 +39,10 @@ def test_hint_names_the_port_range_of_srun() -> None:
     assert "SrunPortRange=60001-60100" in finding.fix
     (finding,) = judge(answers(0, 1, 2, apart={1: "no answer"}), NAMES, Firewall("", ""))
     assert "set SrunPortRange" in finding.fix
+
+
+@pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])
+def test_only_hosts_of_the_networks_are_admitted(networks: str, admitted: bool) -> None:
+    swarm = Swarm(b"", "", 2, networks)
+    assert swarm.admits("192.0.2.1") is admitted
+    assert swarm.admits("127.0.0.1")  # like the seed

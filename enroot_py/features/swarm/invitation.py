@@ -22,6 +22,14 @@ class Swarm:
     def __init__(self, key: bytes, context: str, nodes: int, networks: str = "") -> None:
         self.key, self.context, self.nodes, self.networks = key, context, nodes, networks
 
+    def admits(self, host: str) -> bool:
+        """Return whether an address is in a network of the swarm. The seed connects by loopback."""
+        from ipaddress import ip_address, ip_network
+
+        if not self.networks or ip_address(host).is_loopback:
+            return True
+        return any(ip_address(host) in ip_network(network) for network in self.networks.split(","))
+
 
 class Invitation:
     """The tracker's address, and the number of this node within the step.

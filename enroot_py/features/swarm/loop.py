@@ -9,7 +9,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from ssl import SSLContext, SSLSocket, SSLWantReadError, SSLWantWriteError
 
 from enroot_py.base import log
@@ -51,7 +51,6 @@ class Loop:
     def __init__(self, swarm: Swarm, node: int, ports: range = range(1)) -> None:
         """The process may listen at ``ports``. Raises ConfigError, see tls.Identity."""
         self.swarm, self.node, self.ports = swarm, node, ports
-        self._networks = [ip_network(network) for network in swarm.networks.split(",") if network]
         self.identity = Identity(swarm.key, swarm.context)
         self.running = True
         self.tick: Callable[[float], None] = lambda now: None
@@ -135,7 +134,7 @@ class Loop:
         """Begin the handshake of an accepted connection."""
         sock.setblocking(False)
         host = address[0].removeprefix("::ffff:")
-        if not self.admits(host):
+        if not self.swarm.admits(host):
             log.debug(f"swarm: {host}: not in a network of the swarm")
             sock.close()
             return
@@ -193,16 +192,11 @@ class Loop:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        if self.admits(address[0]):  # otherwise the connection fails at once, as its socket is not connected
+        if self.swarm.admits(address[0]):  # otherwise the connection fails at once, as its socket is not connected
             sock.connect_ex(address)
         connection = Connection(self, sock, address[0], role, connects=True)
         self._deadlines[connection] = self._served + CONNECT_TIMEOUT_S
         return connection
-
-    def admits(self, host: str) -> bool:
-        """Check whether an address is in a network of the swarm."""
-        address = ip_address(host)
-        return not self._networks or address.is_loopback or any(address in network for network in self._networks)
 
     def end_handshake(self, connection: Connection) -> None:
         self._deadlines.pop(connection, None)

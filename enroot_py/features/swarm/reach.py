@@ -1,20 +1,21 @@
 """``pyxis-py check --nodes``: check whether nodes can connect to each other and to srun's host, as a swarm requires.
 
-A step on these nodes tries the handshake of a swarm. Questions and answers go by stdin and stdout of the step,
-so a node without any connection can report the failure.
+A step on these nodes tries the connections. Questions and answers go by stdin and stdout of the step, so a node
+without any connection can report the failure.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import selectors
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
 
@@ -25,10 +26,8 @@ from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
 from enroot_py.features.swarm.arguments import SwarmArguments
 from enroot_py.features.swarm.invitation import Swarm, missing
-from enroot_py.features.swarm.loop import TO_PEER, TO_TRACKER, Connection, Loop
 from enroot_py.features.swarm.ports import listener
 from enroot_py.features.swarm.step import LAUNCHER
-from enroot_py.features.swarm.tracker_process import TRACKER
 from pyxis_py.request.settings import PluginSettings
 
 _MARK = b"pyxis-py check: "  # begins each line of a node: a TaskProlog may print other lines
@@ -39,6 +38,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 10.0
 _STEP_TIMEOUT_S = _QUEUE_TIMEOUT_S + _START_TIMEOUT_S + _CONNECT_TIMEOUT_S + 2 * _END_TIMEOUT_S
 _MAX_OTHERS = 64  # nodes to which each node connects: those that follow it
+_KEY_BYTES = 32
 _LIBRARY = versions.link(LIBRARY)
 _START = (
     "import os, sys; sys.path.insert(0, os.path.realpath(sys.argv[1]))\n"
@@ -62,9 +62,9 @@ def findings(nodes: str, plugin: PluginSettings, slurm: Mapping[str, str]) -> It
     port_range = slurm.get("SrunPortRange", "0-0")
     first, _, last = port_range.partition("-")
     ports = range(int(first), int(last) + 1) if first.isdecimal() and last.isdecimal() else range(1)
-    check = _Check(names, Swarm(os.urandom(32), _CONTEXT, len(names), arguments.swarm_network), ports)
-    check.run(nodes)
-    yield from judge(check.answers, names, Firewall(arguments.swarm_network, port_range if ports.start else ""))
+    swarm = Swarm(os.urandom(_KEY_BYTES), _CONTEXT, len(names), arguments.swarm_network)
+    answers = _Check(names, swarm, ports).run(nodes)
+    yield from judge(answers, names, Firewall(arguments.swarm_network, port_range if ports.start else ""))
 
 
 def libraries(plugin: PluginSettings) -> Iterator[Finding]:
@@ -133,38 +133,39 @@ class _Check:
 
     def __init__(self, names: Sequence[str], swarm: Swarm, ports: range) -> None:
         """Raises PenrootError if all ports are in use."""
-        self.answers = Answers()
-        self._names = names
+        self._names, self._swarm = names, swarm
+        self._answers = Answers()
         self._addresses: dict[int, tuple[str, int]] = {}  # by node, as the node reports it
         self._hosts: dict[int, str] = {}  # by node: the source address of its connection
         self._rest = b""  # of the last line
         self._step_error: PenrootError | None = None
-        self._loop = Loop(swarm, TRACKER)
         try:
-            sock = listener(ports)
+            self._port = _serve(swarm, ports, self._hosts)
         except OSError as e:
             hint = "are all of SrunPortRange in use?"
             raise PenrootError(f"cannot listen at {ports.start} to {ports.stop - 1}: {e.strerror}", hint=hint) from e
-        port = self._loop.listen(TO_TRACKER, sock, self._accept)
-        self._question = {"key": swarm.key.hex(), "nodes": swarm.nodes, "networks": swarm.networks, "port": port}
-        self._loop.tick = self._tick
-        self._deadline = time.monotonic() + _QUEUE_TIMEOUT_S + _START_TIMEOUT_S
-        self._others_sent = False
 
-    def run(self, nodes: str) -> None:
-        """Raises PenrootError if the step cannot be started."""
-        step_stdin, self._input = os.pipe2(os.O_CLOEXEC)
-        output, step_stdout = os.pipe2(os.O_CLOEXEC)
+    def run(self, nodes: str) -> Answers:
+        """Return the answers of the nodes. Raises PenrootError if the step cannot be started."""
+        step_stdin, stdin = os.pipe2(os.O_CLOEXEC)
+        stdout, step_stdout = os.pipe2(os.O_CLOEXEC)
         step = Thread(target=self._run_step, args=(nodes, step_stdin, step_stdout), daemon=True)
         step.start()
-        self._send(self._question)
-        self._loop.watch(output, selectors.EVENT_READ, lambda events: self._read(output))
-        self._loop.run()
-        os.close(self._input)
+        _send(stdin, {"key": self._swarm.key.hex(), "networks": self._swarm.networks, "port": self._port})
+        self._collect(stdout, _QUEUE_TIMEOUT_S + _START_TIMEOUT_S, lambda: len(self._addresses) == len(self._names))
+        others = [
+            [node, address, port]
+            for node, (host, port) in sorted(self._addresses.items())
+            if (address := self._hosts.get(node) or host or _slurm_address(self._answers.names[node]))
+        ]
+        _send(stdin, {"others": others})
+        self._collect(stdout, _CONNECT_TIMEOUT_S + _END_TIMEOUT_S, lambda: self._answers.done >= self._addresses.keys())
+        os.close(stdin)
         step.join()
-        os.close(output)
-        if self._step_error and not self.answers.names:
+        os.close(stdout)
+        if self._step_error and not self._answers.names:
             raise self._step_error
+        return self._answers
 
     def _run_step(self, nodes: str, stdin: int, stdout: int) -> None:
         """Run srun, and then close its descriptors."""
@@ -186,51 +187,35 @@ class _Check:
             os.close(stdin)
             os.close(stdout)
 
-    def _send(self, message: Mapping[str, object]) -> None:
-        """Send a message to all nodes, unless their step has ended."""
-        try:
-            os.write(self._input, json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
-            self._loop.running = False
-
-    def _accept(self, peer: Connection) -> None:
-        self._hosts[peer.node] = peer.host
-
-    def _read(self, output: int) -> None:
-        data = os.read(output, 65536)
-        if not data:
-            self._loop.watch(output, 0, lambda events: None)
-            self._loop.running = False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(_MARK):
-                with contextlib.suppress(ValueError, KeyError):  # two mixed lines: their nodes count as not finished
-                    self._handle(json.loads(line.removeprefix(_MARK)))
+    def _collect(self, stdout: int, seconds: float, is_enough: Callable[[], bool]) -> None:
+        """Handle lines of the nodes until they are enough, the time is over or the step has ended."""
+        deadline = time.monotonic() + seconds
+        while not is_enough() and select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not (data := os.read(stdout, 65536)):
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(_MARK):
+                    with suppress(ValueError, KeyError):  # two mixed lines: their nodes count as not finished
+                        self._handle(json.loads(line.removeprefix(_MARK)))
 
     def _handle(self, message: Mapping[str, object]) -> None:
         node = int(str(message["node"]))
         if "port" in message:
-            self.answers.names[node] = str(message["name"])
+            self._answers.names[node] = str(message["name"])
             self._addresses[node] = str(message["host"]), int(str(message["port"]))
             if message["apart"]:
-                self.answers.tracker_errors[node] = str(message["apart"])
+                self._answers.tracker_errors[node] = str(message["apart"])
         elif "lost" in message:
-            self.answers.peer_errors[node, int(str(message["lost"]))] = str(message["why"])
+            self._answers.peer_errors[node, int(str(message["lost"]))] = str(message["why"])
         else:
-            self.answers.done.add(node)
+            self._answers.done.add(node)
 
-    def _tick(self, now: float) -> None:
-        if not self._others_sent and (len(self._addresses) == len(self._names) or now > self._deadline):
-            self._others_sent = True
-            self._deadline = now + _CONNECT_TIMEOUT_S + _END_TIMEOUT_S
-            others = [
-                [node, address, port]
-                for node, (host, port) in self._addresses.items()
-                if (address := self._hosts.get(node) or host or _slurm_address(self.answers.names[node]))
-            ]
-            self._send({"others": sorted(others)})
-        elif self._others_sent and (self.answers.done >= self._addresses.keys() or now > self._deadline):
-            self._loop.running = False
+
+def _send(stdin: int, message: Mapping[str, object]) -> None:
+    """Send a message to all nodes, unless their step has ended."""
+    with suppress(BrokenPipeError):
+        os.write(stdin, json.dumps(message).encode() + b"\n")
 
 
 def _slurm_address(name: str) -> str:
@@ -251,78 +236,37 @@ def _slurm_address(name: str) -> str:
 def answer() -> None:
     """Be a task of the step: connect to the hosts that stdin names, and print each failure, until stdin ends."""
     signal.alarm(round(_STEP_TIMEOUT_S))
-    if not (question := _read_line()):
+    if not (line := sys.stdin.readline()):
         return
+    question = json.loads(line)
+    node, launcher = int(os.environ["SLURM_NODEID"]), os.environ[LAUNCHER]
+    swarm = Swarm(bytes.fromhex(question["key"]), _CONTEXT, 0, question["networks"])
+    why = _missing(swarm) or _connect(swarm, node, launcher, question["port"])
+    name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    address = {"host": _source_address(launcher), "port": _serve(swarm, range(1), {})}
+    _print({"node": node, "name": name, "apart": why, **address})
+    if line := sys.stdin.readline():
+        others = sorted(json.loads(line)["others"], key=lambda other: (other[0] <= node, other[0]))
+        others = [other for other in others if other[0] != node][:_MAX_OTHERS]
+        with ThreadPoolExecutor(_MAX_OTHERS) as pool:
+            for other, why in zip(
+                others, pool.map(lambda other: _connect(swarm, node, *other[1:]), others), strict=True
+            ):
+                if why:
+                    _print({"node": node, "lost": other[0], "why": why})
+        _print({"node": node})
+        sys.stdin.read()  # other nodes connect to this one
+
+
+def _missing(swarm: Swarm) -> str:
+    """Return why this node cannot be a member of a swarm, or ""."""
     try:
-        _Node(json.loads(question)).run()
-    except ConfigError as e:  # no line has been printed yet
-        node = {"node": int(os.environ["SLURM_NODEID"])}
-        _print({**node, "name": _node_name(), "apart": f"{e}: {e.hint}", "host": "", "port": 1})
-        _print(node)
+        from enroot_py.features.swarm.tls import Identity
 
-
-class _Node:
-    """The check's process on a node."""
-
-    def __init__(self, question: Mapping[str, object]) -> None:
-        self._node, self._nodes = int(os.environ["SLURM_NODEID"]), int(str(question["nodes"]))
-        self._networks = str(question["networks"])
-        swarm = Swarm(bytes.fromhex(str(question["key"])), _CONTEXT, self._nodes, self._networks)
-        self._loop = Loop(swarm, self._node)
-        self._loop.tick = self._tick
-        self._connections: dict[int, tuple[Connection, float]] = {}  # by node, with their deadlines
-        self._others_known = False
-        self._port = self._loop.listen(TO_PEER, listener(), lambda peer: None)
-        self._launcher = os.environ[LAUNCHER]
-        self._connect(TRACKER, TO_TRACKER, self._launcher, int(str(question["port"])))
-
-    def run(self) -> None:
-        self._loop.watch(0, selectors.EVENT_READ, lambda events: self._read())
-        self._loop.run()
-
-    def _read(self) -> None:
-        if not (line := _read_line()):
-            self._loop.running = False
-            return
-        others = [other for other in json.loads(line)["others"] if other[0] != self._node]
-        others.sort(key=lambda other: (other[0] - self._node) % self._nodes)
-        self._others_known = True
-        for node, host, port in others[:_MAX_OTHERS]:
-            self._connect(node, TO_PEER, host, port)
-
-    def _connect(self, node: int, role: str, host: str, port: int) -> None:
-        connection = self._loop.connect(role, (host, port))
-        self._connections[node] = connection, time.monotonic() + _CONNECT_TIMEOUT_S
-        connection.on_ready = lambda: self._ended(node, "")
-        connection.on_close = lambda why: self._ended(node, f"{host} port {port}: {_without_errno(why)}")
-        if not self._loop.admits(host):
-            connection.fail(f"the address is outside swarm_network={self._networks}")
-        elif why := _route(host)[1]:
-            connection.fail(why)
-
-    def _ended(self, node: int, why: str) -> None:
-        """A connection is established, or has failed."""
-        if self._connections.pop(node, None) is None:
-            return
-        if node == TRACKER:
-            address = {"host": _route(self._launcher)[0], "port": self._port}
-            _print({"node": self._node, "name": _node_name(), "apart": why, **address})
-        elif why:
-            _print({"node": self._node, "lost": node, "why": why})
-
-    def _tick(self, now: float) -> None:
-        for connection, deadline in list(self._connections.values()):
-            if now > deadline:
-                connection.fail(f"no answer within {_CONNECT_TIMEOUT_S:.0f} s")
-        if self._others_known and not self._connections:
-            self._others_known = False
-            _print({"node": self._node})
-
-
-def _read_line() -> bytes:
-    """Read a line of stdin and no byte more, so that poll(2) sees the next line. Return b"" at the end."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
-        return stdin.readline()
+        Identity(swarm.key, swarm.context)
+    except ConfigError as e:
+        return f"{e}: {e.hint}"
+    return ""
 
 
 def _print(message: Mapping[str, object]) -> None:
@@ -330,19 +274,51 @@ def _print(message: Mapping[str, object]) -> None:
     os.write(1, _MARK + json.dumps(message).encode() + b"\n")
 
 
-def _node_name() -> str:
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-
-
-def _without_errno(why: str) -> str:
-    return why.partition("] ")[2] if why.startswith("[Errno ") else why
-
-
-def _route(host: str) -> tuple[str, str]:
-    """Return the address from which this node would connect to a host, or the error. Send no packet."""
+def _source_address(host: str) -> str:
+    """Return the address from which this node would connect to a host, or "". Send no packet."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
+        with suppress(OSError):
             sock.connect((host, 1))
-        except OSError as e:
-            return "", str(e.strerror)
-        return str(sock.getsockname()[0]), ""
+        return str(sock.getsockname()[0])
+
+
+# ---------------------------------------------------------------------------
+# On both
+
+
+def _serve(swarm: Swarm, ports: range, hosts: dict[int, str]) -> int:
+    """Answer connections in a thread, and note the source address of each node. Return the port. Raises OSError."""
+    sock = socket.socket(fileno=listener(ports).detach())
+
+    def answer_one(connection: socket.socket, host: str) -> None:
+        with connection, suppress(OSError, ValueError):
+            connection.settimeout(_CONNECT_TIMEOUT_S)
+            if swarm.admits(host):
+                number = connection.makefile().readline(20)
+                hosts[int(number)] = host
+                connection.sendall(swarm.key)
+
+    def serve() -> None:
+        while True:
+            connection, address = sock.accept()
+            Thread(target=answer_one, args=(connection, address[0].removeprefix("::ffff:")), daemon=True).start()
+
+    Thread(target=serve, daemon=True).start()
+    return int(sock.getsockname()[1])
+
+
+def _connect(swarm: Swarm, node: int, host: str, port: int) -> str:
+    """Connect to another member as ``node``. Return why that has failed, or ""."""
+    place = f"{host} port {port}"
+    if not swarm.admits(host):
+        return f"{place}: the address is outside swarm_network={swarm.networks}"
+    try:
+        with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as sock:
+            sock.sendall(b"%d\n" % node)
+            if sock.recv(_KEY_BYTES, socket.MSG_WAITALL) == swarm.key:
+                return ""
+        return f"{place}: another program answers, or this node is outside its swarm_network"
+    except TimeoutError:
+        return f"{place}: no answer within {_CONNECT_TIMEOUT_S:.0f} s"
+    except OSError as e:
+        return f"{place}: {e.strerror or e}"
