@@ -195,8 +195,10 @@ class Plan:
 
     def _settings(self, host: Mapping[str, str]) -> None:
         request = self._request
-        changes = {name: request[name] for name in ("remap_root", "unshare_net") if request[name] is not None}
+        changes = {"remap_root": request["remap_root"]} if request["remap_root"] is not None else {}
         settings = load(host).replace("enroot_py", rootfs_writable=request["writable"], unshare_pid=True, **changes)
+        for name, value in request["flags"]:
+            settings = command_line.changed(settings, name, value)
         superuser = namespaces.privileged(settings)  # before the start: in a user namespace, its root looks like root
         self.settings = settings
         self.confinement = {"root": settings.remap_root, "superuser": superuser, "keyring": settings.unshare_keyring}

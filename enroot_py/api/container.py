@@ -71,7 +71,8 @@ class Container:
         writable: keep changes in a directory below ENROOT_DATA_PATH that disappears with the container. Otherwise the
             root file system is read-only.
         root: let programs be root inside the container (default: ENROOT_REMAP_ROOT).
-        net: give the container a network of its own that has only the loopback (default: ENROOT_UNSHARE_NET).
+        net: the network, as for ``penroot start --net``: none, host, pasta, proxy=SOCKET (default: ENROOT_UNSHARE_NET).
+        publish: ports of the host that lead to the container with net="pasta", as for ``penroot start --publish``.
 
     The settings are those of ``penroot start``, from files and from ENROOT_* in ``os.environ``. Containers always have
     a PID namespace. They do not run the image's entrypoint.
@@ -88,12 +89,13 @@ class Container:
         env: Mapping[str, str] | None = None,
         writable: bool = False,
         root: bool | None = None,
-        net: bool | None = None,
+        net: str | None = None,
+        publish: Sequence[str] = (),
     ) -> None:
         self._launcher = client.launcher()
         self._number = next(self._launcher.numbers)
         self._end = weakref.finalize(self, _end, self._launcher, self._number)
-        body = _described(image, mounts, env, writable=writable, root=root, net=net)
+        body = _described(image, mounts, env, writable=writable, root=root, net=net, publish=publish)
         try:
             facts = self._launcher.request("start", self._number, body=[body])
         except BaseException:
@@ -275,7 +277,8 @@ def run(
     env: Mapping[str, str] | None = None,
     writable: bool = False,
     root: bool | None = None,
-    net: bool | None = None,
+    net: str | None = None,
+    publish: Sequence[str] = (),
     input: Any = None,
     stdin: Stream = None,
     stdout: Stream = None,
@@ -292,7 +295,7 @@ def run(
     """
     launcher = client.launcher()
     number = next(launcher.numbers)
-    body = _described(image, mounts, env, writable=writable, root=root, net=net)
+    body = _described(image, mounts, env, writable=writable, root=root, net=net, publish=publish)
     is_watched = False
 
     def launch(words: list[str], workdir: str, _: dict[str, str], fds: Sequence[int]) -> int:
@@ -342,21 +345,22 @@ def _described(
     *,
     writable: bool,
     root: bool | None,
-    net: bool | None,
+    net: str | None,
+    publish: Sequence[str],
 ) -> dict[str, Any]:
     """Return the request for a container. Raises UsageError."""
-    if isinstance(mounts, str):
-        raise UsageError(f"mounts={mounts!r} is not a list", hint=f"mounts=[{mounts!r}]")
+    for name, value in (("mounts", mounts), ("publish", publish)):
+        if isinstance(value, str):
+            raise UsageError(f"{name}={value!r} is not a list", hint=f"{name}=[{value!r}]")
     if not isinstance(image, Image):
         image = os.fspath(image)
-    name = image if isinstance(image, str) else {"reference": image.reference, "digest": image.digest}
     return {
-        "image": name,
+        "image": image if isinstance(image, str) else {"reference": image.reference, "digest": image.digest},
         "mounts": [os.fspath(mount) for mount in mounts],
         "env": checked_env(env),
         "writable": bool(writable),
         "remap_root": root,
-        "unshare_net": net,
+        "flags": [*([("--net", net)] if net is not None else []), *(("--publish", port) for port in publish)],
         **client.surroundings(),
     }
 

@@ -21,6 +21,8 @@ SOCKETS = {
     "hooks": "a folder with hooks: see hooks/README.md",
     "outside": "looks_outside(settings, host): whether a hook has to be loaded before a namespace is entered",
     "settings": "SETTINGS: rows of the table of settings",
+    "beside": "begin(settings): processes of a container that stay in its caller's network namespace; returns the "
+    "namespaces over which root in the container has no power",
     "start": "finish(context): the last setup of a container, if a setting of a feature asks for it; returns who asks",
     "flags": "FLAGS: options of penroot start that change settings",
     "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
@@ -64,7 +66,7 @@ FEATURES = {
     "enroot_py.features.swarm": "arguments reach step.shares step.offer step.peers step.send step.receive",
     "enroot_py.features.trust": "admission doctor verbs manual",
     "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",
-    "enroot_py.features.proxy": "settings flags start",
+    "enroot_py.features.networks": "settings flags beside start",
     "pyxis_py.features.ssh": "verbs admin step.clean_up",
 }
 

@@ -16,7 +16,8 @@ _VALUES: dict[str, str | None] = {
     **dict.fromkeys(("-e", "--env"), "--env"),
     "--name": "--name",
     "--gpus": "--device",
-    **dict.fromkeys(("-p", "--publish", "--shm-size", "-m", "--memory", "--cpus", "--pull", "--platform"), None),
+    **dict.fromkeys(("-p", "--publish"), "--publish"),
+    **dict.fromkeys(("--shm-size", "-m", "--memory", "--cpus", "--pull", "--platform"), None),
     **dict.fromkeys(("--ulimit", "--security-opt", "--cap-add", "-h", "--hostname", "--restart"), None),
     **dict.fromkeys(("-u", "--user", "--net", "--network", "--ipc", "--pid"), ""),
 }
@@ -71,6 +72,8 @@ def _run(rest: list[str]) -> str:
     if not rest:
         return ""
     target, command = image(rest[0]), rest[1:]
+    if "--publish" in options:
+        options.insert(0, "--net=pasta")
     if "--name" in options and "--detach" not in options:  # the name ends with the container
         at = options.index("--name")
         del options[at : at + 2]

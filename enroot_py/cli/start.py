@@ -112,6 +112,14 @@ def feature_flags() -> dict[str, FeatureFlag]:
     return {row.name: row for feature in plugged("flags") for row in feature.FLAGS}
 
 
+def changed(settings: Settings, name: str, value: str) -> Settings:
+    """Return the settings with an option of a feature applied. Raises UsageError."""
+    row = feature_flags().get(name)
+    if row is None or row.change is None:
+        raise UsageError(f"this penroot has no {name}")
+    return row.change(settings, value)
+
+
 class Options:
     """The parsed command line of ``penroot start``."""
 
@@ -165,13 +173,13 @@ _NAME_HINT = "{0} start --detach --name NAME IMAGE, or {0} create --name NAME IM
 # For options of docker and podman: the line to type instead. {0} is penroot, {1} the option.
 _INSTEAD = {
     **dict.fromkeys(("-i", "-t", "--interactive", "--tty"), "remove {1}: a container has its caller's terminal"),
-    **dict.fromkeys(("-p", "--publish"), "remove {1}: a container uses the host's network"),
+    "-p": "{0} start --net=pasta --publish HOST:CONTAINER NAME (without --net it is the host's network)",
     **dict.fromkeys(("-u", "--user"), "{0} start --root NAME (without --root you stay yourself)"),
     **dict.fromkeys(("-v", "--volume"), "{0} start --mount SOURCE:TARGET[:ro] NAME"),
     "-w": "{0} start --workdir DIR NAME COMMAND",
     "--entrypoint": "{0} start --rc SCRIPT NAME COMMAND",
     "--gpus": "{0} start --device nvidia.com/gpu=all NAME",
-    "--network": "{0} start --net NAME (without --net it is the host's network)",
+    "--network": "{0} start --net=none|pasta NAME (without --net it is the host's network)",
     "--rm": "remove {1}: only '{0} create' leaves a container behind",
 }
 

@@ -297,7 +297,10 @@ def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested:
         return -1
     from enroot_py.runtime import isolated
 
-    return isolated.enter(*inside, own, superuser=start.superuser, nested=nested, forked=start.forked)
+    def beside() -> int:
+        return begin_features(start.settings)
+
+    return isolated.enter(*inside, own, superuser=start.superuser, nested=nested, forked=start.forked, beside=beside)
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:
@@ -439,6 +442,21 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
     name, home = ("root", "/root") if settings.remap_root else (user.pw_name, user.pw_dir)
     environ.complete(context.environ, name, home, shell)
     return umask
+
+
+def begin_features(settings: Settings) -> int:
+    """Let features start processes in the container's PID namespace, and in the network namespace of its caller.
+
+    Returns the namespaces over which root in the container must have no power, as flags of unshare(2).
+    """
+    if not settings.is_extended:
+        return 0
+    from enroot_py.base.features import plugged
+
+    flags = 0
+    for feature in plugged("beside"):
+        flags |= feature.begin(settings)
+    return flags
 
 
 def finish_features(context: hooks.Context, variables: Variables) -> None:

@@ -61,6 +61,7 @@ def enter(
     superuser: bool,
     nested: bool = False,
     forked: Callable[[int], object] | None = None,
+    beside: Callable[[], int] = lambda: 0,
 ) -> int:
     """Enter as namespaces.enter() does, and the container's ``own`` namespaces too.
 
@@ -68,7 +69,9 @@ def enter(
     namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
     in them. The PID namespace belongs to the first one, because /proc must be mounted from within it, and stay mounted.
 
-    ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: see Start. Returns a
+    ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: see Start. ``beside`` is
+    called between the PID namespace and all others: what it starts ends with the container. It returns the namespaces
+    that belong to the first user namespace even if the container is ``nested``. Returns a
     descriptor of the second user namespace if it exists already, else -1. Raises NamespaceError.
     """
     if not superuser:
@@ -76,8 +79,9 @@ def enter(
     if own & linux.CLONE_NEWPID:
         _become_first(forked)
     owned = own & ~linux.CLONE_NEWPID
-    namespaces.unshare_mounts(0 if nested else owned, superuser=superuser)
-    return _enter_owned(owned) if nested and owned else -1
+    outer = owned & (beside() if nested else beside() | owned)
+    namespaces.unshare_mounts(outer, superuser=superuser)
+    return _enter_owned(owned & ~outer) if nested and owned & ~outer else -1
 
 
 def _enter_owned(flags: int) -> int:

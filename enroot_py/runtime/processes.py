@@ -292,12 +292,14 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
     spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
     if "pid" in spaces and "user" in spaces:
-        # Root's PID namespace belongs to the user namespace around the program's: isolated.enter().
+        # Root's PID namespace, and perhaps the network namespace, belong to the user namespace around the program's:
+        # isolated.enter().
         from fcntl import ioctl
 
         owner = ioctl(spaces["pid"], _NS_GET_USERNS)
         if not os.path.samestat(os.fstat(owner), os.fstat(spaces["user"])):
-            return {"outer": owner, "pid": spaces.pop("pid"), **spaces}
+            outer = [name for name in ("pid", "net") if name in spaces]
+            return {"outer": owner, **{name: spaces.pop(name) for name in outer}, **spaces}
         os.close(owner)
     return spaces
 

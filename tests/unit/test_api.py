@@ -14,7 +14,7 @@ from tests.docs import api
 STREAMS = "stdin: Stream = None, stdout: Stream = None, stderr: Stream = None"
 PLACE = "cwd: Path | None = None, env: Mapping[str, str] | None = None"
 RUN = f"{PLACE}, input: Any = None, {STREAMS}, capture_output: bool = False, text: bool | None = None"
-KIND = "writable: bool = False, root: bool | None = None, net: bool | None = None"
+KIND = "writable: bool = False, root: bool | None = None, net: str | None = None, publish: Sequence[str] = ()"
 SIGNATURES = {
     "pull": "(reference: str, *, arch: str | None = None) -> Image",
     "run": "(image: Image | Path, argv: Sequence[str], *, mounts: Sequence[str] = (), "

@@ -73,7 +73,7 @@ def test_proxy_that_does_not_listen_is_a_502(user: User, rootfs: pathlib.Path) -
     assert "502" in done.stderr
 
 
-@pytest.mark.parametrize("target", ["", "proxy=", "pasta", "proxy=/missing", "proxy=/etc/passwd"])
+@pytest.mark.parametrize("target", ["", "proxy=", "pasta=", "proxy=/missing", "proxy=/etc/passwd"])
 def test_unusable_network_is_refused(user: User, rootfs: pathlib.Path, target: str) -> None:
     done = user.penroot("start", f"--net={target}", "box", "true", status=None)
     assert done.returncode != 0

@@ -8,7 +8,6 @@ import stat
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError, UsageError
 from enroot_py.base.fds import Fd
-from enroot_py.features.proxy.settings import SETTINGS, ProxySettings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,24 +20,12 @@ PORT = 3128  # of Squid, the best known proxy
 _VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
-def finish(context: Context) -> str:
-    """Start the relay if a proxy is requested, and name it to the programs. Return the setting's origin.
-
-    Raises UsageError.
-    """
-    settings = context.settings
-    path = ProxySettings(settings).net_proxy
-    if not path:
-        return ""
-    origin = settings.origin(SETTINGS["ENROOT_NET_PROXY"])
-    if not (settings.unshare_net and settings.unshare_pid):
-        hint = f"use penroot start --net=proxy={path}, or set ENROOT_UNSHARE_NET and ENROOT_UNSHARE_PID as well"
-        raise UsageError(f"{origin}: a proxy needs private network and PID namespaces", hint=hint)
+def connect(context: Context, path: str, origin: str) -> None:
+    """Start the relay, and name it to the programs. Raises UsageError, ContainerError."""
     with _socket(path, origin) as proxy:
         _start_relay(proxy)
     context.environ.update(dict.fromkeys(_VARIABLES, f"http://127.0.0.1:{PORT}"))
     context.environ.update(dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1"))
-    return origin
 
 
 def _socket(path: str, origin: str) -> Fd:
@@ -73,7 +60,7 @@ def _start_relay(proxy: int) -> None:
 def _relay(listener: socket, proxy: int, ready: int) -> NoReturn:
     """In the child: run the relay."""
     try:
-        from enroot_py.features.proxy import relay
+        from enroot_py.features.networks import relay
         from enroot_py.runtime import namespaces
 
         os.setsid()  # Ctrl-C is for the program

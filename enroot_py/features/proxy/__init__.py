@@ -1,1 +1,0 @@
-"""``penroot start --net=proxy=SOCKET``: a container whose only connection is an HTTP proxy of the caller."""
