@@ -86,7 +86,7 @@ def pastas(user: User) -> list[int]:
     return found
 
 
-@pytest.mark.parity("start --net=pasta --publish PORT")
+@pytest.mark.parity("start --net=pasta, ENROOT_NET_PASTA")
 @pytest.mark.security("O9")
 @pytest.mark.parametrize("root", [(), ("--root",)])
 @pytest.mark.parametrize("writable", [(), ("--rw",)])
@@ -105,6 +105,7 @@ def test_pasta_leads_outside_only(
     ) == "from outside\n1\n1\n1\n2\n".replace("2\n", f"{len(os.listdir('/sys/class/net')) and 2}\n")
 
 
+@pytest.mark.parity("start --publish PORT")
 @pytest.mark.parametrize("root", [(), ("--root",)])
 def test_published_port_leads_into_the_container(user: User, rootfs: pathlib.Path, root: tuple[str, ...]) -> None:
     port = free_port()
