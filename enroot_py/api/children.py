@@ -20,7 +20,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.recording import Recording
 from enroot_py.cli import start as command_line
 from enroot_py.config.settings import load
-from enroot_py.runtime import enter, environ, execute, hooks, mounts, namespaces, processes, supervise
+from enroot_py.runtime import enter, environ, execute, fstab, hooks, namespaces, processes, supervise
 from enroot_py.runtime import isolated as isolated
 from enroot_py.store import containers, policies, store, throwaway
 
@@ -211,7 +211,7 @@ class Plan:
             settings=self.settings,
             host=host,
             superuser=self.confinement["superuser"],
-            mounts=tuple(mounts.parse_option(text, host, f"mount {text}") for text in texts),
+            mounts=tuple(fstab.parse_option(text, host, f"mount {text}") for text in texts),
             env=self._request["env"],
             forked=forked,
         )

@@ -19,7 +19,7 @@ from enroot_py.base.features import plugged
 from enroot_py.cli import fuse, limits, places
 from enroot_py.cli.findings import Finding as Finding
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import isolated, mounting, mounts, rootfs
+from enroot_py.runtime import fstab, isolated, mounting, rootfs
 
 
 def findings(load: Callable[[], Settings]) -> Iterator[Finding]:
@@ -122,7 +122,7 @@ def _mount_proc() -> None:
     _enter(linux.CLONE_NEWPID)
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for mount in isolated.mounts_of(linux.CLONE_NEWPID, []):
-            mounts.execute(mount, root)
+            fstab.execute(mount, root)
 
 
 def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:

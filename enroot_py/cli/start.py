@@ -18,7 +18,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings, load
 from enroot_py.config.table import slips
 from enroot_py.config.words import nearest
-from enroot_py.runtime import environ, etc, mounts, namespaces, rootfs
+from enroot_py.runtime import environ, etc, fstab, namespaces, rootfs
 from enroot_py.runtime.enter import Start, enter
 from enroot_py.runtime.execute import Container, close_descriptors
 from enroot_py.runtime.rootfs import Source
@@ -375,7 +375,7 @@ def fitted(container: Container, options: Options) -> Container:
 
 def asked(source: Source, settings: Settings, options: Options) -> Start:
     """Return the start that the command line describes. Raises PenrootError."""
-    own_mounts = tuple(mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts)
+    own_mounts = tuple(fstab.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts)
     file = options.file
     start = Start(
         source=source,

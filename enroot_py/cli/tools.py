@@ -16,7 +16,7 @@ from enroot_py.base import linux, paths
 from enroot_py.base.errors import CommandError, ConfigError, MountError, PenrootError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.config import files
-from enroot_py.runtime import etc, execute, isolated, mounting, mounts, namespaces, rootfs, supervise
+from enroot_py.runtime import etc, execute, fstab, isolated, mounting, namespaces, rootfs, supervise
 
 _SPACES = {  # in the order of joining: the user namespace first, as it gives the right to join the others
     "--user": ("user", linux.CLONE_NEWUSER),
@@ -135,9 +135,9 @@ def mount(program: str, words: list[str]) -> None:
     variables = dict(os.environ)
     if image is not None:
         rootfs_path = variables.get("ENROOT_ROOTFS", "")
-        _mount_all(mounts.parse_image(_text(image), rootfs_path, "/etc/fstab of the image"), root, int(number))
+        _mount_all(fstab.parse_image(_text(image), rootfs_path, "/etc/fstab of the image"), root, int(number))
     for name in options.rest:
-        _mount_all(mounts.parse_file(_text(name), variables, "stdin" if name == "-" else name), root, int(number))
+        _mount_all(fstab.parse_file(_text(name), variables, "stdin" if name == "-" else name), root, int(number))
 
 
 def _check_kernel() -> None:
@@ -148,9 +148,9 @@ def _check_kernel() -> None:
             raise MountError(f"this kernel is too old: Linux {linux.FLOOR} or later is needed") from e
 
 
-def _mount_all(fstab: Iterable[mounting.Mount], root: int, number: int) -> None:
+def _mount_all(mounts: Iterable[mounting.Mount], root: int, number: int) -> None:
     is_host_root = os.path.samestat(os.fstat(root), os.stat("/"))
-    for entry in fstab:
+    for entry in mounts:
         if entry.passno != number:
             continue
         if entry.fstype == mounting.SQUASHFS:
@@ -160,7 +160,7 @@ def _mount_all(fstab: Iterable[mounting.Mount], root: int, number: int) -> None:
             above, name = os.path.split(os.path.normpath(entry.target))
             entry.target = os.path.join(os.path.realpath("/" + above), name)
         try:
-            mounts.execute(entry, root)
+            fstab.execute(entry, root)
         except MountError as e:
             raise MountError(f"{entry.origin}: {e}") from e
 

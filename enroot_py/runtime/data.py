@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from enroot_py.runtime.mounting import Mount
 
 
-def serve(fstab: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
+def serve(mounts: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
     """Start a server for each file. Errors are reported when the file is mounted."""
-    for mount in fstab:
+    for mount in mounts:
         if mount.source not in mounting.served:
             place = f"{scratch}/data{len(mounting.served)}"
             mounting.served[mount.source] = _File(mount.source, place, superuser=superuser).mounted

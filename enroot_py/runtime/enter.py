@@ -15,7 +15,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime import environ, etc, hooks, hostfiles, mounting, mounts, named, namespaces, rootfs
+from enroot_py.runtime import environ, etc, fstab, hooks, hostfiles, mounting, named, namespaces, rootfs
 from enroot_py.runtime.execute import Container, withhold
 
 TYPE_CHECKING = False
@@ -83,8 +83,8 @@ class Site:
         """Read mounts.d and environ.d of the system and of the user. Raises ConfigError."""
         self.variables = {**host, "ENROOT_ROOTFS": self.mount_point}
         self.mounts: list[Mount] = []
-        for origin, text in files.fragments(directories("mounts.d", settings, host), ".fstab", mounts.SYSTEM):
-            self.mounts += mounts.parse_file(text, self.variables, origin)
+        for origin, text in files.fragments(directories("mounts.d", settings, host), ".fstab", fstab.SYSTEM):
+            self.mounts += fstab.parse_file(text, self.variables, origin)
         self.environ = environ.of_site(settings, host)
 
 
@@ -140,8 +140,8 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     scripts = run_conf(start, context, site, scratch)
     system = own_mounts(site.mounts, own, sysfs)
     system = copy_host_files(start, system, scratch, all_files=keeps_copies(start, follower, nested=nested))
-    fstab = [*image_mounts(root, settings, site.variables), *system]
-    mount_all([*fstab, *start.mounts], root, before_hooks=True)
+    mounts = [*image_mounts(root, settings, site.variables), *system]
+    mount_all([*mounts, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
     wanted = collect_environ(variables, start, context, site, scripts)
     read_ahead(start, context, image_scripts, server)
@@ -152,7 +152,7 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     variables.assign(wanted)
     replace_script(root, scratch, script)
     rootfs.hide(scratch)
-    mount_all([*fstab, *later, *start.mounts], root, before_hooks=False)
+    mount_all([*mounts, *later, *start.mounts], root, before_hooks=False)
     image = image_scripts.exec()
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
@@ -190,7 +190,7 @@ def share(start: Start, scratch: str) -> Entry | None:
     return sharing.find(start.source.image, start.source.offset, scratch)
 
 
-def start_follower(start: Start, fstab: Iterable[Mount], own: int, entry: Entry | None) -> int:
+def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
     """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
 
     Returns the process to reap, or 0. A step has its helper. A writable container has copies of the host files. With
@@ -206,7 +206,7 @@ def start_follower(start: Start, fstab: Iterable[Mount], own: int, entry: Entry 
         if start.is_served:
             servers.update(dict.fromkeys([hostfiles.ROOT] * start.is_overlaid, "fuse-overlayfs"))
             servers.update(dict.fromkeys([start.source.image] * bool(start.source.image), "squashfuse"))
-        servers.update((mount.source, "squashfuse") for mount in fstab if mount.fstype == mounting.SQUASHFS)
+        servers.update((mount.source, "squashfuse") for mount in mounts if mount.fstype == mounting.SQUASHFS)
     if start.settings.rootfs_writable and not servers:
         return 0
     return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers, shared=shared)
@@ -264,9 +264,9 @@ def enter_servers(start: Start, entry: Entry | None = None) -> None:
         namespaces.unshare(linux.CLONE_NEWNS)
 
 
-def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
+def serve_data(start: Start, mounts: Iterable[Mount], scratch: str) -> None:
     """Start servers for squashfs files among the mounts."""
-    files = [mount for mount in fstab if mount.fstype == mounting.SQUASHFS]
+    files = [mount for mount in mounts if mount.fstype == mounting.SQUASHFS]
     if not files:
         return
     if not start.is_served:
@@ -320,8 +320,8 @@ def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) ->
     """Return the mounts of the image's /etc/fstab: its volumes."""
     text, origin = paths.text(root, "/etc/fstab"), "/etc/fstab of the image"
     if settings.image_fstab == "host":
-        return mounts.parse_file(text, variables, origin)
-    return mounts.parse_image(text, variables["ENROOT_ROOTFS"], origin)
+        return fstab.parse_file(text, variables, origin)
+    return fstab.parse_image(text, variables["ENROOT_ROOTFS"], origin)
 
 
 def caller_sysfs(own: int) -> Mount | None:
@@ -344,11 +344,11 @@ def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount
     return isolated.mounts_of(own, system)
 
 
-def mount_all(fstab: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
+def mount_all(mounts: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
     """Execute the mounts before the hooks, or those after. Raises MountError."""
-    for mount in fstab:
+    for mount in mounts:
         if (mount.passno < 0) == before_hooks:
-            mounts.execute(mount, root)
+            fstab.execute(mount, root)
 
 
 def furnish(root: int, own: int, *, from_root: bool) -> None:
@@ -414,7 +414,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
     with open(path, "wb") as f:
         f.write(os.fsencode(script))
     rc = mounting.Mount(path, "/etc/rc", "none", ("x-create=file", "bind", "nosuid", "nodev"), 0, "--rc")
-    mounts.execute(rc, root)
+    fstab.execute(rc, root)
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:

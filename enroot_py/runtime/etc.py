@@ -12,7 +12,7 @@ and ``\\n`` for a backslash and a newline. enroot skips the comment::
 
 The comment counts only if the next line is unchanged, so that an edited line takes effect. Sources: enroot(1), image
 format; OCI image specification, "Image Configuration". On the start path: no re, no json. The third file, /etc/fstab,
-is in mounts.py.
+is in fstab.py.
 """
 
 from __future__ import annotations

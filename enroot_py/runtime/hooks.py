@@ -18,7 +18,7 @@ from enroot_py.base.features import folders, plugged
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime import mounting, mounts
+from enroot_py.runtime import fstab, mounting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Context:
     def mount(self, source: str, target: str, options: str) -> None:
         """Bind-mount now; ``options`` as in fstab."""
         mount = mounting.Mount(source, target, "none", tuple(options.split(",")), -1, "hook")
-        mounts.execute(mount, self.root)
+        fstab.execute(mount, self.root)
         self.mounted.add((source.rstrip("/"), target.rstrip("/")))
 
 

@@ -11,7 +11,7 @@ import os
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounting, mounts, namespaces, supervise
+from enroot_py.runtime import fstab, mounting, namespaces, supervise
 from enroot_py.runtime.mounting import Mount
 
 TYPE_CHECKING = False
@@ -187,12 +187,12 @@ def complete(root: int, own: int) -> None:
 
 def make_dev(root: int, *, own_ipc: bool) -> None:
     """Replace the host's /dev by one with standard devices. Raises MountError, OSError."""
-    for mount in mounts.parse_file(_DEV + (_OWN_IPC if own_ipc else _HOST_IPC), {}, "/dev of its own"):
-        mounts.execute(mount, root)
+    for mount in fstab.parse_file(_DEV + (_OWN_IPC if own_ipc else _HOST_IPC), {}, "/dev of its own"):
+        fstab.execute(mount, root)
     if os.isatty(0):
         terminal = os.readlink("/proc/self/fd/0")
         options = ("x-create=file", "bind", "rw", "nosuid", "noexec", "private")
-        mounts.execute(Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own"), root)
+        fstab.execute(Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own"), root)
     with paths.open_in(root, "/dev") as dev:
         for name, target in _LINKS.items():
             os.symlink(target, name, dir_fd=dev)

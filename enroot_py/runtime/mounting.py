@@ -1,4 +1,4 @@
-"""A mount as data, executed later beneath a container's root. mounts.py reads it from fstab(5).
+"""A mount as data, executed later beneath a container's root. fstab.py reads it from fstab(5).
 
 Beyond the options of mount(8): x-create=dir|file|auto makes the target, x-move and x-detach move and detach.
 """
@@ -168,7 +168,7 @@ class Mount:
         return "bind" in self.words or "rbind" in self.words
 
     def execute(self, root: int) -> None:
-        """Mount beneath the directory ``root``; mounts.execute() reports errors. Raises OSError, PenrootError."""
+        """Mount beneath the directory ``root``; fstab.execute() reports errors. Raises OSError, PenrootError."""
         if "x-detach" in self.words:
             with paths.open_mounted(root, self.target, _attached.get(self.target)) as mounted:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)

@@ -18,7 +18,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
 from enroot_py.config.table import all_settings, check_key
 from enroot_py.config.words import DEFAULT_PATH, base_directories, expand
-from enroot_py.runtime import environ, etc, hooks, mounts, supervise
+from enroot_py.runtime import environ, etc, fstab, hooks, supervise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,11 +117,11 @@ class Scripts:
                     del variables[name]
                 root = context.settings.remap_root
                 variables.update(pmix.told(context.host, libraries, variables, remap_root=root))
-        for mount in mounts.parse_file(_read(self._out + "/fstab"), self._exported, "hooks"):
+        for mount in fstab.parse_file(_read(self._out + "/fstab"), self._exported, "hooks"):
             if (mount.source.rstrip("/"), mount.target.rstrip("/")) not in context.mounted:
-                mounts.execute(mount, context.root)
+                fstab.execute(mount, context.root)
         self._run_function("mounts")
-        later = list(mounts.parse_file(_read(self._out + "/mounts"), self._exported, f"mounts() of {self._conf}"))
+        later = list(fstab.parse_file(_read(self._out + "/mounts"), self._exported, f"mounts() of {self._conf}"))
         return later, _read(self._out + "/rc") if os.path.exists(self._out + "/rc") else None
 
     def _run_function(self, name: str) -> None:

@@ -10,7 +10,7 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError
-from enroot_py.runtime import etc, mounts
+from enroot_py.runtime import etc, fstab
 from enroot_py.store.layout import MAX_DEPTH
 
 TYPE_CHECKING = False
@@ -96,7 +96,7 @@ class ImageConfig:
             return {
                 "rc": rc.encode(),
                 "rc.local": etc.RC_LOCAL.encode(),
-                "fstab": mounts.write_image(volumes).encode(),
+                "fstab": fstab.write_image(volumes).encode(),
                 "environment": etc.write_environment(variables).encode("utf-8", "surrogateescape"),
             }
         except ValueError as e:

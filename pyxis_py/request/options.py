@@ -11,8 +11,8 @@ import os
 from enroot_py.base.errors import UsageError
 from enroot_py.base.frozen import Frozen
 from enroot_py.config.words import NO, YES, truth
-from enroot_py.runtime import mountentries
-from enroot_py.runtime.mountentries import PATH_MAX, bounded, split
+from enroot_py.runtime import container_mounts
+from enroot_py.runtime.container_mounts import PATH_MAX, bounded, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from enroot_py.config.description import Description, DescriptionEntry
-    from enroot_py.runtime.mountentries import MountEntry
+    from enroot_py.runtime.container_mounts import MountEntry
     from enroot_py.runtime.mounting import Mount
 
 # A container lives in a directory pyxis_JOBID_NAME; NAME_MAX is 255.
@@ -280,7 +280,7 @@ OPTIONS = (
         "container-mounts",
         "mounts",
         "mount SRC (a path, tmpfs or umount) at DST; join fstab flags, or sqsh, with '+'",
-        parse=mountentries.parse,
+        parse=container_mounts.parse,
         arginfo="SRC[:DST[:FLAG+FLAG]][,SRC...]",
         example="/data:/data:ro,tmpfs:/scratch",
     ),
@@ -452,7 +452,7 @@ def _mounts(file: Description, job: Mapping[str, str] | None) -> Iterator[MountE
     """Yield the mounts of a file. Raises UsageError, ConfigError."""
     for entry in file.all("mounts"):
         try:
-            yield mountentries.parse_one(file.mount(entry, job), entry.where)
+            yield container_mounts.parse_one(file.mount(entry, job), entry.where)
         except ValueError as e:
             why, hint = e.args if len(e.args) == 2 else (e.args[0], 'for example mounts = ["/data:/data:ro"]')
             raise UsageError(f"{entry.where}: {why}", hint=hint) from None

@@ -13,7 +13,7 @@ import pytest
 from enroot_py.config import files, settings
 from enroot_py.registry import site
 from enroot_py.registry.reference import DOCKER_HUB
-from enroot_py.runtime import mounts
+from enroot_py.runtime import fstab
 from pyxis_py.request import settings as plugin_settings
 from tests.installation import LIBRARY
 from tests.slurm.lab import Lab, images
@@ -198,7 +198,7 @@ def test_site_configuration_is_understood() -> None:
     assert known["ghcr.io"].mirrors == ()
     assert site.rules("registry.example.com:5000", loaded, environ).ca == "/etc/ssl/certs/site.pem"
     for _, text in files.fragments((str(EXAMPLES / "site/mounts.d"),), ".fstab", {}):
-        assert [mount.target for mount in mounts.parse_file(text, {}, "site")] == ["/scratch", "/data"]
+        assert [mount.target for mount in fstab.parse_file(text, {}, "site")] == ["/scratch", "/data"]
 
 
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")

@@ -13,7 +13,7 @@ import pytest
 
 from enroot_py.base.errors import PenrootError
 from enroot_py.config import words
-from enroot_py.runtime import environ, etc, mounts
+from enroot_py.runtime import environ, etc, fstab
 
 pytestmark = pytest.mark.soak
 
@@ -67,7 +67,7 @@ def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
         text = mutate(SEEDS[kind], rng)
         try:
             if kind == "fstab":
-                for mount in mounts.parse_file(text, {"HOME": "/h"}, "fuzz"):
+                for mount in fstab.parse_file(text, {"HOME": "/h"}, "fuzz"):
                     mount.describe()
             elif kind == "rc":
                 etc.read_rc(text, "")
@@ -80,14 +80,14 @@ def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
             assert str(e)
 
 
-VOLUMES = mounts.write_image(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs /t tmpfs size=1m 0 0\n"
+VOLUMES = fstab.write_image(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs /t tmpfs size=1m 0 0\n"
 
 
 def test_what_an_image_may_mount_is_its_own(rng: random.Random, soak: bool) -> None:
     """An image's fstab can only mount a tmpfs, or a path that is opened beneath the image's root."""
     for _ in range(300_000 if soak else 3_000):
         try:
-            for mount in mounts.parse_image(mutate(VOLUMES, rng), "/scratch/root", "fuzz"):
+            for mount in fstab.parse_image(mutate(VOLUMES, rng), "/scratch/root", "fuzz"):
                 assert mount.confined and (mount.inside or mount.fstype == "tmpfs"), mount.describe()
                 assert not mount.words & {"remount", "x-move", "x-detach"}, mount.describe()
         except (PenrootError, ValueError) as e:

@@ -6,7 +6,7 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, UsageError
 from enroot_py.config.table import SETTINGS
-from enroot_py.runtime.mountentries import MountEntry
+from enroot_py.runtime.container_mounts import MountEntry
 from pyxis_py.admin.header import c_header
 from pyxis_py.request import options
 from pyxis_py.request.options import all_options, ignored, parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enroot_py.config.words import cut
-from enroot_py.runtime.mountentries import MountEntry
+from enroot_py.runtime.container_mounts import MountEntry
 
 
 @pytest.mark.parametrize(

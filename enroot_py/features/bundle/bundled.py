@@ -19,7 +19,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.recording import Recording
 from enroot_py.cli import start
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import mounting, mounts, namespaces, rootfs, squashfuse, supervise
+from enroot_py.runtime import fstab, mounting, namespaces, rootfs, squashfuse, supervise
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import squashfs
 
@@ -333,7 +333,7 @@ class Bundled:
         settings = start.read_settings(options, batch=False)
         superuser = namespaces.privileged(settings)
         for text in options.mounts:
-            if (mount := mounts.parse_option(text, os.environ, f"--mount {text}")).fstype == mounting.SQUASHFS:
+            if (mount := fstab.parse_option(text, os.environ, f"--mount {text}")).fstype == mounting.SQUASHFS:
                 raise UsageError(f"cannot mount {mount.source}: only penroot start and srun mount squashfs files")
         source = self._source(settings, options)
         with Recording("start", settings):

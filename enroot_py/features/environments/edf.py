@@ -162,5 +162,5 @@ def loads(text: str) -> Environment:
 
 
 def _quoted(text: str) -> str:
-    """Escape for mountentries.py, with backslashes."""
+    """Escape for container_mounts.py, with backslashes."""
     return "".join("\\" + c if c in ",: $" else c for c in text)

@@ -12,7 +12,7 @@ from enroot_py.config.table import all_settings
 from enroot_py.features.environments import edf_parser
 from enroot_py.features.environments.edf import Environment
 from enroot_py.registry import reference
-from enroot_py.runtime import mountentries
+from enroot_py.runtime import container_mounts
 from enroot_py.runtime.execute import Container
 from enroot_py.runtime.mounting import Mount
 
@@ -81,7 +81,7 @@ class StartFile:
 def _mounts(file: Environment, job: Mapping[str, str] | None) -> Iterator[Mount]:
     for entry in file.all("mounts"):
         try:
-            mount = mountentries.parse_one(file.mount(entry, job), entry.where)
+            mount = container_mounts.parse_one(file.mount(entry, job), entry.where)
             yield (mount if job is None else mount.resolved(os.getcwd(), {})).fstab("")
         except ValueError as e:
             why, hint = e.args if len(e.args) == 2 else (e.args[0], _EXAMPLE)

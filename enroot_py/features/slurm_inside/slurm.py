@@ -20,7 +20,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.config.settings import BIN, HERE, sysconf_path
 from enroot_py.features.slurm_inside.slurmconf import Plugin, stack_text
 from enroot_py.features.slurm_inside.slurmnode import SlurmNode, own
-from enroot_py.runtime import mounting, mounts
+from enroot_py.runtime import fstab, mounting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _Place:
 
     def _bind(self, source: str, target: str) -> None:
         mount = mounting.Mount(source, f"{HERE}/{target}", "none", _READ_ONLY, 0, self._origin)
-        mounts.execute(mount, self._root)
+        fstab.execute(mount, self._root)
 
     def _link(self, content: str, target: str) -> None:
         above, _, name = f"{HERE}/{target}".rpartition("/")

@@ -4,11 +4,11 @@ import pytest
 
 from enroot_py.base import linux
 from enroot_py.base.errors import ConfigError
-from enroot_py.runtime import mounts
+from enroot_py.runtime import fstab
 
 
-def parse(line: str) -> mounts.Mount:
-    return mounts.parse(line, {"HOME": "/home/a b"}, "test:1")
+def parse(line: str) -> fstab.Mount:
+    return fstab.parse(line, {"HOME": "/home/a b"}, "test:1")
 
 
 def test_all_fields() -> None:
@@ -73,7 +73,7 @@ def test_a_number_that_stands_alone_is_the_pass(numbers: str, passno: int) -> No
 
 def test_a_source_that_is_nothing_is_no_mount_of_the_host() -> None:
     with pytest.raises(ConfigError, match="--mount :/opt: there is no SOURCE"):
-        mounts.parse_option(":/opt", {}, "--mount :/opt")
+        fstab.parse_option(":/opt", {}, "--mount :/opt")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_bad_lines_name_their_place(line: str) -> None:
 @pytest.mark.parity("blank lines, comments and \\040 in fstab", "fstab: blank lines and comments")
 def test_file_skips_blank_lines_and_comments() -> None:
     text = "\n# comment\n  /a /b none bind\n\n"
-    (mount,) = mounts.parse_file(text, {}, "f")
+    (mount,) = fstab.parse_file(text, {}, "f")
     assert mount.origin == "f:3"
 
 
@@ -99,12 +99,12 @@ def test_describe_reads_back() -> None:
 
 
 @pytest.mark.parity("/proc rw", "hosts, hostname")
-@pytest.mark.parametrize("text", mounts.SYSTEM.values(), ids=mounts.SYSTEM)
+@pytest.mark.parametrize("text", fstab.SYSTEM.values(), ids=fstab.SYSTEM)
 def test_shipped_mounts_parse(text: str) -> None:
-    assert list(mounts.parse_file(text, {}, "shipped"))
+    assert list(fstab.parse_file(text, {}, "shipped"))
 
 
 @pytest.mark.parity("/etc/fstab: volumes")
 def test_fstab_escapes_what_would_be_read_as_something_else() -> None:
-    assert mounts.write_image(["/data/"]) == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
-    assert "/a\\040b\\134\\044{HOME} " in mounts.write_image(["/a b\\${HOME}"])
+    assert fstab.write_image(["/data/"]) == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
+    assert "/a\\040b\\134\\044{HOME} " in fstab.write_image(["/a b\\${HOME}"])

@@ -59,9 +59,9 @@ def execute(mount: Mount, root: int) -> None:
 
 def _fail(mount: Mount, message: str, error: OSError | PenrootError) -> None:
     if "nofail" not in mount.words:
-        from enroot_py.runtime import mounthints
+        from enroot_py.runtime import mount_errors
 
-        raise MountError(message, hint=mounthints.hint(mount, error)) from error
+        raise MountError(message, hint=mount_errors.hint(mount, error)) from error
     if "silent" not in mount.words:
         log.warn(message)
 
