@@ -15,7 +15,7 @@ import select
 import sys
 
 from enroot_py import __version__
-from enroot_py.base import log, recording, signals
+from enroot_py.base import log, operations, signals
 from enroot_py.base.errors import PenrootError, RefusedError
 from enroot_py.base.features import PARTS, parts
 from pyxis_py.request.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
@@ -137,19 +137,19 @@ def hold(job: Job, channel: Channel) -> None:
     if not step.request.wants_container:
         channel.send((("ok", ""),))
         return
-    with step.recording() as event:
+    with step.operation() as event:
         container = Container(step)
         container.begin()
         # If two steps use the same name, the first makes the container and the second finds it.
         with step.running.lock(step.name):
-            recording.phase("wait")
+            operations.phase("wait")
             try:
                 held = Held(container, _load_service)
                 if held.joined:
                     from pyxis_py.node import attached
 
                     held.brought = attached.prepare(held)
-                    recording.phase("attach")
+                    operations.phase("attach")
                 listener = step.running.listen(step.name, job.step)
             except BaseException:
                 step.running.forget(step.name, job.step)

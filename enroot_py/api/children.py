@@ -17,7 +17,7 @@ from enroot_py.api.messages import Conversation, send_status, send_with_fds
 from enroot_py.base import filesystems, linux, log, mountinfo, trees  # noqa: F401  # no child imports them again
 from enroot_py.base.errors import ContainerError, ImageError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.base.recording import Recording
+from enroot_py.base.operations import Operation
 from enroot_py.cli import start as command_line
 from enroot_py.config.settings import load
 from enroot_py.runtime import enter, environ, execute, fstab, hooks, namespaces, processes, supervise
@@ -182,7 +182,7 @@ class Plan:
             container = enter.enter(self.start, self._site)
         else:
             self._settings(self._request["environ"])
-            with Recording("start", self.settings):
+            with Operation("start", self.settings):
                 source = self._find()
                 if self.is_writable:
                     directory = throwaway.make(self.settings)

@@ -9,11 +9,11 @@ import os
 import sys
 
 from enroot_py import called_as
-from enroot_py.base import log, recording
+from enroot_py.base import log, operations
 from enroot_py.base.errors import UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
-from enroot_py.base.recording import Recording
+from enroot_py.base.operations import Operation
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, load
 from enroot_py.config.table import slips
@@ -291,7 +291,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         from enroot_py.cli import detached
 
         def run(source: Source, ready: Callable[[], None]) -> NoReturn:
-            with Recording("start", settings):
+            with Operation("start", settings):
                 container = entered(on_disk(source, settings, options), settings, options)
             ready()
             execute(container, settings, options.command, superuser=superuser)
@@ -299,7 +299,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         name = options.name[-1] if options.name else ""
         detached.start(name, options.target, settings, lambda: find(options.target, settings), run)
         return
-    with Recording("start", settings):
+    with Operation("start", settings):
         joined = joins(settings) and not options.on_disk
         container = enter_shared(settings, options) if joined else enter_own(settings, options)
     execute(container, settings, options.command, superuser=superuser)
@@ -317,8 +317,8 @@ def execute(container: Container, settings: Settings, command: tuple[str, ...], 
 def enter_own(settings: Settings, options: Options) -> Container:
     """Enter a new container. Raises PenrootError."""
     source = find(options.target, settings)
-    recording.phase("image")
-    recording.fact(**source.facts)
+    operations.phase("image")
+    operations.fact(**source.facts)
     return entered(on_disk(source, settings, options), settings, options)
 
 

@@ -9,7 +9,7 @@ import gc
 import os
 from _collections_abc import Iterable, Mapping
 
-from enroot_py.base import linux, log, paths, recording
+from enroot_py.base import linux, log, operations, paths
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
@@ -134,7 +134,7 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     inner = enter_namespaces(inside, 0 if prepared else own, start, nested=nested, entered=bool(prepared))
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
-    recording.phase("rootfs")
+    operations.phase("rootfs")
     variables, image_scripts = environ.Variables(), etc.ImageScripts(root)
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
@@ -145,10 +145,10 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     furnish(root, own, from_root=uid == 0)
     wanted = collect_environ(variables, start, context, site, scripts)
     read_ahead(start, context, image_scripts, server)
-    recording.phase("mounts")
+    operations.phase("mounts")
     later, script = run_hooks(start, context, site, scripts)
     variables.note("hooks")
-    recording.phase("hooks")
+    operations.phase("hooks")
     variables.assign(wanted)
     replace_script(root, scratch, script)
     rootfs.hide(scratch)
@@ -165,7 +165,7 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     withhold(new_keyring=settings.unshare_keyring)
     switch_root(site.mount_point, inner, nested=nested)
     os.umask(umask)
-    recording.phase("mounts")
+    operations.phase("mounts")
     return Container(variables, image, login_shell=settings.login_shell)
 
 

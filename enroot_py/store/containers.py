@@ -1,8 +1,8 @@
 """Containers on disk: what is under ENROOT_DATA_PATH.
 
-A plain directory is a root file system, as in enroot. A directory with a record (records.py) is a container over a
-stored image: ``upper`` holds its changes, and the layers stay in the store. Lookup is on the start path; all other
-functions import what they need when called.
+A plain directory is a root file system, as in enroot. A directory with a record (container_record.py) is a container
+over a stored image: ``upper`` holds its changes, and the layers stay in the store. Lookup is on the start path; all
+other functions import what they need when called.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from _collections_abc import Callable
 
 from enroot_py.base import pack, trusted
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
-from enroot_py.base.recording import Recording
+from enroot_py.base.operations import Operation
 from enroot_py.config.settings import Settings
 from enroot_py.runtime.rootfs import Source
-from enroot_py.store import layout, records
+from enroot_py.store import container_record, layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,12 +106,12 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     path = f"{settings.data_path}/{check_name(name)}"
     check_place(settings.data_path, name)
     try:
-        record = records.of(path)
+        record = container_record.of(path)
     except OSError as e:
         raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
     if record is None:
-        if os.path.lexists(f"{path}/{records.MARK}"):
-            raise _not_ours(path) if records.text(f"{path}/{records.MARK}") else _damaged(path)
+        if os.path.lexists(f"{path}/{container_record.MARK}"):
+            raise _not_ours(path) if container_record.text(f"{path}/{container_record.MARK}") else _damaged(path)
         if os.path.isdir(path):
             if settings.policies:
                 from enroot_py.store import policies
@@ -143,17 +143,17 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
 def _damaged(path: str) -> ContainerError:
     name = os.path.basename(path)
     return ContainerError(
-        f"the record of the container {name} is damaged: {path}/{records.MARK}",
+        f"the record of the container {name} is damaged: {path}/{container_record.MARK}",
         hint=f"its changes are in {path}/upper; penroot remove {name} deletes it",
     )
 
 
 def _not_ours(path: str) -> ContainerError:
-    word = records.word_file(os.path.dirname(path))
+    word = container_record.word_file(os.path.dirname(path))
     return ContainerError(
-        f"the container {os.path.basename(path)} has a file {path}/{records.MARK} that was not made with it",
+        f"the container {os.path.basename(path)} has a file {path}/{container_record.MARK} that was not made with it",
         hint="if the image or a program created it, delete it; if you made the container with an older penroot: "
-        f"echo word $(cat {word}) >> {path}/{records.MARK}",
+        f"echo word $(cat {word}) >> {path}/{container_record.MARK}",
     )
 
 
@@ -234,7 +234,7 @@ def create(name: str, image: str, settings: Settings, uri: str = "", *, force: b
     from enroot_py.store.store import Store
 
     store = Store(layout.root_of(image))
-    with Recording("create", settings, container=name, image=uri, digest=layout.digest_of(image)):
+    with Operation("create", settings, container=name, image=uri, digest=layout.digest_of(image)):
         return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
 
 
@@ -261,7 +261,7 @@ def _make(
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:
         if announce:
-            announce(f"{path}/{records.MARK}")
+            announce(f"{path}/{container_record.MARK}")
         os.mkdir(made + "/upper", 0o755)
         os.mkdir(made + "/work")
         kind, _, image = origin.partition("\n")[0].partition(" ")
@@ -269,7 +269,7 @@ def _make(
             from enroot_py.store import scripts
 
             scripts.copy(image, made)
-        records.write(made, settings.data_path, origin)
+        container_record.write(made, settings.data_path, origin)
     return open_container(name, settings)
 
 
@@ -279,11 +279,11 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
 
     squashfs.check(image)
     real = admit_file(image, settings)
-    recorded = Recording("create", settings, container=name, image=image)
+    recorded = Operation("create", settings, container=name, image=image)
     with recorded, _New(name, settings, force=force) as temporary:
         unsquashfs.unpack(real, temporary, settings)
-        if os.path.lexists(f"{temporary}/{records.MARK}"):
-            message = f"the image {image} holds a file /{records.MARK}, by which penroot knows its containers"
+        if os.path.lexists(f"{temporary}/{container_record.MARK}"):
+            message = f"the image {image} holds a file /{container_record.MARK}, by which penroot knows its containers"
             raise ContainerError(message, hint=f"penroot start {image} needs no container")
     return open_container(name, settings)
 

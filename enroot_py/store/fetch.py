@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from enroot_py.base import digests, log, recording, workers
+from enroot_py.base import digests, log, operations, workers
 from enroot_py.base.errors import ImageError
 from enroot_py.base.progress import Progress
 from enroot_py.config.settings import Settings
@@ -82,7 +82,7 @@ class Fetch:
         config = ImageConfig(self._config(), self._reference)
         diff_ids = config.diff_ids(self._manifest)
         fetched = self._fetch_layers(diff_ids, build)
-        recording.phase("fetch")
+        operations.phase("fetch")
         stack = compose.stack(self._store, diff_ids, self._reference)
         if not build.done:  # else the image was complete except for a layer
             try:
@@ -90,7 +90,7 @@ class Fetch:
             except OSError as e:
                 raise cannot_write(f"store {self._reference}", self._store.root, e) from e
             build.publish()
-        recording.phase("compose")
+        operations.phase("compose")
         layers, seconds = log.many(len(diff_ids), "layer"), time.monotonic() - began
         log.info(f"{self._reference}: {layers}, {log.size(fetched)} fetched, in {seconds:.1f} s")
 
@@ -106,7 +106,7 @@ class Fetch:
         total = sum(blob.size for _, blob in missing)
         layers = f"{len(missing)} of {log.many(len(diff_ids), 'layer')}"
         log.info(f"{self._reference}: fetching {layers}, {log.size(total)}")
-        recording.fact(cache="miss" if len(missing) == len(pairs) else "part", layers=len(missing), bytes=total)
+        operations.fact(cache="miss" if len(missing) == len(pairs) else "part", layers=len(missing), bytes=total)
         if isinstance(self._source, Expecting):
             self._source.begin([blob for _, blob in missing])
         progress = Progress(str(self._reference), len(missing), total, build.go_on)

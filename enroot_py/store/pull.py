@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import log, recording
+from enroot_py.base import log, operations
 from enroot_py.base.digests import Pin
 from enroot_py.base.errors import ImageError, PenrootError, RegistryError, Unreachable
-from enroot_py.base.recording import Recording
+from enroot_py.base.operations import Operation
 from enroot_py.registry import tags
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import ENGINES, LocalImage, Reference
@@ -44,11 +44,11 @@ def pull(
     tags.pin(). ``peers`` are nodes that send the image to each other.
     Raises RegistryError, ImageError, ConfigError.
     """
-    with Recording("pull", settings, image=str(reference)):
+    with Operation("pull", settings, image=str(reference)):
         pull = Pull(reference, settings, arch, pin, peers)
         while True:
             image = pull.image()
-            recording.fact(digest=image.digest)
+            operations.fact(digest=image.digest)
             if image.hold():  # else it has just been pruned
                 return image
 
@@ -117,7 +117,7 @@ class Pull:
             self._admission.check(manifest, source)
         if stored is not None and isinstance(self._reference, Reference):
             source = self._source()  # without the short timeouts
-        recording.phase("resolve")
+        operations.phase("resolve")
         image = self._store.image(manifest.digest) or self._fetch(source, manifest)
         if manifest.named == manifest.digest:  # there was no index, which names the platform
             self._check_platform(image)

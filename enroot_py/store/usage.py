@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from enroot_py.base import log, mountinfo
 from enroot_py.config.settings import Settings
-from enroot_py.store import layout, records
+from enroot_py.store import container_record, layout
 from enroot_py.store.store import Store
 
 LEASE = 30 * 86400  # seconds: jobs are shorter
@@ -29,14 +29,14 @@ def of_containers(store: Store, settings: Settings) -> dict[str, str]:
     """Map the digest of each image that the record of a container names to the container's directory."""
     users = {}
     for record in {*_records_in(settings.data_path), *_noted_records(store)}:
-        if image := records.read(record).get("image"):
+        if image := container_record.read(record).get("image"):
             users[layout.digest_of(image)] = os.path.dirname(record)
     return users
 
 
 def _records_in(data_path: str) -> list[str]:
     try:
-        return [f"{data_path}/{name}/{records.MARK}" for name in os.listdir(data_path)]
+        return [f"{data_path}/{name}/{container_record.MARK}" for name in os.listdir(data_path)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

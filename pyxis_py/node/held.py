@@ -6,7 +6,7 @@ import _signal
 import errno
 import os
 
-from enroot_py.base import capture, cgroups, linux, log, proc, recording
+from enroot_py.base import capture, cgroups, linux, log, operations, proc
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import hostfiles, interpreters, mounting, namespaces, rootfs
@@ -185,7 +185,7 @@ class Held:
         """Build the container in a child, which ends when this process holds the namespaces. Raises PenrootError."""
         step, container = self.step, self.container
         source = container.prepare()
-        recording.phase("image")
+        operations.phase("image")
         self.remap_root = step.settings.remap_root
         source.shared = shared if step.settings.rootfs_writable else -1
         with Fd(os.open("/proc", os.O_PATH | os.O_CLOEXEC)) as proc:
@@ -204,9 +204,9 @@ class Held:
         finally:
             channel.socket.close()
         self._builder = child  # ends soon
-        if recording.event is not None:
+        if operations.event is not None:
             for name, seconds in assignments(pairs, "phase").items():
-                recording.event.add(name, float(seconds))
+                operations.event.add(name, float(seconds))
         single = dict(pairs)
         self.environ, self.workdir = assignments(pairs, "environ"), single["workdir"]
         self.served = step.job.step if "served" in single else ""
@@ -390,8 +390,8 @@ def _enter(container: Container, source: Source, channel: Channel, proc: int) ->
     for low, high in zip((SOCKET - 1, *kept), (*kept, 0xFFFFFFFF), strict=True):
         if low + 1 < high:
             linux.close_range(low + 1, high - 1, 0)
-    if recording.event is not None:
-        recording.event.again()
+    if operations.event is not None:
+        operations.event.again()
     environ, below, workdir = container.enter(source)
     _warn_of_missing_paths(container, environ)
     broken = interpreters.explain_in(
@@ -403,8 +403,8 @@ def _enter(container: Container, source: Source, channel: Channel, proc: int) ->
     pairs = [("workdir", workdir), ("broken", broken)]
     pairs += [("environ", f"{name}={value}") for name, value in environ.items()]
     pairs += [("below", f"{name}={value}") for name, value in below.items()]
-    if recording.event is not None:
-        pairs += [("phase", f"{name}={seconds}") for name, seconds in recording.event.phases.items()]
+    if operations.event is not None:
+        pairs += [("phase", f"{name}={seconds}") for name, seconds in operations.event.phases.items()]
     if source.image or mounting.served:
         pairs.append(("served", ""))
     # By the node's /proc, as an image may have none; nobody else may look at this process.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enroot_py.base import linux
-from enroot_py.store import containers, records
+from enroot_py.store import container_record, containers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ def mark(directory: str, node: str) -> None:
 def maker(name: str, settings: Settings) -> list[str]:
     """Return the node and the boot ID of a marked container, or [] for another one. Raises OSError."""
     container = f"{settings.data_path}/{name}"
-    if records.of(container) is None:
+    if container_record.of(container) is None:
         return []  # an unmarked container may have a file of that name
-    return records.text(f"{container}/{_MARK}").split()
+    return container_record.text(f"{container}/{_MARK}").split()
 
 
 def sweep(settings: Settings, node: str) -> None:

@@ -6,7 +6,7 @@ import os
 
 from enroot_py import __version__
 from enroot_py.base.features import parts
-from enroot_py.base.recording import Recording
+from enroot_py.base.operations import Operation
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import namespaces
 from pyxis_py.node.running import Notes, RunningContainers
@@ -62,12 +62,12 @@ class Step:
         file = self.request.file
         return settings.with_devices(file.devices(self.job.environ), file.path) if file else settings
 
-    def recording(self) -> Recording:
+    def operation(self) -> Operation:
         """Return a context manager that records how the step gets its container."""
         job, request = self.job, self.request
         image = request.image if request.image and request.is_file(job.cwd) else ""
         facts: dict[str, str | int] = {"job": job.jobid, "step": job.step, "container": request.name or ""}
-        return Recording("step", self.settings, image=image, timed=job.is_verbose, **facts)
+        return Operation("step", self.settings, image=image, timed=job.is_verbose, **facts)
 
     @property
     def own_note(self) -> str:

@@ -16,7 +16,7 @@ from marshal import loads
 from enroot_py.base import carried, linux, log, signals, trees
 from enroot_py.base.errors import ConfigError, ImageError, PenrootError, UsageError
 from enroot_py.base.fds import Fd
-from enroot_py.base.recording import Recording
+from enroot_py.base.operations import Operation
 from enroot_py.cli import start
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import fstab, mounting, namespaces, rootfs, squashfuse, supervise
@@ -336,7 +336,7 @@ class Bundled:
             if (mount := fstab.parse_option(text, os.environ, f"--mount {text}")).fstype == mounting.SQUASHFS:
                 raise UsageError(f"cannot mount {mount.source}: only penroot start and srun mount squashfs files")
         source = self._source(settings, options)
-        with Recording("start", settings):
+        with Operation("start", settings):
             container = start.entered(source, settings, options)
         self.place.remove()
         start.execute(container, settings, options.command, superuser=superuser)

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    class Recorded(Protocol):
+    class OperationEvent(Protocol):
         """One operation and its facts."""
 
         facts: dict[str, str | int]
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
         def end(self, error: BaseException | None) -> None: ...
 
 
-event: Recorded | None = None  # the current operation
+event: OperationEvent | None = None  # the current operation
 
 
-class Recording:
+class Operation:
     """Record the operation in a ``with`` as one event, if the settings ask for it or it is ``timed``.
 
     An event within another event is recorded too, and passes some facts to the outer event.
@@ -32,7 +32,7 @@ class Recording:
         self._kind, self._settings, self._timed, self._facts = kind, settings, timed, facts
         self._wanted = settings.is_extended or timed or event is not None
 
-    def __enter__(self) -> Recorded | None:
+    def __enter__(self) -> OperationEvent | None:
         global event
         self._around, self._event = event, None
         if self._wanted:
