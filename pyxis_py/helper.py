@@ -229,7 +229,7 @@ _VERBS = {"check": check, "step": hold, "ahead": hold, "finish": finish, "epilog
 
 
 def _own_group() -> None:
-    """Restore the real group ID, which the plugin changed so that nobody can trace this process: coprocess.c."""
+    """Restore the real group ID, which the plugin changed so that nobody can trace this process: helper.c."""
     os.setresgid(os.getegid(), os.getegid(), os.getegid())
 
 

@@ -45,7 +45,7 @@ void start_ahead(struct step *step)
 	struct ahead *ahead = &step->ahead;
 	struct process_stat stat;
 
-	if (step->job.uid == 0 || coprocess_start(&ahead->process, AHEAD, step->control[1], &step->job, false) < 0)
+	if (step->job.uid == 0 || helper_start(&ahead->process, AHEAD, step->control[1], &step->job, false) < 0)
 		return;
 	close_fd(&ahead->process.socket); /* requests come by the control socket */
 	if (!read_stat(ahead->process.pid, &stat))
@@ -75,7 +75,7 @@ void place_ahead(struct step *step, pid_t task)
  * has become the user. */
 bool end_ahead(struct step *step)
 {
-	struct coprocess *process = &step->ahead.process;
+	struct helper *process = &step->ahead.process;
 	struct pollfd end = { .fd = process->pidfd, .events = POLLIN };
 	int64_t deadline = deadline_in_ms(KILLED_WAIT_MS);
 	bool gone = process->pidfd < 0;
@@ -84,7 +84,7 @@ bool end_ahead(struct step *step)
 		gone = poll(&end, 1, linux_pidfd_send_signal(process->pidfd, SIGKILL) < 0 ? RETRY_MS : KILLED_WAIT_MS) > 0;
 	if (process->pid > 0)
 		(void)waitpid(process->pid, NULL, WNOHANG);
-	coprocess_free(process);
+	helper_free(process);
 	return gone;
 }
 
@@ -112,17 +112,17 @@ static bool fits(struct step *step)
 
 /* In the task that starts the container, as the user: connect to the helper. Returns 0; NO_ANSWER if the helper is gone or
  * does not fit, so that the task must start another one; -1 if the helper cannot be killed: it would get messages of the task. */
-int take_ahead(struct step *step, struct coprocess *process)
+int take_ahead(struct step *step, struct helper *process)
 {
 	struct ahead *ahead = &step->ahead;
 	bool first = !atomic_exchange(&step->shared->taken, true);
 
 	if (first && ahead->process.pidfd >= 0 && fits(step) &&
-	    coprocess_connect(process, step->control[0], &ahead->who, FOREVER, false) == 0) {
+	    helper_connect(process, step->control[0], &ahead->who, FOREVER, false) == 0) {
 		process->log = release_fd(&ahead->process.log);
 		return 0;
 	}
-	coprocess_free(process);
+	helper_free(process);
 	return end_ahead(step) ? NO_ANSWER :
 				 fail(step, "cannot kill the helper process that slurmstepd has started: submit the job again");
 }

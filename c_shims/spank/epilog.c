@@ -61,7 +61,7 @@ static int get_user(struct step *step, struct request *request)
 int clean_up_job(struct step *step)
 {
 	cleanup(request_free) struct request request = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	cleanup(helper_free) struct helper process = HELPER_NONE;
 	spank_err_t rc;
 
 	if ((rc = get_item(step, S_JOB_UID, &step->job.uid)) != ESPANK_SUCCESS ||

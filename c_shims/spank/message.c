@@ -56,13 +56,13 @@ int request_finish(struct request *request)
 	return 0;
 }
 
-int request_send(const struct request *request, const struct coprocess *process)
+int request_send(const struct request *request, const struct helper *process)
 {
 	for (size_t sent = 0; sent < request->length;) {
 		ssize_t n = send(process->socket, request->data + sent, request->length - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (n >= 0)
 			sent += (size_t)n;
-		else if (errno == EAGAIN ? coprocess_await(process, process->socket, POLLOUT) < 0 : errno != EINTR)
+		else if (errno == EAGAIN ? helper_await(process, process->socket, POLLOUT) < 0 : errno != EINTR)
 			return -1;
 	}
 	return 0;
@@ -90,7 +90,7 @@ static int store_fds(struct answer *answer, struct msghdr *header)
 	return is_complete ? 0 : set_errno(EMSGSIZE);
 }
 
-static int receive_exactly(struct answer *answer, const struct coprocess *process, void *to, size_t length)
+static int receive_exactly(struct answer *answer, const struct helper *process, void *to, size_t length)
 {
 	while (length > 0) {
 		union {
@@ -104,7 +104,7 @@ static int receive_exactly(struct answer *answer, const struct coprocess *proces
 			.msg_control = process->is_untrusted ? NULL : control.bytes,
 			.msg_controllen = process->is_untrusted ? 0 : sizeof(control.bytes),
 		};
-		if (coprocess_await(process, process->socket, POLLIN) < 0)
+		if (helper_await(process, process->socket, POLLIN) < 0)
 			return -1;
 		ssize_t n = recvmsg(process->socket, &header, MSG_CMSG_CLOEXEC);
 		if (n < 0 && errno == EINTR)
@@ -119,7 +119,7 @@ static int receive_exactly(struct answer *answer, const struct coprocess *proces
 	return 0;
 }
 
-static int answer_receive(struct answer *answer, const struct coprocess *process)
+static int answer_receive(struct answer *answer, const struct helper *process)
 {
 	size_t limit = process->is_untrusted ? MAX_UNTRUSTED_BYTES : MAX_MESSAGE_BYTES, strings = 0;
 	uint32_t length;
@@ -209,7 +209,7 @@ int begin_step_request(struct step *step, struct request *request, const char *v
 
 /* Wait for an answer. Log lines before it and the reasons of a refusal are printed at once. Returns NO_ANSWER, with errno, if
  * the process ends without an answer. */
-int read_answer(struct step *step, const struct coprocess *process, struct answer *answer)
+int read_answer(struct step *step, const struct helper *process, struct answer *answer)
 {
 	for (;;) {
 		const char *kind, *text, *key, *value;
@@ -233,7 +233,7 @@ int read_answer(struct step *step, const struct coprocess *process, struct answe
 }
 
 /* Send a request and wait for the answer. */
-int exchange(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer)
+int exchange(struct step *step, const struct helper *process, struct request *request, struct answer *answer)
 {
 	if (request_finish(request) < 0)
 		return NO_ANSWER;
@@ -248,7 +248,7 @@ int exchange(struct step *step, const struct coprocess *process, struct request 
 }
 
 /* Print the end of the process's stderr: the last line of a traceback has its message. Returns false if it is empty. */
-static bool print_stderr(struct step *step, const struct coprocess *process)
+static bool print_stderr(struct step *step, const struct helper *process)
 {
 	char text[4096];
 	char *rest = text;
@@ -268,7 +268,7 @@ static bool print_stderr(struct step *step, const struct coprocess *process)
 }
 
 /* Print why there is no answer, and return -1. */
-int explain_no_answer(struct step *step, const struct coprocess *process)
+int explain_no_answer(struct step *step, const struct helper *process)
 {
 	int error = errno;
 	if (error == ETIMEDOUT && process->deadline == FOREVER)
@@ -281,7 +281,7 @@ int explain_no_answer(struct step *step, const struct coprocess *process)
 }
 
 /* Send a request and wait for the answer. No answer is a failure: prints the reason and returns -1. */
-int ask(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer)
+int ask(struct step *step, const struct helper *process, struct request *request, struct answer *answer)
 {
 	int rc = exchange(step, process, request, answer);
 
@@ -289,22 +289,22 @@ int ask(struct step *step, const struct coprocess *process, struct request *requ
 }
 
 /* Start a process of the user, as root. The process waits for a request. */
-int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t deadline)
+int start_as_user(struct step *step, struct helper *process, const char *verb, int64_t deadline)
 {
-	if (coprocess_start(process, verb, -1, &step->job, false) < 0)
+	if (helper_start(process, verb, -1, &step->job, false) < 0)
 		return fail(step, "cannot start %s: %s", interpreter(), strerror(errno));
 	process->deadline = deadline;
 	return 0;
 }
 
 /* Send a request to this process, and wait for its end. */
-int ask_and_wait(struct step *step, struct coprocess *process, const char *purpose, struct request *request)
+int ask_and_wait(struct step *step, struct helper *process, const char *purpose, struct request *request)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
 
 	int rc = ask(step, process, request, &answer);
 	close_fd(&process->socket);
-	if (coprocess_wait(process) < 0)
+	if (helper_wait(process) < 0)
 		return fail(step, "the process for the %s did not end in time and was killed", purpose);
 	return rc;
 }

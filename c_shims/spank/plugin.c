@@ -30,7 +30,7 @@ static void free_step(struct step *step)
 	close_fd(&step->lock);
 	close_fd(&step->control[0]);
 	close_fd(&step->control[1]);
-	coprocess_free(&step->ahead.process);
+	helper_free(&step->ahead.process);
 	if (step->shared)
 		(void)munmap(step->shared, sizeof(*step->shared));
 	*step = (struct step)NO_STEP;

@@ -61,7 +61,7 @@ const char *interpreter(void);
 /* Check whether this plugin was loaded inside a container that has the Slurm of its node. */
 bool is_in_container(void);
 
-/* coprocess.c: the Python process. The functions return 0 or a descriptor, or -1 with errno. */
+/* helper.c: the helper, a Python process (pyxis_py/helper.py). The functions return 0 or a descriptor, or -1 with errno. */
 
 /* The user that a process becomes. Only slurmstepd, which is root, changes users. */
 struct credentials {
@@ -79,7 +79,7 @@ struct identity {
 
 /* A process and our connection to it. Root waits for a process of the user until the deadline, and does not trust it: it
  * accepts short answers only, and no descriptors, because closing one may block (a file of the user's FUSE). */
-struct coprocess {
+struct helper {
 	int socket;
 	int log;   /* its stderr */
 	pid_t pid; /* -1 unless it is our child */
@@ -88,8 +88,8 @@ struct coprocess {
 	bool is_untrusted;
 };
 
-#define NO_COPROCESS { .socket = -1, .log = -1, .pid = -1, .pidfd = -1 }
-#define COPROCESS_NONE ((struct coprocess)NO_COPROCESS)
+#define NO_HELPER { .socket = -1, .log = -1, .pid = -1, .pidfd = -1 }
+#define HELPER_NONE ((struct helper)NO_HELPER)
 
 /* Create a file in memory, without a name, whose size is fixed. */
 int make_memory(const char *name, off_t size);
@@ -104,24 +104,24 @@ int64_t deadline_in_ms(int64_t milliseconds);
 
 /* Start the process for `verb`. `control`, if not -1, becomes fd 4. With `as`, the process becomes that user for
  * good, and is untrusted. A `detached` process outlives the task: nobody's child, in a new session. */
-int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
+int helper_start(struct helper *process, const char *verb, int control, const struct credentials *as, bool detached);
 
 /* Send one end of a new socket pair to the process `who`, which holds the other end of `control`. Without an
  * address, no other process can answer. ESRCH if the process is gone. */
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted);
+int helper_connect(struct helper *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted);
 
 /* Check whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid);
 
 /* Wait until `fd` is ready for `events`. ECONNRESET if the process ends first, ETIMEDOUT after the deadline. */
-int coprocess_await(const struct coprocess *process, int fd, short events);
+int helper_await(const struct helper *process, int fd, short events);
 
 /* Wait until the process has ended and left its cgroup. After the deadline, kill the process: ETIMEDOUT. */
-int coprocess_wait(const struct coprocess *process);
+int helper_wait(const struct helper *process);
 
-void coprocess_free(struct coprocess *process);
+void helper_free(struct helper *process);
 
-/* message.c: messages to and from that process. -1 with errno. */
+/* message.c: messages to and from the helper. -1 with errno. */
 
 enum { MAX_MESSAGE_BYTES = 64 << 20, MAX_UNTRUSTED_BYTES = 64 << 10, MAX_FDS = 8 };
 
@@ -142,7 +142,7 @@ struct answer {
 
 void request_add(struct request *request, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int request_finish(struct request *request);
-int request_send(const struct request *request, const struct coprocess *process);
+int request_send(const struct request *request, const struct helper *process);
 void request_free(struct request *request);
 
 /* Get the next pair. Start with *at = 0. Returns false after the last pair. */
@@ -186,7 +186,7 @@ enum { INHERITED_SIZE = 1024 };
 
 /* The helper started by slurmstepd, and a description of the attributes inherited from slurmstepd. */
 struct ahead {
-	struct coprocess process;
+	struct helper process;
 	struct identity who;
 	char inherited[INHERITED_SIZE];
 };
@@ -202,7 +202,7 @@ struct submission {
 	bool begun;
 	bool checked;
 	size_t first_component_options;
-	struct coprocess resolving;
+	struct helper resolving;
 	bool is_unanswered; /* the first answer has not been read */
 };
 
@@ -235,7 +235,7 @@ struct step {
 };
 #define NO_STEP \
 	{ \
-		.lock = -1, .control = { -1, -1 }, .ahead = { NO_COPROCESS }, .submission = { .resolving = NO_COPROCESS } \
+		.lock = -1, .control = { -1, -1 }, .ahead = { NO_HELPER }, .submission = { .resolving = NO_HELPER } \
 	}
 
 /* Get an item of the step or job for which Slurm calls the plugin. */
@@ -281,12 +281,12 @@ enum { ANSWERED = 0, REFUSED = -1, NO_ANSWER = -2 };
 void begin_request(struct step *step, struct request *request, const char *verb, const char *context, const char *cwd);
 int begin_step_request(struct step *step, struct request *request, const char *verb);
 void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only);
-int read_answer(struct step *step, const struct coprocess *process, struct answer *answer);
-int exchange(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer);
-int explain_no_answer(struct step *step, const struct coprocess *process);
-int ask(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer);
-int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t deadline);
-int ask_and_wait(struct step *step, struct coprocess *process, const char *purpose, struct request *request);
+int read_answer(struct step *step, const struct helper *process, struct answer *answer);
+int exchange(struct step *step, const struct helper *process, struct request *request, struct answer *answer);
+int explain_no_answer(struct step *step, const struct helper *process);
+int ask(struct step *step, const struct helper *process, struct request *request, struct answer *answer);
+int start_as_user(struct step *step, struct helper *process, const char *verb, int64_t deadline);
+int ask_and_wait(struct step *step, struct helper *process, const char *purpose, struct request *request);
 
 /* directory.c: -1 with errno */
 int make_directories(const char *path);
@@ -296,7 +296,7 @@ int make_user_directory(struct step *step);
 /* ahead.c */
 void start_ahead(struct step *step);
 void place_ahead(struct step *step, pid_t task);
-int take_ahead(struct step *step, struct coprocess *process);
+int take_ahead(struct step *step, struct helper *process);
 bool end_ahead(struct step *step);
 
 /* plain.c */

@@ -23,10 +23,10 @@ static int save(struct step *step)
 {
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(answer_free) struct answer answer = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	cleanup(helper_free) struct helper process = HELPER_NONE;
 
 	if (begin_step_request(step, &request, "save") < 0 ||
-	    coprocess_connect(&process, step->control[0], &step->shared->helper, FOREVER, false) < 0)
+	    helper_connect(&process, step->control[0], &step->shared->helper, FOREVER, false) < 0)
 		return 0;
 	return exchange(step, &process, &request, &answer) == REFUSED ? -1 : 0;
 }

@@ -78,10 +78,10 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 {
 	const struct identity *helper = &step->shared->helper;
 	cleanup(answer_free) struct answer answer = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	cleanup(helper_free) struct helper process = HELPER_NONE;
 
 	errno = ESRCH;
-	if (!helper->pid || coprocess_connect(&process, step->control[0], helper, deadline, true) < 0)
+	if (!helper->pid || helper_connect(&process, step->control[0], helper, deadline, true) < 0)
 		return NO_ANSWER;
 	/* The helper itself has sent this process id, and may have lied. A process in the step's cgroups ends with the step. */
 	if (!cgroup_holds(helper->pid, step->shared->cgroups, step->job.uid)) {
@@ -92,7 +92,7 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 	int error = errno;
 	/* slurmstepd sleeps for a second if it still finds a process of the step. */
 	process.deadline = deadline_in_ms(rc == NO_ANSWER ? 0 : KILLED_WAIT_MS);
-	if (coprocess_wait(&process) < 0)
+	if (helper_wait(&process) < 0)
 		slurm_info("pyxis: %s: the helper process did not end in time and was killed", node);
 	if (helper->pid == step->ahead.process.pid) /* our child */
 		(void)waitpid(helper->pid, NULL, WNOHANG);
@@ -114,7 +114,7 @@ static int begin_finish(struct step *step, struct request *request, bool failed)
 static int finish_by_another(struct step *step, bool failed, int64_t deadline)
 {
 	cleanup(request_free) struct request request = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	cleanup(helper_free) struct helper process = HELPER_NONE;
 
 	if (start_as_user(step, &process, "finish", deadline) < 0)
 		return -1;

@@ -28,9 +28,9 @@ int take_resolved(struct step *step)
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(answer_free) struct answer answer = { 0 };
 	struct submission *submission = &step->submission;
-	cleanup(coprocess_free) struct coprocess process = submission->resolving;
+	cleanup(helper_free) struct helper process = submission->resolving;
 
-	submission->resolving = COPROCESS_NONE;
+	submission->resolving = HELPER_NONE;
 	if (process.socket < 0)
 		return 0;
 	if (submission->is_unanswered) {
@@ -41,7 +41,7 @@ int take_resolved(struct step *step)
 			(void)explain_no_answer(step, &process);
 		if (rc != ANSWERED || !answer_get(&answer, "later")) {
 			close_fd(&process.socket);
-			(void)coprocess_wait(&process);
+			(void)helper_wait(&process);
 			return 0;
 		}
 		answer_free(&answer);
@@ -69,7 +69,7 @@ int take_resolved(struct step *step)
 		(void)release_fd(&process.socket);
 	} else {
 		close_fd(&process.socket);
-		(void)coprocess_wait(&process);
+		(void)helper_wait(&process);
 	}
 	if (set_variable(step, RESOLVED, answered ? answer_get(&answer, "resolved") : NULL) < 0)
 		return -1;
@@ -116,7 +116,7 @@ int check(struct step *step, const char *context)
 	char cwd[PATH_MAX], helper[PATH_MAX];
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(answer_free) struct answer answer = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	cleanup(helper_free) struct helper process = HELPER_NONE;
 
 	/* An srun in a container may have the plugin without the packages. The nodes check the request again. */
 	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/__init__.py", library());
@@ -141,14 +141,14 @@ int check(struct step *step, const char *context)
 		return 0;
 	request_add(&request, "optind", "%d", optind);
 	int terminal = fcntl(STDERR_FILENO, F_GETFD) < 0 ? -1 : STDERR_FILENO;
-	if (coprocess_start(&process, "check", terminal, NULL, false) < 0)
+	if (helper_start(&process, "check", terminal, NULL, false) < 0)
 		return fail(step, "cannot start %s: %s", interpreter(), strerror(errno));
 	if (plainness == PLAIN_TAG) {
 		if (request_finish(&request) < 0)
 			return fail(step, "out of memory");
 		(void)request_send(&request, &process); /* if this fails, no answer will come */
 		submission->resolving = process;
-		process = COPROCESS_NONE;
+		process = HELPER_NONE;
 		submission->is_unanswered = true;
 		return 0;
 	}
@@ -158,10 +158,10 @@ int check(struct step *step, const char *context)
 	const char *later = rc == ANSWERED ? answer_get(&answer, "later") : NULL;
 	if (later) {
 		submission->resolving = process;
-		process = COPROCESS_NONE;
+		process = HELPER_NONE;
 		return *later ? take_resolved(step) : 0;
 	}
 	close_fd(&process.socket);
-	(void)coprocess_wait(&process);
+	(void)helper_wait(&process);
 	return rc;
 }

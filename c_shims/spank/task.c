@@ -36,7 +36,7 @@ static int start_container(struct step *step, struct answer *answer)
 {
 	struct shared *shared = step->shared;
 	cleanup(request_free) struct request request = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	cleanup(helper_free) struct helper process = HELPER_NONE;
 
 	if (!getcwd(shared->cwd, sizeof(shared->cwd)))
 		shared->cwd[0] = '\0';
@@ -48,7 +48,7 @@ static int start_container(struct step *step, struct answer *answer)
 	if (taken == NO_ANSWER) {
 		if (cgroup_read(getpid(), shared->cgroups, sizeof(shared->cgroups)) < 0)
 			return fail(step, "cannot read /proc/self/cgroup: %s", strerror(errno));
-		if (coprocess_start(&process, "step", step->control[1], NULL, true) < 0)
+		if (helper_start(&process, "step", step->control[1], NULL, true) < 0)
 			return fail(step, "cannot start %s: %s", interpreter(), strerror(errno));
 	} else if (taken < 0) {
 		return -1;
@@ -68,13 +68,13 @@ static int start_container(struct step *step, struct answer *answer)
 static int find_container(struct step *step, struct answer *answer)
 {
 	cleanup(request_free) struct request request = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	cleanup(helper_free) struct helper process = HELPER_NONE;
 
 	if (!step->shared->helper.pid)
 		return 0;
 	if (begin_task_request(step, &request, "join") < 0)
 		return -1;
-	if (coprocess_connect(&process, step->control[0], &step->shared->helper, FOREVER, false) < 0)
+	if (helper_connect(&process, step->control[0], &step->shared->helper, FOREVER, false) < 0)
 		return fail(step, "the helper process of the container is gone: %s", strerror(errno));
 	return ask(step, &process, &request, answer);
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.job import Job
 
-_STDERR = 4  # srun's stderr: execute() of coprocess.c
+_STDERR = 4  # srun's stderr: execute() of helper.c
 _INFO = 3  # a log level of srun, slurm/src/common/log.h; --quiet is lower
 SEED_RATE = 250e6  # bytes a second that the seed uploads at most: other users work on srun's host
 _NOTE_AGE_S = 3600  # after which a note is ignored

@@ -1,4 +1,4 @@
-/* Start a Python process or connect to a running process, wait for it, and kill it after a deadline. */
+/* Start the helper, pyxis_py/helper.py, or connect to a running one; wait for it, and kill it after a deadline. */
 #include "plugin.h"
 
 #include "linux.h"
@@ -20,7 +20,7 @@
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5 };
 enum { MAX_CPUS = 8192, LOG_BYTES = 64 << 10, KILLED_WAIT_MS = 1000 };
 
-void coprocess_free(struct coprocess *process)
+void helper_free(struct helper *process)
 {
 	close_fd(&process->socket);
 	close_fd(&process->log);
@@ -43,7 +43,7 @@ bool is_stopped(pid_t pid)
 }
 
 /* The same for a pidfd. proc_pid_fdinfo(5) gives the process id. */
-static bool is_coprocess_stopped(const struct coprocess *process)
+static bool is_helper_stopped(const struct helper *process)
 {
 	char path[64], text[1024];
 	const char *at;
@@ -64,7 +64,7 @@ static int poll_timeout_ms(int64_t deadline)
 }
 
 /* Watch the pidfd too: a process may end before it has received our socket, and then nothing closes that socket. */
-int coprocess_await(const struct coprocess *process, int fd, short events)
+int helper_await(const struct helper *process, int fd, short events)
 {
 	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->pidfd, .events = POLLIN } };
 	int ready, stopped = 0;
@@ -74,7 +74,7 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 		int left = poll_timeout_ms(process->deadline);
 		ready = left ? poll(either, 2, left) : 0;
 		if (ready == 0)
-			stopped = is_coprocess_stopped(process) ? stopped + 1 : 0;
+			stopped = is_helper_stopped(process) ? stopped + 1 : 0;
 	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->deadline == FOREVER && stopped < MAX_STOPPED_POLLS));
 	/* All output of the process has arrived. Accept nothing from other holders of its socket. */
 	if (ready > 0 && either[1].revents)
@@ -223,11 +223,11 @@ int make_memory(const char *name, off_t size)
 	return release_fd(&fd);
 }
 
-int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached)
+int helper_start(struct helper *process, const char *verb, int control, const struct credentials *as, bool detached)
 {
 	int pair[2];
 
-	*process = COPROCESS_NONE;
+	*process = HELPER_NONE;
 	process->is_untrusted = as;
 	process->log = make_memory("penroot-log", LOG_BYTES);
 	if (process->log < 0 || make_pair(pair, process->is_untrusted) < 0)
@@ -259,10 +259,10 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 	return detached ? 0 : -1;
 }
 
-int coprocess_wait(const struct coprocess *process)
+int helper_wait(const struct helper *process)
 {
 	struct pollfd end = { .fd = process->pidfd, .events = POLLIN };
-	bool in_time = coprocess_await(process, process->pidfd, POLLIN) == 0 || poll(&end, 1, 0) > 0;
+	bool in_time = helper_await(process, process->pidfd, POLLIN) == 0 || poll(&end, 1, 0) > 0;
 
 	if (!in_time) {
 		(void)linux_pidfd_send_signal(process->pidfd, SIGKILL);
@@ -286,7 +286,7 @@ static int open_process(const struct identity *who)
 }
 
 /* Send one descriptor. Waits until there is room, or the process is gone. */
-static int send_fd(const struct coprocess *process, int control, int fd)
+static int send_fd(const struct helper *process, int control, int fd)
 {
 	union {
 		char bytes[CMSG_SPACE(sizeof(int))];
@@ -304,7 +304,7 @@ static int send_fd(const struct coprocess *process, int control, int fd)
 	*c = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int)) };
 	memcpy(CMSG_DATA(c), &fd, sizeof(int));
 	while (sendmsg(control, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-		if (errno == EAGAIN && coprocess_await(process, control, POLLOUT) == 0)
+		if (errno == EAGAIN && helper_await(process, control, POLLOUT) == 0)
 			continue;
 		if (errno != EINTR)
 			return -1;
@@ -312,11 +312,11 @@ static int send_fd(const struct coprocess *process, int control, int fd)
 	return 0;
 }
 
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted)
+int helper_connect(struct helper *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted)
 {
 	int pair[2];
 
-	*process = (struct coprocess){ .socket = -1, .log = -1, .pid = -1, .deadline = deadline, .is_untrusted = is_untrusted };
+	*process = (struct helper){ .socket = -1, .log = -1, .pid = -1, .deadline = deadline, .is_untrusted = is_untrusted };
 	process->pidfd = open_process(who);
 	if (process->pidfd < 0 || make_pair(pair, is_untrusted) < 0)
 		return -1;
