@@ -140,7 +140,7 @@ version: # install to NEW, then make LIBDIR a link to it
 	$(call from,versions,from enroot_py.base import versions; versions.use())
 
 libexec: # install helper programs and the programs of hooks to NEW
-	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(NEW)/libexec
+	$(MAKE) --no-print-directory --silent -C c_shims/programs install LIBEXEC=$(NEW)/libexec
 	@for name in $(TOOLS); do tool=$(NEW)/libexec/penroot-$$name && \
 		case " $(LAYERS) " in *" $$name "*) module=ovlfs ;; *) module=tools ;; esac && \
 		$(call launcher,enroot_py.cli.'$$module',$$tool) && ln -sf penroot-$$name $(NEW)/libexec/enroot-$$name || exit 1; done
@@ -201,4 +201,4 @@ release: $(VENV)/done ## build a release in dist/release, from a clean commit wi
 	@$(VENV)/bin/python -m packages --release --output dist/release
 
 clean:
-	rm -rf build dist site c_shims/helpers/build c_shims/runtime/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c $(PLUGIN) libexec bin/penroot-*
+	rm -rf build dist site c_shims/programs/build c_shims/runtime/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c $(PLUGIN) libexec bin/penroot-*

@@ -1,4 +1,4 @@
-/* System calls under the names of their man pages, for Python, the SPANK plugin and the static helpers. Each returns
+/* System calls under the names of their man pages, for Python, the SPANK plugin and the static programs. Each returns
  * what the system call returns, with errno.
  *
  * They are called by number, since a C library may be older than the kernel. mount_setattr(2) is the newest one without a

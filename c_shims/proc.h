@@ -1,4 +1,4 @@
-/* Descriptors that close themselves, and small files of /proc: for the SPANK plugin and the static helpers. */
+/* Descriptors that close themselves, and small files of /proc: for the SPANK plugin and the static programs. */
 #ifndef PENROOT_PROC_H
 #define PENROOT_PROC_H
 

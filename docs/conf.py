@@ -19,7 +19,7 @@ extensions = ["myst_parser"]
 root_doc = "README"
 include_patterns = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"),
-    *("examples/README.md", "hooks/README.md", "c_shims/spank/README.md", "c_shims/helpers/README.md"),
+    *("examples/README.md", "hooks/README.md", "c_shims/spank/README.md", "c_shims/programs/README.md"),
     *("packages/README.md", "packages/ansible/README.md"),
 ]
 exclude_patterns = [".venv", "build", "site"]

@@ -21,7 +21,7 @@ from packages.target import TARGETS, Target, target
 
 
 def wheel(root: Path, work: Path, to: Path) -> list[Path]:
-    """Copy the wheel for pip install penroot: the command line for one user, without static helpers."""
+    """Copy the wheel for pip install penroot: the command line for one user, without static programs."""
     return [Path(shutil.copy(path, to)) for path in work.glob("penroot-*.whl")]
 
 

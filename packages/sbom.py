@@ -12,7 +12,7 @@ from packages.description import LICENCE
 from packages.target import target
 from packages.vendored import Wheel
 
-# Libraries in the static helpers, by Debian package: name and licence.
+# Libraries in the static programs, by Debian package: name and licence.
 STATIC = {"musl-dev": ("musl", "MIT")}
 # SPDX identifiers for the licence names in wheels.
 IDENTIFIERS = {"MIT License": "MIT", "BSD": "BSD-3-Clause", "Apache 2.0": "Apache-2.0"}
@@ -57,7 +57,7 @@ def component(name: str, files: list[Wheel]) -> dict[str, Any]:
 
 
 def static(package: str, name: str, expression: str) -> dict[str, Any]:
-    """Describe a library of the build machine that is linked into the helpers."""
+    """Describe a library of the build machine that is linked into the static programs."""
     version = place.run("dpkg-query", "--show", "--showformat=${Version}", package)
     purl = f"pkg:deb/debian/{package}@{version}?arch={target().debian}"
     return {

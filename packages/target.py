@@ -45,8 +45,8 @@ class Target:
         """Return the variables by which setuptools compiles a module."""
         return {"CC": f"{self.gcc} -I{self.toolchain()}/usr/include"} if self.foreign else {}
 
-    def helpers(self) -> list[str]:
-        """Return the variables by which c_shims/helpers/Makefile compiles static programs."""
+    def programs(self) -> list[str]:
+        """Return the variables by which c_shims/programs/Makefile compiles static programs."""
         if not self.foreign:
             return []
         specs = f"{self.toolchain()}/usr/lib/{self.machine}-linux-musl/musl-gcc.specs"

@@ -164,7 +164,7 @@ def headers(to: Path, release: str) -> None:
 def around(source: Path, to: Path, modules: Path) -> None:
     """Install programs, manual pages, completion and AppArmor profile, also under enroot's names."""
     words = ["make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", f"NEW={to / LIBRARY}"]
-    words += [f"MODULES={modules}", *target().helpers()]
+    words += [f"MODULES={modules}", *target().programs()]
     environ = environment(source)
     del environ["CFLAGS"], environ["LDFLAGS"]
     run(*words, "libexec", "around", "enroot-names", cwd=source, **environ)

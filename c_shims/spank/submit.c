@@ -76,7 +76,7 @@ int take_resolved(struct step *step)
 	return set_variable(step, SWARM, swarm);
 }
 
-/* Restore the variables that the launcher of Slurm's programs in a container has renamed: c_shims/helpers/slurm.c. */
+/* Restore the variables that the launcher of Slurm's programs in a container has renamed: c_shims/programs/slurm.c. */
 int restore_variables(struct step *step)
 {
 	for (char **at = environ; is_in_container() && at && *at;) {

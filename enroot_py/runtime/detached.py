@@ -2,7 +2,7 @@
 
 A record is a directory. Its file ``processes`` has PID and start time of the monitor and of the program, ``log`` has
 what the program has written, ``userns`` its user namespace, and at the end ``status`` its exit status. The monitor,
-c_shims/helpers/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is not
+c_shims/programs/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is not
 locked is free. The kernel kills the program if the monitor is killed.
 """
 

@@ -80,7 +80,7 @@ def wait(child: int) -> int:
 def guard(timeout_s: float | None) -> int:
     """Continue this process in a grandchild, and return the child between them for wait(). Returns 0 in the grandchild.
 
-    The child is c_shims/helpers/guard.c: it kills the grandchild and all that it has started when this process has
+    The child is c_shims/programs/guard.c: it kills the grandchild and all that it has started when this process has
     ended, or after ``timeout_s`` seconds. Raises OSError.
     """
     mask = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)

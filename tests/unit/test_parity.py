@@ -66,7 +66,7 @@ def test_every_hook_and_small_tool_has_a_line() -> None:
     assert len(hooks) > 12
     for hook in hooks:
         assert re.search(rf"^{hook.stem}\b", TEXT, re.M), hook.name
-    for makefile, variable in (("c_shims/helpers/Makefile", "NAMES"), ("Makefile", "TOOLS")):
+    for makefile, variable in (("c_shims/programs/Makefile", "NAMES"), ("Makefile", "TOOLS")):
         names = re.search(rf"^{variable}\s*:= (.*)$", (ROOT / makefile).read_text(), re.M)
         assert names
         for name in names[1].replace("$(LAYERS)", "aufs2ovlfs mksquashovlfs").split():

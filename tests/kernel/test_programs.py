@@ -13,7 +13,7 @@ from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, User, require
 
 HERE = pathlib.Path(__file__).parent
-SOURCE = HERE.parent.parent / "c_shims/helpers"
+SOURCE = HERE.parent.parent / "c_shims/programs"
 LIBEXEC = pathlib.Path(LIBRARY) / "libexec"
 
 
