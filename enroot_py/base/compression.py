@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 crc32: Callable[..., int] = isal_zlib.crc32  # (data, value so far)
 adler32: Callable[[bytes], int] = isal_zlib.adler32
 
-_CHUNK = 1 << 18
-_PIECE = 1 << 20  # bytes of decompressed data at a time
-_AHEAD = 2  # pieces that wait to be written, and to be hashed
+_READ_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 20  # of decompressed data
+_MAX_WAITING_PIECES = 2  # in each of two queues: to be written, to be hashed
 
 
 def crc32_of_zeros(count: int, crc: int = 0) -> int:
@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class _Decoder:
-    """Decompress one member. Output comes in pieces of about _PIECE bytes, at any compression ratio."""
+    """Decompress one member. Output comes in pieces of about _PIECE_BYTES bytes, at any compression ratio."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -87,19 +87,19 @@ class _Gzip(_Decoder):
     def pieces(self, data: bytes) -> Iterator[bytes]:
         more = True
         while more and not self._decoder.eof:
-            out = bytes(self._decoder.decompress(data, _PIECE))
+            out = bytes(self._decoder.decompress(data, _PIECE_BYTES))
             yield out
             data = bytes(self._decoder.unconsumed_tail)
-            more = bool(data) or len(out) == _PIECE
+            more = bool(data) or len(out) == _PIECE_BYTES
 
 
 class _Limited(_Decoder):
     """BZ2Decompressor or LZMADecompressor: they keep input that exceeds the output limit."""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        yield self._decoder.decompress(data, _PIECE)
+        yield self._decoder.decompress(data, _PIECE_BYTES)
         while not (self._decoder.eof or self._decoder.needs_input):
-            yield self._decoder.decompress(b"", _PIECE)
+            yield self._decoder.decompress(b"", _PIECE_BYTES)
 
 
 class _ZstdSource:
@@ -144,11 +144,11 @@ _MAGIC: tuple[tuple[tuple[bytes, ...], str, Callable[[], _Decoder] | None], ...]
     ((b"BZh",), "bzip2", _bzip2),
     ((b"\xfd7zXZ\x00",), "xz", _xz),
 )
-MAGIC_SIZE = 8  # bytes that identify each format
+MAGIC_BYTES = 8  # enough to identify each format
 
 
 def name_of(start: bytes) -> str:
-    """Return the name of the compression of data that begins with these MAGIC_SIZE bytes, or ``none``."""
+    """Return the name of the compression of data that begins with these MAGIC_BYTES bytes, or ``none``."""
     return next((name for magic, name, _ in _MAGIC if start.startswith(magic)), "none")
 
 
@@ -166,8 +166,8 @@ class Decompressed:
         self._tar_hash = sha256()
         self.blob_size = 0
         self.size = 0
-        self._ahead: Queue[bytes | BaseException | None] = Queue(_AHEAD)
-        self._to_hash: Queue[tuple[_Hash, bytes] | None] = Queue(_AHEAD)
+        self._ahead: Queue[bytes | BaseException | None] = Queue(_MAX_WAITING_PIECES)
+        self._to_hash: Queue[tuple[_Hash, bytes] | None] = Queue(_MAX_WAITING_PIECES)
         self._over = False
         self._thread: Thread | None = None
         self._hashing = Thread(target=self._hash, daemon=True)
@@ -211,7 +211,7 @@ class Decompressed:
         return digests.of_encoded(self._tar_hash.hexdigest())
 
     def _raw(self) -> bytes:
-        data = self._stream.read(_CHUNK)
+        data = self._stream.read(_READ_BYTES)
         self._to_hash.put((self._blob_hash, data))
         self.blob_size += len(data)
         if self._progress is not None:
@@ -220,7 +220,7 @@ class Decompressed:
 
     def _decompress(self) -> Iterator[bytes]:
         data = self._raw()
-        while data and len(data) < MAGIC_SIZE and (more := self._raw()):
+        while data and len(data) < MAGIC_BYTES and (more := self._raw()):
             data += more
         for magic, name, make in _MAGIC:
             if data.startswith(magic):
@@ -234,7 +234,7 @@ class Decompressed:
             data = self._raw()
 
     def _frames(self, data: bytes) -> Iterator[bytes]:
-        """Decompress zstd frames, skipping skippable ones, in pieces of at most _PIECE bytes."""
+        """Decompress zstd frames, skipping skippable ones, in pieces of at most _PIECE_BYTES bytes."""
         import zstandard
 
         source = _ZstdSource(data, self._raw)
@@ -243,7 +243,7 @@ class Decompressed:
         reader = decoder.stream_reader(cast("IO[bytes]", source), read_across_frames=True, closefd=False)
         last = b""
         try:
-            while piece := reader.read(_PIECE):
+            while piece := reader.read(_PIECE_BYTES):
                 if len(piece) < len(_END):  # _END may be split over the last two pieces
                     piece = last + piece
                 elif last:
@@ -266,7 +266,7 @@ class Decompressed:
         while data:
             if decoder is None:
                 data = data.lstrip(b"\0") if name in ("gzip", "xz") else data
-                if len(data) < MAGIC_SIZE and (more := self._raw()):
+                if len(data) < MAGIC_BYTES and (more := self._raw()):
                     data += more
                     continue
                 if not data:

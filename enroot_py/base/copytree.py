@@ -15,7 +15,7 @@ from enroot_py.base.fds import Fd
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_DEPTH = 250  # directories; each needs two descriptors
+_MAX_DIRECTORY_DEPTH = 250  # each level needs two descriptors
 _CHUNK_BYTES = 1 << 20
 
 
@@ -42,8 +42,8 @@ def copy(above: int, name: str, below: int, new: str, depth: int = 0) -> None:
 
 
 def _copy_directory(above: int, name: str, below: int, new: str, state: os.stat_result, depth: int) -> None:
-    if depth == _MAX_DEPTH:
-        raise OSError(0, f"more than {_MAX_DEPTH} directories in each other", name)
+    if depth == _MAX_DIRECTORY_DEPTH:
+        raise OSError(0, f"more than {_MAX_DIRECTORY_DEPTH} directories in each other", name)
     is_new = False
     if new != ".":
         try:

@@ -21,8 +21,8 @@ _GNU_HASH, _VERDEF, _VERDEFNUM, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFC, 
 _BASE = 1  # VER_FLG_BASE: this entry names the file itself
 # Limits. The largest library that a fabric needs is libstdc++: 11 headers, 35 entries, 300 KiB of names.
 _HEADERS, _ENTRIES, _STRINGS, _VERSIONS, _SYMBOLS = 64, 4096, 4 << 20, 4096, 1 << 16
-_PART = 1 << 20  # bytes of a list of versions or a table of symbols
-_LIST = 256  # needed libraries
+_MAX_SECTION_BYTES = 1 << 20  # of a list of versions or a table of symbols
+_MAX_NEEDED_LIBRARIES = 256
 MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64", 258: "loongarch64"}
 
 
@@ -72,7 +72,7 @@ class _ElfFile:
             machine,
             self._name(self.tags[_SONAME]) if _SONAME in self.tags else "",
             tuple(dict.fromkeys(map(self._name, self.needed))),
-            tuple(filter(None, self._name(path).split(":")[:_LIST])) if path is not None else (),
+            tuple(filter(None, self._name(path).split(":")[:_MAX_NEEDED_LIBRARIES])) if path is not None else (),
             dict(self._needs()),
             frozenset(self._versions()),
             frozenset(self._symbols(prefix)) if prefix else frozenset(),
@@ -116,7 +116,7 @@ class _ElfFile:
                 self.needed.append(value)
             else:
                 self.tags[tag] = value
-        if not self.tags or len(self.needed) > _LIST:
+        if not self.tags or len(self.needed) > _MAX_NEEDED_LIBRARIES:
             raise NotElf("not a shared library" if not self.tags else "it needs too many libraries")
         return MACHINES.get(machine, f"machine {machine}")
 
@@ -138,9 +138,9 @@ class _ElfFile:
         count, left = self.tags.get(_VERNEEDNUM, 0), _VERSIONS
         if not count or _VERNEED not in self.tags:
             return []
-        part = self._at(self.tags[_VERNEED], _PART)
+        part = self._at(self.tags[_VERNEED], _MAX_SECTION_BYTES)
         listed, at = [], 0
-        for _ in range(min(count, _LIST)):
+        for _ in range(min(count, _MAX_NEEDED_LIBRARIES)):
             _, versions, file, first, following = unpack_from("=HHIII", part, at)
             names, place = [], at + first
             for _ in range(min(versions, left)):
@@ -160,7 +160,7 @@ class _ElfFile:
         count = self.tags.get(_VERDEFNUM, 0)
         if not count or _VERDEF not in self.tags:
             return []
-        part = self._at(self.tags[_VERDEF], _PART)
+        part = self._at(self.tags[_VERDEF], _MAX_SECTION_BYTES)
         names, at = [], 0
         for _ in range(min(count, _VERSIONS)):
             _, flags, _, _, _, first, following = unpack_from("=HHHHIII", part, at)
@@ -175,7 +175,7 @@ class _ElfFile:
         """Return exported symbols: DT_GNU_HASH covers the exported part of the symbol table."""
         if _GNU_HASH not in self.tags or _SYMTAB not in self.tags:
             return []
-        table = self._at(self.tags[_GNU_HASH], _PART)
+        table = self._at(self.tags[_GNU_HASH], _MAX_SECTION_BYTES)
         buckets, begin, bloom = unpack_from("=III", table)
         at = 16 + 8 * min(bloom, _SYMBOLS)
         last = max(unpack_from(f"={min(buckets, _SYMBOLS)}I", table, at), default=0)

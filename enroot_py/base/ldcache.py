@@ -21,14 +21,14 @@ _HEADER, _ENTRY = 48, 24
 
 # Cache flags of 64-bit libraries by machine: by e_machine of elf(5) and by name of uname(2).
 _FLAGS = {62: 0x303, "x86_64": 0x303, 183: 0xA03, "aarch64": 0xA03}
-_OTHER = 0x3
-NATIVE = _FLAGS.get(os.uname().machine, _OTHER)
+_OTHER_HWCAP = 0x3
+NATIVE = _FLAGS.get(os.uname().machine, _OTHER_HWCAP)
 
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _SHT_NOTE = 7
 # Limits that no linker exceeds: an image may claim more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
-_SECTIONS = 64  # of a cache extension
+_MAX_SECTIONS = 64  # of a cache extension
 
 # Raised for a damaged cache: an image is untrusted.
 DAMAGE = (ValueError, IndexError, StructError)
@@ -86,7 +86,7 @@ def soname(path: str) -> Library | None:
             name = f.read(256).partition(b"\0")[0].decode("utf-8", "surrogateescape")
     except (OSError, KeyError, *DAMAGE):
         return None
-    return _FLAGS.get(machine, _OTHER) if wide else _OTHER, name, path
+    return _FLAGS.get(machine, _OTHER_HWCAP) if wide else _OTHER_HWCAP, name, path
 
 
 def drivers_of_compat(file: BinaryIO) -> set[int]:
@@ -183,7 +183,7 @@ def _sections(data: bytes | bytearray, extension: int) -> range:
         raise ValueError("the cache of the loader has an unknown extension")
     count = _number(data, extension + 4)
     end = extension + 8 + 16 * count
-    if end > len(data) or count > _SECTIONS:
+    if end > len(data) or count > _MAX_SECTIONS:
         raise ValueError("the extension of the loader's cache ends early")
     return range(extension + 8, end, 16)
 

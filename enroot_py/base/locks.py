@@ -6,7 +6,7 @@ import errno
 import os
 
 # flock(2) raises these on file systems without locks; EBADF for a directory on NFS.
-NONE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
 
 def flock(fd: int, *, shared: bool = False) -> bool:
@@ -25,7 +25,7 @@ def attempt(fd: int) -> bool | None:
     try:
         return flock(fd)
     except OSError as e:
-        if e.errno not in NONE:
+        if e.errno not in NO_LOCKS:
             raise
         return None
 

@@ -1,8 +1,8 @@
 """Keep the modules of an installation in one file: Python needs a dozen system calls to find each module.
 
 `make install` and packages keep the sources of our modules in MODULES, a zip archive, and packing.py compiles them to
-PACK. PACK begins with HEAD bytes of lines. The first line is the size and the time of the archive; a PACK of another
-archive or another Python is ignored. Each other line is
+PACK. The first HEAD_BYTES of PACK are lines. The first line is the size and the time of the archive; a PACK of
+another archive or another Python is ignored. Each other line is
 
     NAME LENGTH,LENGTH... OFFSET
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LIBRARY = __file__.rpartition("/enroot_py/")[0]  # the directory on sys.path
 MODULES = f"{LIBRARY}/modules.zip"
 PACK = f"{LIBRARY}/modules.{sys.implementation.cache_tag}"
-HEAD = 1 << 14  # bytes
+HEAD_BYTES = 1 << 14
 HELP = "--help"
 START = "start"
 EXEC = "exec"
@@ -50,7 +50,7 @@ class Pack:
 
     def __init__(self) -> None:
         """Raises OSError if there is no PACK of this archive."""
-        self._head = _read(HEAD, 0)
+        self._head = _read(HEAD_BYTES, 0)
         if not self._head.startswith(stamp()):
             raise FileNotFoundError(PACK)
         self._found: dict[str, Kept] = {}  # modules in C that load() found

@@ -60,16 +60,16 @@ def rewrite() -> None:
     lines[pack.IMAGE] = [module for module in image if module not in start]
     lines[pack.HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").OURS))
     lines[pack.HELP] = [import_module("enroot_py.cli.verbs").help_text()]
-    head, blobs, offset = pack.stamp(), [], pack.HEAD
+    head, blobs, offset = pack.stamp(), [], pack.HEAD_BYTES
     for name, values in lines.items():
         pieces = [dumps(piece) for piece in _pieces(values)]
         head += f"{name} {','.join(str(len(piece)) for piece in pieces)} {offset}\n".encode()
         blobs += pieces
         offset += sum(map(len, pieces))
-    assert len(head) < pack.HEAD, f"HEAD must be more than {len(head)}"
+    assert len(head) < pack.HEAD_BYTES, f"HEAD must be more than {len(head)}"
     temporary = f"{pack.PACK}.{os.getpid()}"
     with open(temporary, "wb") as f:
-        f.write(head.ljust(pack.HEAD, b"\0") + b"".join(blobs))
+        f.write(head.ljust(pack.HEAD_BYTES, b"\0") + b"".join(blobs))
     os.rename(temporary, pack.PACK)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-SIZE = 96  # bytes
+SIZE_BYTES = 96
 _MAGIC = b"hsqs"
 _LAST_COMPRESSION = 6  # zstd
 # A metadata block: its size with the bit for "not compressed", and one ID. No program compresses four bytes.
@@ -21,13 +21,16 @@ def fault(fd: int, offset: int = 0) -> tuple[str, str]:
     The squashfs begins at ``offset``: a bundle has other data before it. Raises OSError.
     """
     try:
-        block, size = os.pread(fd, SIZE, offset) if offset else os.read(fd, SIZE), os.fstat(fd).st_size - offset
+        block, size = (
+            os.pread(fd, SIZE_BYTES, offset) if offset else os.read(fd, SIZE_BYTES),
+            os.fstat(fd).st_size - offset,
+        )
     except BlockingIOError:  # a FIFO whose writer writes nothing
         block, size = b"", 0
     if block[:4] != _MAGIC:
         return "is no squashfs file", "make one with penroot import or mksquashfs"
     again = "import or copy it again"
-    if len(block) < SIZE:
+    if len(block) < SIZE_BYTES:
         return f"is truncated: {size} bytes", again
     major = int.from_bytes(block[28:30], "little")
     if major != 4:
@@ -49,7 +52,7 @@ def compression_fault(fd: int, offset: int = 0) -> tuple[str, str]:
 
 def is_all_root(fd: int, offset: int = 0) -> bool:
     """Return whether root owns every file in the squashfs file at ``offset``, user and group. Raises OSError."""
-    block = os.pread(fd, SIZE, offset)
+    block = os.pread(fd, SIZE_BYTES, offset)
     if int.from_bytes(block[26:28], "little") != 1:  # number of distinct IDs
         return False
     index = os.pread(fd, 8, offset + int.from_bytes(block[48:56], "little"))

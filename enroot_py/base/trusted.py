@@ -16,8 +16,8 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAXSYMLINKS = 40  # path_resolution(7)
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 IRREGULAR = "is not a regular file"
-_EVERYBODY = 0o002
-_GROUP = 0o020
+_OTHERS_WRITE = 0o002
+_GROUP_WRITE = 0o020
 _OTHERS, _GROUPS = 0o007, 0o070
 
 
@@ -51,9 +51,9 @@ def own(path: str) -> str:
 
 def is_shared(state: os.stat_result) -> bool:
     """Return whether users share a directory: root's, sticky and open to all; or another's and open to a group."""
-    if state.st_mode & _EVERYBODY:
+    if state.st_mode & _OTHERS_WRITE:
         return state.st_uid == 0 and bool(state.st_mode & stat.S_ISVTX)
-    return bool(state.st_mode & _GROUP) and state.st_uid != os.geteuid() and not _is_own_group(state)
+    return bool(state.st_mode & _GROUP_WRITE) and state.st_uid != os.geteuid() and not _is_own_group(state)
 
 
 def mine(parent: str, name: str) -> str:
@@ -132,14 +132,14 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat
 
 def _look(path: str, state: os.stat_result, strict: bool) -> bool:
     """Return whether everybody can make entries in a directory. Raises OSError if others could also swap entries."""
-    everybody = bool(state.st_mode & _EVERYBODY)
+    everybody = bool(state.st_mode & _OTHERS_WRITE)
     if everybody:
         if not state.st_mode & stat.S_ISVTX:
             why = f"lies in {path or '/'}, where others can replace it (mode {state.st_mode & 0o7777:o}, not sticky)"
             raise PermissionError(errno.EPERM, why, path)
         if state.st_uid not in (os.geteuid(), 0) and state.st_uid != _root():
             raise PermissionError(errno.EPERM, f"lies in {path}, where uid {state.st_uid} can swap it", path)
-    elif strict and state.st_mode & _GROUP and not state.st_mode & stat.S_ISVTX and not _is_own_group(state):
+    elif strict and state.st_mode & _GROUP_WRITE and not state.st_mode & stat.S_ISVTX and not _is_own_group(state):
         raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where a group can replace it", path)
     if strict and state.st_uid not in (os.geteuid(), 0) and state.st_uid != _root():
         raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where uid {state.st_uid} can swap it", path)
@@ -187,7 +187,7 @@ def installed(path: str, root: str = "/") -> int:
             state = os.fstat(at)
             if state.st_uid != owner:
                 raise PermissionError(errno.EPERM, f"{here} belongs to uid {state.st_uid}, not to uid {owner}", path)
-            if state.st_mode & _EVERYBODY or state.st_mode & _GROUP and state.st_gid != owner:
+            if state.st_mode & _OTHERS_WRITE or state.st_mode & _GROUP_WRITE and state.st_gid != owner:
                 why = f"{here} can be written by others (mode {state.st_mode & 0o7777:o})"
                 raise PermissionError(errno.EPERM, why, path)
         return regular(os.dup(at), path)
@@ -213,7 +213,7 @@ def _check_owner(state: os.stat_result, path: str, above: str = "") -> None:
 def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> None:
     open_to = state.st_mode & closed_to
     if open_to & _OTHERS or open_to & _GROUPS and not _is_own_group(state):
-        what = "written" if open_to & (_EVERYBODY | _GROUP) else "read"
+        what = "written" if open_to & (_OTHERS_WRITE | _GROUP_WRITE) else "read"
         raise PermissionError(errno.EPERM, f"can be {what} by others (mode {state.st_mode & 0o7777:o})", path)
 
 

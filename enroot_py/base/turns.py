@@ -16,7 +16,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.holders import Holder
 
 _KIND = "turn"
-_SIGN_S = 5.0
+_HEARTBEAT_S = 5.0
 _EXPIRED_AFTER_S = 60.0
 _NOTICE_AFTER_S = 0.5
 _POLL_S = 0.1
@@ -68,7 +68,7 @@ class Turn:
                 raise
             self._fd = fd.keep()
         self._before = _signal.signal(_signal.SIGALRM, self._sign)
-        _signal.setitimer(_signal.ITIMER_REAL, _SIGN_S, _SIGN_S)
+        _signal.setitimer(_signal.ITIMER_REAL, _HEARTBEAT_S, _HEARTBEAT_S)
 
     def _sign(self, number: int, frame: object) -> None:
         if self._fd is not None:

@@ -24,9 +24,9 @@ from enroot_py.base import filesystems, mountinfo
 
 VERSIONS = "penroot-versions"
 _STAMP = "in-use"  # modified when the link begins and ceases to lead to this version
-_START_S = 60  # a process opens a file of its version within this time after it followed the link
-_SHARED_KEEP_S = 30 * 86400  # the longest step: on shared file systems other nodes may use the version
-_INSTALL_S = 86400  # the longest installation
+_MAX_START_S = 60  # a process opens a file of its version within this time after it followed the link
+_MAX_SHARED_USE_S = 30 * 86400  # the longest step: on shared file systems other nodes may use the version
+_MAX_INSTALL_S = 86400  # the longest installation
 
 
 def link(library: str = LIBRARY) -> str:
@@ -71,9 +71,9 @@ def _is_over(directory: str, shared: bool) -> bool:
         age = time.time() - os.stat(f"{directory}/{_STAMP}").st_mtime
     except FileNotFoundError:
         with contextlib.suppress(FileNotFoundError):
-            return time.time() - os.stat(directory).st_mtime > _INSTALL_S
+            return time.time() - os.stat(directory).st_mtime > _MAX_INSTALL_S
         return False
-    return age > _SHARED_KEEP_S if shared else age > _START_S and not any(map(_is_open, _files(directory)))
+    return age > _MAX_SHARED_USE_S if shared else age > _MAX_START_S and not any(map(_is_open, _files(directory)))
 
 
 def _mounted() -> set[str]:

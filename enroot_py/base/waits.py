@@ -21,10 +21,10 @@ NOTICE_AFTER_S = 2.0
 STALLED_AFTER_S = 600.0
 HINT = "resume that process (kill -CONT PID, scontrol resume JOB), or end it: kill -KILL PID, scancel JOB"
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_LOOK_S = 0.5
-_MAX_GAP_S = 2.0  # between looks: while this process is stopped, so may be the holder
-_ASLEEP_LOOKS = 2  # in a row: after a suspended job is resumed, its processes go on one after the other
-_WORK_S = 0.1  # seconds of processor time that count as progress; a process that only polls uses less in a minute
+_CHECK_INTERVAL_S = 0.5
+_MAX_CHECK_GAP_S = 2.0  # after a longer gap this process was stopped, and so may have been the holder
+_MIN_ASLEEP_CHECKS = 2  # in a row: after a suspended job is resumed, its processes go on one after the other
+_MIN_PROGRESS_CPU_S = 0.1  # of processor time: a process that only polls uses less in a minute
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
 
 
@@ -38,7 +38,7 @@ def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = ST
         return ""
     watch = Watch(fd, doing, stalled_after)
     while not (why := watch.look()):
-        if locks.flock_within(fd, _LOOK_S, shared=shared):
+        if locks.flock_within(fd, _CHECK_INTERVAL_S, shared=shared):
             return ""
     return why
 
@@ -73,7 +73,7 @@ def queue(fd: int, path: str) -> None:
     try:
         why = lock(fd, f"changing {path}")
     except OSError as e:
-        if e.errno not in locks.NONE:
+        if e.errno not in locks.NO_LOCKS:
             raise
         return
     if why:
@@ -97,16 +97,16 @@ class Watch:
         The first look prints who holds the lock.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK_S:
+        if now - self._looked < _CHECK_INTERVAL_S:
             return ""
         pids = holders(self._fd)
         who = " and ".join(map(described, pids)) or "a process of another node or PID namespace"
         if not self._looked:
             log.info(f"waiting for {who}, which is {self._doing}")
-        gap, self._looked = min(now - self._looked, _MAX_GAP_S), now
+        gap, self._looked = min(now - self._looked, _MAX_CHECK_GAP_S), now
         family = [*families(pids)]
         self._asleep = self._asleep + 1 if any(map(cgroups.asleep, family)) else 0
-        if self._asleep >= _ASLEEP_LOOKS:
+        if self._asleep >= _MIN_ASLEEP_CHECKS:
             return f"{who} makes no progress {self._doing}"
         self._idle_s = 0 if self._goes_on(family) else self._idle_s + gap
         if self._idle_s >= self._stalled_after:
@@ -117,7 +117,7 @@ class Watch:
         """Return whether the locked file has a newer time, or the holders used CPU, since the last sign of life."""
         changed, work = self._sign
         sign = os.fstat(self._fd).st_mtime_ns, sum(map(_processor_s, family))
-        if sign[0] == changed and 0 <= sign[1] - work < _WORK_S:
+        if sign[0] == changed and 0 <= sign[1] - work < _MIN_PROGRESS_CPU_S:
             return False
         self._sign = sign
         return True

@@ -21,7 +21,7 @@ from enroot_py.base import filesystems, linux, log, proc
 from enroot_py.base.errors import PenrootError
 
 _TICK_S = 0.2
-_LOOK_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 _STOPPED_AFTER_S = 60.0
 _PIPE_BYTES = 1 << 16  # capacity of a pipe: pipe(7)
 
@@ -56,7 +56,7 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
                 watched = select.poll()
                 for pipe in (interrupts.pipe, *running.values()):
                     watched.register(pipe, select.POLLIN)
-                ended = [pipe for pipe, _ in watched.poll((_TICK_S if tick else _LOOK_S) * 1000)]
+                ended = [pipe for pipe, _ in watched.poll((_TICK_S if tick else _CHECK_INTERVAL_S) * 1000)]
                 interrupts.check()
                 stops.look(running)
                 for pid in [pid for pid, pipe in running.items() if pipe in ended]:
@@ -80,7 +80,7 @@ class _Stops:
     def look(self, pids: Iterable[int]) -> None:
         """Report a stopped process. Raises PenrootError when one stays stopped."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_S:
+        if now - self._looked < _CHECK_INTERVAL_S:
             return
         self._looked = now
         from enroot_py.base import waits
@@ -90,7 +90,7 @@ class _Stops:
         self._looks = self._looks + 1 if stopped else 0
         if self._looks == 2:
             log.warn(f"waiting for {waits.described(stopped)}: resume it with kill -CONT {stopped}")
-        if self._looks * _LOOK_S >= _STOPPED_AFTER_S:
+        if self._looks * _CHECK_INTERVAL_S >= _STOPPED_AFTER_S:
             seconds = int(_STOPPED_AFTER_S)
             raise PenrootError(f"the worker process {stopped} was stopped for {seconds} s", hint="try again")
 

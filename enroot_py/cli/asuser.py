@@ -24,8 +24,8 @@ from enroot_py.cli.findings import Finding
 _DEADLINE_S = 60.0
 _MOMENT_S, _TICK_S = 1.0, 0.01
 _MAX_BYTES = 1 << 20
-_MAX_TEXT = 2000
-_FDS_END = 0xFFFFFFFF
+_MAX_TEXT_CHARS = 2000
+_MAX_FD = 0xFFFFFFFF
 
 
 def findings(name: str, deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
         null = os.open(os.devnull, os.O_RDWR)
         for number, descriptor in enumerate((null, output, null)):
             os.dup2(descriptor, number)
-        linux.close_range(3, _FDS_END, linux.CLOSE_RANGE_CLOEXEC)
+        linux.close_range(3, _MAX_FD, linux.CLOSE_RANGE_CLOEXEC)
         os.chdir("/")
         os.umask(0o022)
         os.initgroups(account.pw_name, account.pw_gid)
@@ -115,7 +115,7 @@ def _parsed(line: bytes) -> Finding:
         document = json.loads(line)
         verdict, what, fix = (document.get(key) for key in ("verdict", "what", "fix"))
         if verdict in ("ok", "warn", "bad") and isinstance(what, str) and isinstance(fix, str):
-            return Finding(verdict, *(log.printable(text[:_MAX_TEXT]).replace("\n", " ") for text in (what, fix)))
+            return Finding(verdict, *(log.printable(text[:_MAX_TEXT_CHARS]).replace("\n", " ") for text in (what, fix)))
     return Finding("bad", f"no finding: {log.printable(line[:100].decode(errors='replace'))}")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from enroot_py.store.store import Store
 
 
-_SHORT_DIGITS = 12  # of a digest, as docker images
+_SHORT_DIGEST_CHARS = 12  # of a digest, as docker images
 
 
 class Days(click.FloatRange):
@@ -56,7 +56,7 @@ def cache_list(as_json: bool) -> None:
     rows = [
         (
             name,
-            image.digest.partition(":")[2][:_SHORT_DIGITS],
+            image.digest.partition(":")[2][:_SHORT_DIGEST_CHARS],
             log.size(image.size),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used)),
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.1
 _TIMEOUT_S = 10  # as docker stop
 _CHUNK_BYTES = 1 << 16
-_BATCH = 500  # containers that are stopped at once; each needs a descriptor
+_MAX_STOPPED_AT_ONCE = 500  # containers; each needs a descriptor
 _HINT = "penroot list shows your containers"
 
 
@@ -152,8 +152,8 @@ def stop(names: tuple[str, ...], signal: str | None, timeout: str | None) -> int
     settings, number = load(), _signal_number(signal or "TERM")
     seconds = running.seconds(timeout, "--timeout")
     wait_s, failed = _TIMEOUT_S if seconds is None else seconds, False
-    for at in range(0, len(names), _BATCH):
-        failed |= not _stop(names[at : at + _BATCH], number, wait_s, settings)
+    for at in range(0, len(names), _MAX_STOPPED_AT_ONCE):
+        failed |= not _stop(names[at : at + _MAX_STOPPED_AT_ONCE], number, wait_s, settings)
     if failed:
         raise PenrootError("not every container was stopped", hint=_HINT)
     return 0

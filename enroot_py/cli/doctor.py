@@ -95,7 +95,7 @@ def _failure(task: Callable[[], None]) -> OSError | PenrootError | None:
     return None
 
 
-_NOBODY = 65534
+_NOBODY_UID = 65534
 
 
 def _enter(private: int) -> None:
@@ -103,8 +103,8 @@ def _enter(private: int) -> None:
     # Root of a user namespace that maps no other user cannot become nobody, and need not.
     with contextlib.suppress(OSError):
         os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresgid(_NOBODY_UID, _NOBODY_UID, _NOBODY_UID)
+        os.setresuid(_NOBODY_UID, _NOBODY_UID, _NOBODY_UID)
     isolated.enter(os.geteuid(), os.getegid(), private, superuser=False)
 
 

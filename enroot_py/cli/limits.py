@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from enroot_py.cli.findings import Finding
 from enroot_py.runtime import pods
 
-_FEW_NAMESPACES = 100
-_FEW_KEYS = 200  # the kernel's default: security/keys/key.c
+_MIN_NAMESPACES = 100
+_MIN_KEYS = 200  # the kernel's default: security/keys/key.c
 _FILE = "/etc/sysctl.d/80-penroot.conf"
 
 
@@ -49,7 +49,7 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
     ):
         setting = f"user.max_{name}_namespaces"
         value = sysctl(setting, root)
-        if value is not None and value < _FEW_NAMESPACES:
+        if value is not None and value < _MIN_NAMESPACES:
             yield Finding(verdict, f"{setting} is {value}: users cannot start {purpose}, or few", _fix(setting, 15000))
         elif value is not None and verdict == "bad":
             yield Finding("ok", f"{setting} is {value}")
@@ -91,7 +91,7 @@ def keys(root: str = "/proc") -> Iterator[Finding]:
     most = sysctl("kernel.keys.maxkeys", f"{root}/sys")
     if most is None:
         return  # not built in
-    if most < _FEW_KEYS:
+    if most < _MIN_KEYS:
         yield Finding("warn", f'kernel.keys.maxkeys is {most}: new keyrings fail with "Disk quota exceeded"', fix)
         return
     used, quota = _used_keys(f"{root}/key-users")

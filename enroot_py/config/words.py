@@ -25,8 +25,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 YES = ("1", "true", "yes", "y", "t", "on")
 NO = ("0", "false", "no", "n", "f", "off")
 
-_MAX_DEPTH = 32  # of nested defaults
-_MAX_LENGTH = 1 << 17  # MAX_ARG_STRLEN, execve(2): a longer value cannot be passed on
+_MAX_NESTED_DEFAULTS = 32  # ${A:-${B:-...}}
+_MAX_VALUE_CHARS = 1 << 17  # MAX_ARG_STRLEN, execve(2): a longer value cannot be passed on
 
 _caller: tuple[int, int] | None = None
 
@@ -115,8 +115,8 @@ def truth(text: str) -> bool:
 
 
 def _check_length(text: str) -> None:
-    if len(text) > _MAX_LENGTH:  # lines that each double the previous value would exhaust memory
-        raise ValueError(f"the value is longer than {_MAX_LENGTH} characters")
+    if len(text) > _MAX_VALUE_CHARS:  # lines that each double the previous value would exhaust memory
+        raise ValueError(f"the value is longer than {_MAX_VALUE_CHARS} characters")
 
 
 def _closing(text: str) -> int:
@@ -124,8 +124,8 @@ def _closing(text: str) -> int:
     depth = 0
     for at, character in enumerate(text):
         depth += (character == "{") - (character == "}")
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"more than {_MAX_DEPTH} nested '${{'")
+        if depth > _MAX_NESTED_DEFAULTS:
+            raise ValueError(f"more than {_MAX_NESTED_DEFAULTS} nested '${{'")
         if not depth:
             return at
     raise ValueError("'${' without '}'")

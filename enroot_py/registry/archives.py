@@ -163,7 +163,7 @@ def open_plain(path: str, settings: Settings) -> IO[bytes]:
     try:
         with contextlib.ExitStack() as closing:
             file = closing.enter_context(open(_open_regular(path), "rb"))
-            form = compression.name_of(file.read(compression.MAGIC_SIZE))
+            form = compression.name_of(file.read(compression.MAGIC_BYTES))
             file.seek(0)
             if form == "none":
                 closing.pop_all()

@@ -16,10 +16,11 @@ from enroot_py.base.errors import ImageError
 from enroot_py.registry.platforms import Platform
 from enroot_py.registry.reference import MANIFEST_TYPES
 
-_MAX_NESTED = 4  # indexes in indexes
-_MAX_FETCHED = 16  # manifests read to learn their platform, and indexes
-_MAX_SHOWN = 40  # platforms, and characters of each
-MAX_CONFIG = 8 << 20  # bytes
+_MAX_NESTED_INDEXES = 4
+_MAX_MANIFESTS = 16  # indexes, and manifests read to learn their platform
+_MAX_SHOWN_PLATFORMS = 40
+_MAX_SHOWN_CHARS = 40  # of a platform
+MAX_CONFIG_BYTES = 8 << 20
 _MAX_LAYERS = 1000  # engines make 127 at most; beyond the limit of overlayfs, the lowest layers are merged
 
 
@@ -95,9 +96,10 @@ class Search:
         """Return the image manifest in an index of ``entries``. ``named`` is the digest of the outermost index."""
         for digest, has_platform in choose(entries, self._platform, self._name):
             self._fetched += 1
-            if self._fetched > _MAX_FETCHED or depth >= _MAX_NESTED:
+            if self._fetched > _MAX_MANIFESTS or depth >= _MAX_NESTED_INDEXES:
                 raise ImageError(
-                    f"{self._name}: more than {_MAX_NESTED} nested indexes, or more than {_MAX_FETCHED} images"
+                    f"{self._name}: more than {_MAX_NESTED_INDEXES} nested indexes, "
+                    f"or more than {_MAX_MANIFESTS} images"
                 )
             data = self._source.named(digest)
             document = parse(data, self._name)
@@ -171,7 +173,7 @@ def _images(entries: object) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _none_fits(available: list[str], platform: Platform, name: object) -> ImageError:
-    shown = ", ".join(other[:_MAX_SHOWN] for other in available[:_MAX_SHOWN]) or "none"
+    shown = ", ".join(other[:_MAX_SHOWN_CHARS] for other in available[:_MAX_SHOWN_PLATFORMS]) or "none"
     return ImageError(f"{name}: no image for {platform}", hint=f"available platforms: {shown}; choose with --arch")
 
 

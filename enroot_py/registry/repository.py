@@ -27,8 +27,8 @@ _MAX_MANIFEST_BYTES = 4 << 20  # OCI distribution specification, "Pushing Manife
 _MAX_TAGS_BYTES = 1 << 20
 _MAX_URLS = 4
 _PROGRESS_BYTES = 1 << 20  # a transfer that makes this progress gets all its retries again
-_ABSENT = (400, 404, 405)  # the registry does not have the object, or does not know the path
-_GOOD = (200, 206, 416)  # 416 answers a Range that begins at the end of a blob
+_ABSENT_STATUSES = (400, 404, 405)  # the registry does not have the object, or does not know the path
+_OK_STATUSES = (200, 206, 416)  # 416 answers a Range that begins at the end of a blob
 
 
 class Repository:
@@ -110,7 +110,7 @@ class Repository:
     def config(self, manifest: Manifest) -> bytes:
         """Return the image's config. Checks its digest."""
         digest, size = manifest.config.digest, manifest.config.size
-        if size > manifests.MAX_CONFIG:
+        if size > manifests.MAX_CONFIG_BYTES:
             raise ImageError(f"{self._reference}: the config is too large: {size} bytes")
         data = self._document(self._blob_path(manifest.config), size, f"the config {digest}")
         return self._checked(data, digest, "config")
@@ -146,9 +146,9 @@ class Repository:
     def _if_there(self, path: str) -> bytes | None:
         def read() -> bytes | None:
             with self._authorized("GET", path, _MANIFEST_HEADERS) as response:
-                if response.status not in (*_ABSENT, *_GOOD):
+                if response.status not in (*_ABSENT_STATUSES, *_OK_STATUSES):
                     self._refuse(response, path)
-                if response.status not in _GOOD:
+                if response.status not in _OK_STATUSES:
                     return None
                 return self._read(response, _MAX_MANIFEST_BYTES)
 
@@ -187,7 +187,7 @@ class Repository:
 
         def get() -> Response:
             response = self._authorized(method, path, headers)
-            if response.status not in _GOOD:
+            if response.status not in _OK_STATUSES:
                 self._refuse(response, path)
             return response
 
@@ -227,7 +227,7 @@ class Repository:
                 if address.scheme != "https":
                     raise ValueError("the scheme is not https")
                 response = self._client.follow("GET", address, headers)
-                if response.status in _GOOD:
+                if response.status in _OK_STATUSES:
                     response.refuse_page(address.netloc)
                     return response
                 self._refuse(response, address.origin)

@@ -66,7 +66,7 @@ class _File:
             os.stat(self._place)  # squashfuse_ll looks at no directory before somebody else does
         except (OSError, PenrootError) as e:
             is_damaged = server.ended or isinstance(e, OSError)
-            if not is_damaged or os.sysconf("SC_OPEN_MAX") < squashfuse.FILES:
+            if not is_damaged or os.sysconf("SC_OPEN_MAX") < squashfuse.SERVER_FDS:
                 raise
             hint = "recreate it or copy it again"
             raise MountError(f"{self._path} is damaged: squashfuse cannot read its root directory", hint=hint) from e

@@ -2,8 +2,8 @@
 
 A record is a directory. Its file ``processes`` has PID and start time of the monitor and of the program, ``log`` has
 what the program has written, ``userns`` its user namespace, and at the end ``status`` its exit status. The monitor,
-c_shims/programs/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is not
-locked is free. The kernel kills the program if the monitor is killed.
+c_shims/programs/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is
+not locked is free. The kernel kills the program if the monitor is killed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MONITOR = f"{LIBRARY}/libexec/penroot-monitor"
-_RECORD = 3  # the descriptor of a record in the monitor
+_RECORD_FD = 3  # in the monitor
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILES = ("processes", "log", "userns", "status", ".status")
 _MAX_BYTES = 128
-_CLAIMS = 10
-LOST = 128 + SIGKILL  # the status of a container whose monitor was killed
+_MAX_CLAIMS = 10
+LOST_STATUS = 128 + SIGKILL  # the status of a container whose monitor was killed
 
 
 def place(settings: Settings) -> str:
@@ -111,7 +111,7 @@ class Record:
         text = self._text("status").strip()
         if text.isdecimal():
             return int(text)
-        return None if self.is_running else LOST
+        return None if self.is_running else LOST_STATUS
 
     def _text(self, name: str) -> str:
         try:
@@ -157,7 +157,7 @@ def claim(name: str, settings: Settings) -> Record:
     """Take a name for a new container, and lock its record. Raises ContainerError if the name is taken."""
     path = f"{place(settings)}/{name}"
     try:
-        for _ in range(_CLAIMS):
+        for _ in range(_MAX_CLAIMS):
             os.makedirs(path, 0o700, exist_ok=True)
             with Fd(os.open(path, _DIRECTORY)) as fd:
                 if not locks.flock(fd):
@@ -194,7 +194,7 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
     statuses = [int(status) for level, status in messages if level == _STATUS]
     if not statuses or statuses[-1]:
         os.waitpid(monitor, 0)
-    return [message for message in messages if message[0] != _STATUS], statuses[-1] if statuses else LOST
+    return [message for message in messages if message[0] != _STATUS], statuses[-1] if statuses else LOST_STATUS
 
 
 _STATUS = "status"
@@ -217,17 +217,17 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
     if not child:
         linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
         if os.getppid() != me:
-            os._exit(LOST)
+            os._exit(LOST_STATUS)
         pthread_sigmask(SIG_SETMASK, mask)
         return
     try:
         record.write("processes", f"{me} {proc.Stat(me).started} {child} {proc.Stat(child).started}\n")
-        os.dup2(record.fd, _RECORD)
-        os.set_inheritable(_RECORD, True)
-        linux.close_range(_RECORD + 1, 0xFFFFFFFF, 0)
+        os.dup2(record.fd, _RECORD_FD)
+        os.set_inheritable(_RECORD_FD, True)
+        linux.close_range(_RECORD_FD + 1, 0xFFFFFFFF, 0)
         os.execve(_MONITOR, ["penroot-monitor", str(child), record.name], {})
     finally:
-        os._exit(LOST)
+        os._exit(LOST_STATUS)
 
 
 def _report(level: str, text: str) -> bool:
@@ -254,4 +254,4 @@ def report(status: int) -> None:
     Ends the start if the program would run unknown to the caller, who was killed.
     """
     if _pipe >= 0 and not _report(_STATUS, str(status)) and not status:
-        os._exit(LOST)
+        os._exit(LOST_STATUS)

@@ -45,7 +45,7 @@ RC_LOCAL = """\
 """
 _EXACT = "# penroot-exact: "
 _SHOWN, _LINES = 40, 5  # characters of a line, and lines, that a warning quotes
-_LONGEST = 1 << 20  # characters of a script that is looked at: a kernel's limit of arguments is near
+_MAX_SCRIPT_CHARS = 1 << 20  # longer scripts are not parsed: the kernel's limit of arguments is near
 
 
 class Exec:
@@ -134,7 +134,7 @@ def read_rc(rc: str, rc_local: str) -> Exec | None:
     None also where /etc/rc.local holds commands, or a word needs a shell, or it is far longer
     than what an import writes.
     """
-    if len(rc) > _LONGEST or len(rc_local) > _LONGEST or any(_statements(rc_local)):
+    if len(rc) > _MAX_SCRIPT_CHARS or len(rc_local) > _MAX_SCRIPT_CHARS or any(_statements(rc_local)):
         return None
     statements, form = _statements(rc), [line.strip() for line in _RC.splitlines() if line]
     if len(statements) != len(form):

@@ -17,7 +17,7 @@ from enroot_py.config.words import expand
 from enroot_py.runtime.mounting import BIND, IGNORED, KNOWN, SEPARATORS, TRUSTED, LeftOut, Mount, escape
 
 _KINDS = frozenset(("bind", "rbind", "remount", "x-move", "x-detach"))
-_MOST = 1000  # mounts of an image: each takes memory of the kernel
+_MAX_IMAGE_MOUNTS = 1000  # each takes kernel memory
 
 SYSTEM = {
     "10-system.fstab": """\
@@ -139,8 +139,10 @@ def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
     known = "${ENROOT_ROOTFS}"
     text = known.join(part.replace("$", "\\044") for part in text.split(known))
     for number, mount in enumerate(parse_file(text, {"ENROOT_ROOTFS": rootfs}, origin)):
-        if number == _MOST:
-            raise ConfigError(f"{mount.origin}: an image may mount {_MOST} directories, no more", hint=TRUSTED)
+        if number == _MAX_IMAGE_MOUNTS:
+            raise ConfigError(
+                f"{mount.origin}: an image may mount {_MAX_IMAGE_MOUNTS} directories, no more", hint=TRUSTED
+            )
         mount.confine()
         yield mount
 

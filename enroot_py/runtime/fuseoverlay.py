@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
-_FIRST = 500  # of the server's descriptors for directories; 3 is /dev/fuse
+_FIRST_DIRECTORY_FD = 500  # in the server; 3 is /dev/fuse
 
 
 SOURCE = "fuse-overlayfs:"
@@ -103,7 +103,7 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
     numbers: list[int] = []
     for directory in (*lowerdirs, upper, work):
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-        numbers.append(os.dup2(fd, _FIRST + len(numbers)))
+        numbers.append(os.dup2(fd, _FIRST_DIRECTORY_FD + len(numbers)))
     if fuse != 3:
         os.dup2(fuse, 3)
     os.set_inheritable(3, True)
@@ -114,7 +114,7 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    linux.close_range(first, _FIRST - 1, 0)
+    linux.close_range(first, _FIRST_DIRECTORY_FD - 1, 0)
     linux.close_range(numbers[-1] + 1, 0xFFFFFFFF, 0)
     os.chdir("/")
     paths = [f"/proc/self/fd/{number}" for number in numbers]

@@ -23,7 +23,7 @@ _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
 _ROOT_BYTES = 256  # of mountinfo that are read at a time
-_LOOKS = 100  # at a directory that changes meanwhile
+_MAX_READS = 100  # of a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
 
@@ -167,7 +167,7 @@ def _changes(pid: int, upper: str) -> bool:
     The root of an overlay has the times of its upper directory, and nobody sets the time of a change, inode(7).
     """
     try:
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_READS):
             before = os.stat(upper).st_ctime_ns
             if os.stat(f"/proc/{pid}/root").st_ctime_ns == before:
                 return True

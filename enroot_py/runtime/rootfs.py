@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.runtime.squashfuse import Server
 
-_PAGE = 4096  # bytes of the options of mount(2), the last one a NUL
-_LABEL = 80  # bytes of the name of a step without a container of its own
-_END = 80  # bytes of a path: of a layer or an image in the store, all that is below the store
+_MOUNT_OPTIONS_BYTES = 4096  # a page, with the final NUL: mount(2)
+_MAX_LABEL_BYTES = 80  # of the name of a step whose container has no name
+_MAX_PATH_END_BYTES = 80  # bytes of a path: of a layer or an image in the store, all that is below the store
 _WRITTEN = ("etc",)  # by every start
 _USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
@@ -248,20 +248,20 @@ class _ShortNames:
         """
         if len(os.fsencode(path)) <= limit and "\\" not in path:
             return path
-        self._ends.append(os.fsdecode(os.fsencode(path)[-_END:]))
+        self._ends.append(os.fsdecode(os.fsencode(path)[-_MAX_PATH_END_BYTES:]))
         self._held.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         return f"/proc/self/fd/{self._held[-1]}"
 
     def source(self, label: str) -> str:
         """The source of an overlay of these directories: the label, and how the first long paths end."""
         ends = self._ends[: 2 if label else 3]  # at most 255 bytes in all
-        return ":".join(filter(None, (label[:_LABEL], *ends))) or "overlay"
+        return ":".join(filter(None, (label[:_MAX_LABEL_BYTES], *ends))) or "overlay"
 
 
 def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
     """Do the same as overlay() with mount(2). Raises OSError."""
     with _ShortNames() as names:
-        limit = _PAGE // (len(lowerdirs) + 3) - 1  # all options together may fill a page
+        limit = _MOUNT_OPTIONS_BYTES // (len(lowerdirs) + 3) - 1  # all options together may fill a page
         joined = ":".join(escape(names.short(path, limit)) for path in lowerdirs)
         source = names.source(label)
         every = [*options, f"lowerdir={joined}"]

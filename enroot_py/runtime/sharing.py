@@ -8,7 +8,7 @@ later start of the same file enters that user namespace, and mounts the file sys
   that comes too late gets an error from mount(2), and starts a server of its own.
 - The only lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. A start that takes the lock passes the descriptor to
   its server and closes its own copy: the kernel releases the lock when the server ends. A start waits for at most
-  _WAIT_S.
+  _SERVER_TIMEOUT_S.
 - The entry has a PID: the server has this PID or one of the next. The PID is only a hint, because a container may have
   the directory mounted: _device() checks that a process is the server.
 - A server dies with its control group, and is charged to it. So containers share only within one: in Slurm, a step.
@@ -23,12 +23,12 @@ from _signal import pidfd_send_signal
 from enroot_py.base import linux, proc
 from enroot_py.base.fds import Fd
 
-_ENTRIES = 4096  # of a user: files of 7 bytes, that are used again
-_NEAR = 64  # libfuse forks the server: its PID is one of these many after that of the process that was started
-_WAIT_S = 0.2  # for another start, until its server is there
+_MAX_FILES = 4096  # per user, of 7 bytes each; they are reused
+_MAX_PID_DISTANCE = 64  # libfuse forks the server, so its PID follows the PID of the started process
+_SERVER_TIMEOUT_S = 0.2  # for the server that another start has begun
 _TICK_S = 0.001
-_DIGITS = 7  # of a PID
-_NOBODY = 0  # in place of one, where it was not found
+_PID_DIGITS = 7
+_NO_PID = 0  # the server was not found
 _NS_GET_PARENT = 0xB702  # ioctl_ns(2)
 _FUSE_DEVICE = os.makedev(10, 229)
 
@@ -87,7 +87,7 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
         state = os.stat(image)
         entry = Entry(_key(state, offset))
         with _open(f"{scratch}/servers", entry.key) as file:
-            for _ in range(int(_WAIT_S / _TICK_S)):
+            for _ in range(int(_SERVER_TIMEOUT_S / _TICK_S)):
                 if linux.flock(file, linux.LOCK_EX | linux.LOCK_NB):
                     entry.lock = file.keep()
                     return entry
@@ -96,7 +96,7 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
                 import time
 
                 time.sleep(_TICK_S)
-            _write(file, _NOBODY)  # the next start does not wait for a server that is not found
+            _write(file, _NO_PID)  # the next start does not wait for a server that is not found
     except (OSError, ValueError):
         pass  # no descriptor is left, or the directory is not ours alone: the start will work, or say more
     return None
@@ -125,7 +125,7 @@ def _read(path: str) -> str:
 
 
 def _open(directory: str, key: str) -> Fd:
-    path = f"{directory}/{int(key[-8:], 16) % _ENTRIES:03x}"
+    path = f"{directory}/{int(key[-8:], 16) % _MAX_FILES:03x}"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return Fd(os.open(path, flags, 0o600))
@@ -135,18 +135,18 @@ def _open(directory: str, key: str) -> Fd:
 
 
 def _write(file: int, pid: int) -> None:
-    os.pwrite(file, b"%-*d" % (_DIGITS, pid), 0)
+    os.pwrite(file, b"%-*d" % (_PID_DIGITS, pid), 0)
 
 
 def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
     """Look for the server of a locked entry. Return whether to look again, as its start may not have noted it yet."""
-    text = os.pread(file, _DIGITS, 0)
+    text = os.pread(file, _PID_DIGITS, 0)
     if not text:
         return True
     first = int(text)
-    if first == _NOBODY:
+    if first == _NO_PID:
         return False
-    for pid in range(first, first + _NEAR):
+    for pid in range(first, first + _MAX_PID_DISTANCE):
         try:
             with Fd(os.pidfd_open(pid)) as pidfd:
                 if f"fsname={entry.key}" not in _read(f"/proc/{pid}/cmdline").split("\0"):

@@ -19,7 +19,7 @@ from enroot_py.base.errors import HookError
 T = TypeVar("T")
 
 _TICK_S = 0.0005
-_THREADS_S = 1  # a thread of a hook has this time to end
+_THREAD_END_TIMEOUT_S = 1
 # With these a hook would end the start before the program runs, and the caller would see success.
 _ENDING = ("_exit", "execv", "execve")
 
@@ -91,7 +91,7 @@ class _Redirected:
         os.dup2(self._stderr, 2)
         os.write(self._wake, b".")  # a process that the hook has forked has this pipe open too
         # A process with two threads enters no user namespace, unshare(2).
-        deadline = time.monotonic() + _THREADS_S
+        deadline = time.monotonic() + _THREAD_END_TIMEOUT_S
         while (count := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:
             time.sleep(_TICK_S)
         for fd in (self._stderr, self._end, self._wake):

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from enroot_py.runtime.sharing import Entry
 
 _TICK_S = 0.1
-_STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
-_START_S = 60  # a server has this time to start: the image may be on a slow file system
-_WINDOW = 128 << 10  # bytes, the read-ahead window of a FUSE mount
-FILES = 8  # a server needs this many open files
-_AHEAD = 8 << 20  # bytes of a program that are read ahead
+_STOPPED_AFTER_S = 3  # give up a server that is stopped for longer while it starts
+_START_TIMEOUT_S = 60  # the image may be on a slow file system
+_READ_AHEAD_WINDOW_BYTES = 128 << 10  # of a FUSE mount
+SERVER_FDS = 8  # open files that a server needs
+_PROGRAM_READ_AHEAD_BYTES = 8 << 20
 # glibc gives each block that the server decompresses back to the kernel, and takes it anew
 # for the next one, unless told otherwise, mallopt(3): a fifth of the server's time.
 _ENVIRON = {
@@ -126,7 +126,7 @@ class Server:
         elif status:
             self.ended = True
             hint = f"the file is damaged, or squashfuse lacks its compression: check with unsquashfs -s {self.image}"
-            if os.sysconf("SC_OPEN_MAX") < FILES:
+            if os.sysconf("SC_OPEN_MAX") < SERVER_FDS:
                 from enroot_py.base import filesystems
 
                 hint = filesystems.OF_PROCESS[errno.EMFILE]
@@ -238,8 +238,10 @@ def wait_for(starter: int) -> int:
             processes = {pid: proc.look(pid) for pid in (starter, *proc.children(starter))}
             states = [stat.state for stat in processes.values() if stat]
             stopped += not {*states}.isdisjoint("Tt")
-            reason = "is stopped" if stopped * _TICK_S > _STOPPED_S else ""
-            reason = reason or (f"does not answer for {_START_S} seconds" if ticks * _TICK_S > _START_S else "")
+            reason = "is stopped" if stopped * _TICK_S > _STOPPED_AFTER_S else ""
+            reason = reason or (
+                f"does not answer for {_START_TIMEOUT_S} seconds" if ticks * _TICK_S > _START_TIMEOUT_S else ""
+            )
             if reason or "Z" in states and states[0] == "S":
                 for pid in processes:
                     try:
@@ -354,7 +356,7 @@ def _read_ahead(root: int, path: str) -> tuple[bytes, str]:
     """Return the first page of a file, and its real path beneath the root. Raises OSError."""
     with paths.open_in(root, path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         # The kernel takes no more than one window of a call.
-        for offset in range(0, min(os.fstat(fd).st_size, _AHEAD), _WINDOW):
-            os.posix_fadvise(fd, offset, _WINDOW, os.POSIX_FADV_WILLNEED)
+        for offset in range(0, min(os.fstat(fd).st_size, _PROGRAM_READ_AHEAD_BYTES), _READ_AHEAD_WINDOW_BYTES):
+            os.posix_fadvise(fd, offset, _READ_AHEAD_WINDOW_BYTES, os.POSIX_FADV_WILLNEED)
         place = os.readlink(f"/proc/self/fd/{fd}").removeprefix(os.readlink(f"/proc/self/fd/{root}"))
         return os.pread(fd, 4096, 0), place

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SI_KERNEL = 0x80  # sigaction(2)
 of_child: list[int] = []  # descriptors that the parent closes when it has forked
 _GUARD = f"{LIBRARY}/libexec/penroot-guard"
-_LOOKS = 200  # at a program that runs, a millisecond each
+_MAX_CHECKS = 200  # of a running program, a millisecond apart
 
 
 def fork() -> int:
@@ -123,7 +123,7 @@ def ignores_default(child: int, number: int) -> bool:
     """
     from time import sleep
 
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_CHECKS):
         try:
             os.readlink("/proc/self")  # fails if /proc is the child's, with other numbers
             with open(f"/proc/{child}/status") as f:

@@ -13,7 +13,7 @@ from enroot_py.base import digests, log, operations, workers
 from enroot_py.base.errors import ImageError
 from enroot_py.base.progress import Progress
 from enroot_py.config.settings import Settings
-from enroot_py.registry.manifests import MAX_CONFIG, Descriptor, Manifest
+from enroot_py.registry.manifests import MAX_CONFIG_BYTES, Descriptor, Manifest
 from enroot_py.registry.reference import LocalImage, Reference
 from enroot_py.registry.sources import Blob, Expecting, ImageSource
 from enroot_py.store import compose, layertree, layout, onefile, prune
@@ -187,11 +187,11 @@ class Fetch:
         config = self._manifest.config
         if not self._shares_blobs:
             return self._source.config(self._manifest)
-        if config.size > MAX_CONFIG:
+        if config.size > MAX_CONFIG_BYTES:
             raise ImageError(f"{self._reference}: a config of {config.size} bytes")
 
         def read(stream: Blob) -> bytes:
-            data = b"".join(iter(lambda: stream.read(MAX_CONFIG), b""))
+            data = b"".join(iter(lambda: stream.read(MAX_CONFIG_BYTES), b""))
             if digests.of(data) != config.digest:
                 raise ImageError(f"{self._reference}: the config {config.digest} has the digest {digests.of(data)}")
             return data

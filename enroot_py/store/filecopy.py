@@ -42,7 +42,7 @@ def identity(path: str) -> str:
 
     with open(path, "rb", buffering=0) as f:
         status = os.fstat(f.fileno())
-        checksum = crc32(f.read(superblock.SIZE))
+        checksum = crc32(f.read(superblock.SIZE_BYTES))
     numbers = (
         (status.st_dev & 0xFFFFFFFF, 4),
         (status.st_ino, 8),

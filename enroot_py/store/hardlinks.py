@@ -9,7 +9,7 @@ import stat
 from enroot_py.base.fds import Fd
 from enroot_py.store.overlayfs import is_plain, is_whiteout, make_whiteout
 
-_NONE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2) on file systems without hard links
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2) on file systems without hard links
 _MAX_OPEN_COPIES = 64
 
 
@@ -31,7 +31,7 @@ class HardLinks:
             else:
                 os.link(f"/proc/self/fd/{copy}", target[1], dst_dir_fd=target[0], follow_symlinks=True)
         except OSError as e:
-            if e.errno not in (errno.EMLINK, *_NONE):
+            if e.errno not in (errno.EMLINK, *_NO_HARD_LINKS):
                 raise
             self._copy(source, target, status, links=e.errno == errno.EMLINK)
 

@@ -11,7 +11,7 @@ import os
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError
 from enroot_py.runtime import etc, fstab
-from enroot_py.store.layout import MAX_DEPTH
+from enroot_py.store.layout import MAX_DIRECTORY_DEPTH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class ImageConfig:
         workdir = "/" + str(self._config.get("WorkingDir") or "").strip("/")
         if ".." in workdir.split("/"):
             workdir = os.path.normpath(workdir)
-        if workdir.count("/") > MAX_DEPTH:
-            raise ImageError(f"{self._name}: a WorkingDir of more than {MAX_DEPTH} directories")
+        if workdir.count("/") > MAX_DIRECTORY_DEPTH:
+            raise ImageError(f"{self._name}: a WorkingDir of more than {MAX_DIRECTORY_DEPTH} directories")
         return workdir
 
     def files(self, provenance: str) -> dict[str, bytes]:

@@ -21,16 +21,16 @@ from enroot_py.base import digests, superblock
 from enroot_py.base.fds import Fd
 
 _FIRST = b"penroot-import 1\n"
-_BLOCK = 4096  # bytes: mksquashfs pads files to such blocks
+_BLOCK_BYTES = 4096  # mksquashfs pads files to blocks of this size
 
 
 def append(fd: int, digest: str) -> None:
     """Add the record of the image ``digest`` to a squashfs file that is open. Raises OSError."""
     size = os.fstat(fd).st_size
-    size += -size % _BLOCK
+    size += -size % _BLOCK_BYTES
     os.ftruncate(fd, size)
     data = _FIRST + f"digest {digest}\nsize {size}\ncrc32 {_checksum(fd, size):08x}\n".encode()
-    data = data.ljust(_BLOCK, b"\0")
+    data = data.ljust(_BLOCK_BYTES, b"\0")
     while data:  # a full disk may accept a part first
         written = os.pwrite(fd, data, size)
         data, size = data[written:], size + written
@@ -72,8 +72,8 @@ def _opened(path: str) -> Fd:
 
 def _record(fd: int) -> dict[str, str]:
     """Return the fields of the record, or {} for a missing or damaged record."""
-    at = os.fstat(fd).st_size - _BLOCK
-    data = os.pread(fd, _BLOCK, at) if at > 0 else b""
+    at = os.fstat(fd).st_size - _BLOCK_BYTES
+    data = os.pread(fd, _BLOCK_BYTES, at) if at > 0 else b""
     if not data.startswith(_FIRST):
         return {}
     lines = data[len(_FIRST) :].rstrip(b"\0").decode("ascii", "replace").splitlines()

@@ -22,7 +22,7 @@ from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.store import index
 from enroot_py.store.hardlinks import HardLinks
-from enroot_py.store.layout import MAX_DEPTH, TREE
+from enroot_py.store.layout import MAX_DIRECTORY_DEPTH, TREE
 from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_whiteout, set_opaque
 from enroot_py.store.tar import Entry, Tar, shown
 
@@ -227,8 +227,8 @@ class Tree:
                         if target.startswith(b"/"):
                             walk.to_root()
                         pending.extend(reversed(target.split(b"/")))
-                    if len(walk.names) >= MAX_DEPTH or len(pending) > 8 * MAX_DEPTH:
-                        raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
+                    if len(walk.names) >= MAX_DIRECTORY_DEPTH or len(pending) > 8 * MAX_DIRECTORY_DEPTH:
+                        raise ImageError(f"a path of more than {MAX_DIRECTORY_DEPTH} directories in the layer")
             return walk.end()
 
     def _step(self, walk: _Walk, name: bytes, mtime: int | None) -> bytes | None:
@@ -467,8 +467,8 @@ def _normal(path: bytes) -> bytes:
                 parts.append(part)
         depth = len(parts)
         path = b"/".join(parts)
-    if depth > MAX_DEPTH:
-        raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
+    if depth > MAX_DIRECTORY_DEPTH:
+        raise ImageError(f"a path of more than {MAX_DIRECTORY_DEPTH} directories in the layer")
     return path
 
 

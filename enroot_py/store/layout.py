@@ -43,7 +43,7 @@ SIGNATURES = "signatures"
 # In both.
 BOOT, CHECKED = "boot", "checked"
 
-MAX_DEPTH = 256  # directories in one path of a tree: real images stay below 30
+MAX_DIRECTORY_DEPTH = 256  # real images stay below 30
 _SINCE = ".since"  # made with the directory of leases
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MAX_NAME_CHARS = 200

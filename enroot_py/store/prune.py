@@ -99,7 +99,7 @@ def _unused(
 
 
 def _leased(store: Store, image: Stored, bounds: Bounds) -> str:
-    return usage.leased(store, image.digest, bounds.age or usage.LEASE)
+    return usage.leased(store, image.digest, bounds.age or usage.LEASE_S)
 
 
 def _excess(images: Sequence[Stored], unused: Sequence[Stored], bounds: Bounds) -> list[Stored]:

@@ -93,7 +93,7 @@ def _locking(fd: int, lock: Callable[[], _T]) -> _T:
     try:
         return lock()
     except OSError as e:
-        if e.errno not in locks.NONE:
+        if e.errno not in locks.NO_LOCKS:
             raise
         path = os.readlink(f"/proc/self/fd/{fd}")
         raise ImageError(

@@ -14,8 +14,8 @@ from struct import Struct
 from enroot_py.base.compression import Decompressed, adler32
 from enroot_py.base.errors import ImageError
 
-_BLOCK = 512
-_ZEROS = bytes(_BLOCK)
+_BLOCK_BYTES = 512
+_ZEROS = bytes(_BLOCK_BYTES)
 # name mode+uid+gid size mtime typeflag linkname magic+version devmajor devminor prefix
 _HEADER = Struct("100s 24s 12s 12s 8x c 100s 8s 64x 8s 8s 155s 12x")
 _NO_PAX: Mapping[bytes, bytes] = {}
@@ -34,8 +34,8 @@ class Tar(Decompressed):
         own: Mapping[bytes, bytes] = _NO_PAX  # pax "x" and GNU long names: for the next entry only
         long_name = long_link = None
         while True:
-            block = self.read(_BLOCK)
-            if len(block) < _BLOCK:
+            block = self.read(_BLOCK_BYTES)
+            if len(block) < _BLOCK_BYTES:
                 if block.strip(b"\0"):
                     raise self.truncated()
                 return
@@ -48,7 +48,7 @@ class Tar(Decompressed):
                 if not 0 <= size <= _MAX_EXTENSION_BYTES:
                     raise ImageError(f"a tar extension header of {size} bytes")
                 data = self.exactly(size)
-                self.exactly(-size % _BLOCK)
+                self.exactly(-size % _BLOCK_BYTES)
                 if kind == b"x":
                     own = dict(_pax(data))
                 elif kind == b"g":
@@ -74,7 +74,9 @@ class Tar(Decompressed):
                 if left < 0:
                     raise ImageError(f"{shown(entry.path)}: the sparse map is longer than the data")
                 self.skip(left)
-                self.read(-stored % _BLOCK)  # padding; may be missing at the end: umoci insert, GNU tar, Go's reader
+                self.read(
+                    -stored % _BLOCK_BYTES
+                )  # padding; may be missing at the end: umoci insert, GNU tar, Go's reader
 
 
 @dataclass(slots=True)
@@ -243,7 +245,7 @@ def _old_sparse(entry: Entry, block: bytes, read: Callable[[int], bytes]) -> Non
         _check_segments(entry, len(entry.segments))
         if not more:
             return
-        block = read(_BLOCK)
+        block = read(_BLOCK_BYTES)
         table, more = block[:504], block[504]
 
 
@@ -256,12 +258,12 @@ def _check_segments(entry: Entry, count: int) -> None:
 def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:
     """Read the sparse map of GNU format 1.0: the data begins with lines of decimal numbers, in whole blocks."""
     entry.size = _decimal(entry.pax.get(b"GNU.sparse.realsize", b""))
-    text = read(_BLOCK)
+    text = read(_BLOCK_BYTES)
     count = _decimal(text.split(b"\n", 1)[0])
     _check_segments(entry, count)
     blocks, lines = [text], text.count(b"\n")
     while lines < 2 * count + 1:
-        blocks.append(read(_BLOCK))
+        blocks.append(read(_BLOCK_BYTES))
         lines += blocks[-1].count(b"\n")
     numbers = [_decimal(n) for n in b"".join(blocks).split(b"\n")[1 : 2 * count + 1]]
     entry.segments = list(zip(numbers[::2], numbers[1::2], strict=True))

@@ -21,7 +21,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.store import container_record, layout
 from enroot_py.store.store import Store
 
-LEASE = 30 * 86400  # seconds: jobs are shorter
+LEASE_S = 30 * 86400  # jobs are shorter
 _MAX_CREATE_S = 3600  # after which an announced container has been made or has failed
 
 
@@ -121,7 +121,7 @@ def has_leases(store: Store) -> bool:
         with open(since, "x"):
             return False
     try:
-        return time.time() - os.stat(since).st_mtime > LEASE
+        return time.time() - os.stat(since).st_mtime > LEASE_S
     except FileNotFoundError:
         return True
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _SCRIPT, _STARTED, _END = 7, 8, 9  # a shell takes one digit
 _HINT = f"the entrypoint must leave descriptors {_SCRIPT} to {_END} alone, or use --no-container-entrypoint"
-_SILENCE_S = 10.0  # after that, print what the step waits for
-_MOMENT_S = 1.0  # allowed between a process closing its descriptors and its exit
+_NOTICE_AFTER_S = 10.0  # after that, print what the step waits for
+_EXIT_TIMEOUT_S = 1.0  # allowed between a process closing its descriptors and its exit
 
 
 def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tuple[dict[str, str], str]:
@@ -88,7 +88,7 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
     for fd in (started, process, output.reader):
         poll.register(fd, select.POLLIN)
     line = b""
-    told_at: float | None = time.monotonic() + _SILENCE_S
+    told_at: float | None = time.monotonic() + _NOTICE_AFTER_S
     while True:
         ready = dict(poll.poll(max(0.0, told_at - time.monotonic()) * 1000 if told_at else None))
         if told_at and time.monotonic() >= told_at:
@@ -112,7 +112,7 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
 
 def _failure(child: int, process: int) -> CommandError:
     """End an entrypoint that has not run its command; return the error."""
-    if not select.select([process], (), (), _MOMENT_S)[0]:
+    if not select.select([process], (), (), _EXIT_TIMEOUT_S)[0]:
         os.kill(child, 9)
         os.waitpid(child, 0)
         message = f"the entrypoint of the image closed descriptor {_STARTED}, by which its command reports itself"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyxis_py.node.container import Container
     from pyxis_py.request.job import Job
 
-_WAIT_S = 2  # how long the end of a step or a job waits for another step
+_LOCK_TIMEOUT_S = 2  # how long the end of a step or a job waits for another step
 _MAX_PRINTED_FAILURES = 10  # of an epilog
 
 
@@ -50,7 +50,7 @@ def finish(container: Container, *, failed: bool, killed: bool) -> None:
     # Other steps may have attached by JOB.STEP. The last one removes the container, but not during the save.
     saves = step.request.save and not container.save_attempted and not failed and not killed
     try:
-        lock = step.running.lock(step.name, None if saves else _WAIT_S)
+        lock = step.running.lock(step.name, None if saves else _LOCK_TIMEOUT_S)
     except BusyError as e:
         # The holder of the lock may be suspended with its job. The container is noted, so the epilog removes it.
         log.warn(f"the container {step.name} will be removed at the end of the job: {e}")
@@ -109,7 +109,7 @@ def clean_up(job: Job) -> None:
         if job.context == "epilog":
             steps.forget_job(job.jobid)
         else:
-            steps.await_job(job.jobid, _WAIT_S)
+            steps.await_job(job.jobid, _LOCK_TIMEOUT_S)
     for note in notes.of_job(job.jobid):
         with failures:
             path = notes.directory(note)

@@ -41,7 +41,7 @@ PINNED = "PYXIS_PINNED"
 # loaded an older plugin months ago.
 PROTOCOL = 1
 
-_BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
+_BATCH_STEP_ID = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 
 
 class Job:
@@ -109,7 +109,7 @@ class Job:
     @property
     def is_batch(self) -> bool:
         """Return whether this is the batch script of a job."""
-        return self.numbers.get("stepid") == _BATCH
+        return self.numbers.get("stepid") == _BATCH_STEP_ID
 
     @property
     def is_verbose(self) -> bool:

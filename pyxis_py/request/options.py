@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.mounting import Mount
 
 # A container lives in a directory pyxis_JOBID_NAME; NAME_MAX is 255.
-NAME_LIMIT = 255 - len("pyxis_4294967295_")
+MAX_NAME_BYTES = 255 - len("pyxis_4294967295_")
 NAME_MODES = ("auto", "create", "exec", "no_exec")
 NAMESPACES = ("net", "ipc", "uts")
 _SENT = "bcast:"  # prefix of a path on srun's host
@@ -137,8 +137,8 @@ def _name(text: str) -> tuple[str, str]:
         raise ValueError("the name is empty")
     if "/" in name or not name.isprintable():
         raise ValueError("a name has neither '/' nor control characters", "for an image, use --container-image")
-    if len(name.encode(errors="surrogateescape")) > NAME_LIMIT:
-        raise ValueError(f"a name has at most {NAME_LIMIT} bytes")
+    if len(name.encode(errors="surrogateescape")) > MAX_NAME_BYTES:
+        raise ValueError(f"a name has at most {MAX_NAME_BYTES} bytes")
     if mode and mode not in NAME_MODES:
         raise ValueError(f"unknown mode {mode!r}", "modes are " + ", ".join(NAME_MODES))
     return name, mode or "auto"

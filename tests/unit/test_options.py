@@ -131,7 +131,7 @@ def test_a_variable_without_a_name_is_none_of_ours() -> None:
 
 
 def test_the_longest_name_still_is_a_file_name() -> None:
-    name = options.NAME_LIMIT * "n"
+    name = options.MAX_NAME_BYTES * "n"
     assert len(f"pyxis_{2**32 - 1}_{of('container-name=' + name).name}") == 255
 
 

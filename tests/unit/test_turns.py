@@ -130,7 +130,7 @@ def test_silent_maker_on_another_node_is_succeeded(target: Path, monkeypatch: py
 
 
 def test_maker_gives_signs_of_life(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_SIGN_S", 0.05)
+    monkeypatch.setattr(turns, "_HEARTBEAT_S", 0.05)
     with Turn(str(target)):
         turn = target.parent / ".x.sqsh.turn"
         os.utime(turn, (0, 0))

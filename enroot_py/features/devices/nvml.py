@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from enroot_py.base.errors import HookError
 
-_UUID_SIZE = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
+_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND
 
 
@@ -32,10 +32,10 @@ def uuids(library: str) -> dict[int, str]:
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return {}
         for index in range(count.value):
-            gpu, minor, uuid = ctypes.c_void_p(), ctypes.c_uint(), ctypes.create_string_buffer(_UUID_SIZE)
+            gpu, minor, uuid = ctypes.c_void_p(), ctypes.c_uint(), ctypes.create_string_buffer(_UUID_BYTES)
             code = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
             code = code or nvml.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(minor))
-            if not (code or nvml.nvmlDeviceGetUUID(gpu, uuid, _UUID_SIZE)):
+            if not (code or nvml.nvmlDeviceGetUUID(gpu, uuid, _UUID_BYTES)):
                 by_minor[minor.value] = uuid.value.decode("ascii", "replace")
     return by_minor
 
@@ -74,13 +74,13 @@ def _read(nvml: ctypes.CDLL, bus: str) -> dict[int, tuple[str, int, int]]:
     devices = {}
     for number in range(max_count.value):
         mig, gi, ci = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
-        uuid = ctypes.create_string_buffer(_UUID_SIZE)
+        uuid = ctypes.create_string_buffer(_UUID_BYTES)
         code = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, ctypes.byref(mig))
         if code == _NOT_FOUND:
             continue
         code = (
             code
-            or nvml.nvmlDeviceGetUUID(mig, uuid, _UUID_SIZE)
+            or nvml.nvmlDeviceGetUUID(mig, uuid, _UUID_BYTES)
             or nvml.nvmlDeviceGetGpuInstanceId(mig, ctypes.byref(gi))
             or nvml.nvmlDeviceGetComputeInstanceId(mig, ctypes.byref(ci))
         )

@@ -25,10 +25,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_LARGEST = 64 << 10  # bytes of a file
-_DEEPEST = 10  # levels of base_environment
-_MOST = 100  # files, or commas that are passed over: nobody waits for ten levels of ten bases each
-_PATIENCE = 1 << 20  # characters to parse again for the lines of keys: each line of an array may look like its end
+_MAX_FILE_BYTES = 64 << 10
+_MAX_BASE_LEVELS = 10  # of base_environment
+_MAX_FILES_OR_COMMAS = 100  # base files, and commas that look like the end of a line: both bound the work
+_MAX_REPARSED_CHARS = 1 << 20  # to find the lines of keys: each line of an array may look like its end
 _SUFFIX = ".toml"
 
 # What a key holds: a value, an array of strings, or a table of strings; how that is written; and what it means.
@@ -155,8 +155,8 @@ class _Reading:
         self.paths.append(path)
         if any(os.path.realpath(path) == os.path.realpath(each) for each in above):
             raise ConfigError(f"{origin}: {path} is its own base", hint=" is based on ".join((*above, path)))
-        if len(above) > _DEEPEST or len(self.paths) > _MOST:
-            limit = f"{_DEEPEST} levels" if len(above) > _DEEPEST else f"{_MOST} files"
+        if len(above) > _MAX_BASE_LEVELS or len(self.paths) > _MAX_FILES_OR_COMMAS:
+            limit = f"{_MAX_BASE_LEVELS} levels" if len(above) > _MAX_BASE_LEVELS else f"{_MAX_FILES_OR_COMMAS} files"
             message = f"{origin}: the environment file has bases in more than {limit}"
             raise ConfigError(message, hint="merge some of these files: " + " is based on ".join((*above, path)[-3:]))
         own = list(_entries(path))
@@ -248,8 +248,8 @@ def _entries(path: str) -> list[FileEntry]:
             "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
         )
         raise ConfigError(f"{path}: {e.strerror}: the file is not trusted", hint=hint) from e
-    if len(data) > _LARGEST:
-        raise ConfigError(f"{path} is larger than {_LARGEST >> 10} KiB", hint="is it an environment file?")
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is larger than {_MAX_FILE_BYTES >> 10} KiB", hint="is it an environment file?")
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as e:
@@ -283,7 +283,7 @@ def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
             place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", why)
             number = min(int(place[1]), len(lines)) if place and place[1] else len(lines)
             line, at = lines[number - 1], int(place[2]) - 1 if place and place[2] else 0
-            if not re.fullmatch(r",\s*(#.*)?", line[at:]) or passed_over == _MOST:
+            if not re.fullmatch(r",\s*(#.*)?", line[at:]) or passed_over == _MAX_FILES_OR_COMMAS:
                 hint = "TOML: strings are in double quotes, and nothing is behind a value but a comment"
                 if _TWICE.match(why):
                     hint = "TOML: a key or table comes once; the values of several belong into one"
@@ -300,7 +300,7 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
 
     A statement ends with the first line at which it parses by itself; headers of tables hold for what follows.
     """
-    patience = _PATIENCE
+    patience = _MAX_REPARSED_CHARS
     found: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     begin, lines = 0, text.split("\n")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The longest first: each is tried in this order.
 _OPERATORS = (":-", ":=", ":+", ":?", "##", "%%", "//", "/#", "/%", "^^", ",,", *"-=+?#%/^,:")
 _HINT = "write ${NAME} or ${NAME:-TEXT}; a dollar sign is $$"
-_DEEPEST = 10
+_MAX_DEPTH = 10
 
 
 class Waits(Exception):
@@ -112,7 +112,7 @@ def _end(text: str, start: int) -> int:
 
 def _variable(written: str, depth: int) -> Variable:
     inner = written[2:-1]
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise ValueError(f"{written} is nested too deeply", _HINT)
     if inner.startswith("#") and _name(inner[1:]) == inner[1:] != "":
         return Variable(written, inner[1:], "length")

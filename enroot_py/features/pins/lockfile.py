@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HEADER = "version 1"
 _OWN = "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
 _FORM = "a line is IMAGE sha256:DIGEST, and a lock file is made by penroot lock"
-_LARGEST = 48 << 10  # bytes: with its job it travels as a variable, which may have 128 KiB
+_MAX_FILE_BYTES = 48 << 10  # a job carries it in a variable, which may have 128 KiB
 
 
 class LockedImage(Frozen):
@@ -83,9 +83,11 @@ def content(path: str) -> str:
     if data is None:
         path = reference.without_password(path)  # the FILE may have been forgotten before an image
         raise ConfigError(f"there is no lock file {path}", hint=f"create it: penroot lock {path} IMAGE...")
-    if len(data) > _LARGEST:
+    if len(data) > _MAX_FILE_BYTES:
         hint = "a job carries the whole file: use a lock file with the job's images only"
-        raise ConfigError(f"{path} is larger than the {_LARGEST >> 10} KiB that a lock file has at most", hint=hint)
+        raise ConfigError(
+            f"{path} is larger than the {_MAX_FILE_BYTES >> 10} KiB that a lock file has at most", hint=hint
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:

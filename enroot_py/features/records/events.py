@@ -46,7 +46,7 @@ FIELDS = {
     "layers": "number of downloaded layers",
     "bytes": "compressed size of these layers in bytes",
 }
-_LONGEST = 400  # characters of a text
+_MAX_TEXT_CHARS = 400
 _MAX_JOB_DIGITS = 10  # a job's number has 32 bits
 _PRIORITY = 14  # user.info, RFC 3164
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -221,4 +221,4 @@ def _json(value: object) -> str:
         return "{" + ", ".join(f"{_quoted(key)}: {_json(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (int, float)):
         return repr(value)
-    return _quoted(os.fsencode(str(value)).decode(errors="replace")[:_LONGEST])
+    return _quoted(os.fsencode(str(value)).decode(errors="replace")[:_MAX_TEXT_CHARS])

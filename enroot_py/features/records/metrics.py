@@ -32,7 +32,7 @@ METRICS = {
     "penroot_pulls_total": ("counter", "pulls, by cache result: hit, part, miss"),
     "penroot_pulled_bytes_total": ("counter", "bytes of downloaded layers"),
 }
-_LONGEST = 16384  # bytes of a record: ours are shorter
+_MAX_RECORD_BYTES = 16384  # our records are shorter
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]  # a metric, and its labels
 
@@ -79,7 +79,7 @@ def _records(where: str) -> Iterator[dict[str, object]]:
     path = events.file_of(where)
     try:
         with open(events.opened(path, os.O_RDONLY), "rb") as f:
-            while line := f.readline(_LONGEST):
+            while line := f.readline(_MAX_RECORD_BYTES):
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError):

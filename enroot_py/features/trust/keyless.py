@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from enroot_py.features.trust.policy import Fulcio, KeySource
 
 _ISSUER, _ISSUER_DER = "1.3.6.1.4.1.57264.1.1", "1.3.6.1.4.1.57264.1.8"
-_MAX_CHAIN = 5
+_MAX_CHAIN_CERTIFICATES = 5
 _MAX_NUMBER = 1 << 53  # RFC 8785: larger numbers have no exact form
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -193,7 +193,7 @@ class Identified:
             raise Unproved("its certificate was not valid at the time of its log entry")
         if ExtendedKeyUsageOID.CODE_SIGNING not in leaf.extensions.get_extension_for_class(ExtendedKeyUsage).value:
             raise Unproved("its certificate is not for signing")
-        if len(chain) > _MAX_CHAIN or not _has_path(leaf, chain, self._anchors, time, 0):
+        if len(chain) > _MAX_CHAIN_CERTIFICATES or not _has_path(leaf, chain, self._anchors, time, 0):
             raise Unproved("its certificate is not by the authorities of the policy")
         issuers = set(_issuers(leaf))
         if issuers != {self._fulcio.oidc_issuer}:

@@ -45,7 +45,7 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 # Limits for a hostile registry.
 MAX_SIGNATURES = 50  # per manifest; cosign appends new ones
 _MAX_REFERRERS = 8
-_MAX_STORED = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES
+_MAX_STORED_SIGNATURES = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES
 _MAX_PAYLOAD_BYTES = 64 << 10
 _MAX_SIGNATURE_BYTES = 4 << 10  # in base64
 _MAX_PROOF_BYTES = 64 << 10  # of a certificate, chain or log entry
@@ -89,7 +89,10 @@ def loads(data: bytes) -> Evidence:
     """Parse the output of Evidence.dumps(). It may be forged, so the result must be verified. Raises ValueError."""
     try:
         document = json.loads(data)
-        pairs = [Signature(*(base64.b64decode(part) for part in pair)) for pair in document["signatures"][:_MAX_STORED]]
+        pairs = [
+            Signature(*(base64.b64decode(part) for part in pair))
+            for pair in document["signatures"][:_MAX_STORED_SIGNATURES]
+        ]
         return Evidence(tuple(pairs), base64.b64decode(document["index"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(str(e)) from None

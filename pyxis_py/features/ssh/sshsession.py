@@ -22,7 +22,7 @@ from pyxis_py.features.ssh.joined import Inside
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ACCEPTED = re.compile("LANG|LC_[A-Z]+|COLORTERM")  # variables that a client may set with SendEnv
-_BLOCK = 1 << 18  # bytes
+_BLOCK_BYTES = 1 << 18
 _DRAIN_S = 1.0  # wait for terminal output after exit: a background process may keep the terminal open
 # Terminal modes of RFC 4254, section 8, under their termios(3) names: characters, and flags by field.
 _CHARACTERS = dict(
@@ -42,7 +42,7 @@ _FLAGS = (
 async def copy(source: Any, target: Any) -> None:
     """Copy a stream to another one until its end."""
     try:
-        while data := await source.read(_BLOCK):
+        while data := await source.read(_BLOCK_BYTES):
             target.write(data)
             await target.drain()
         target.write_eof()
