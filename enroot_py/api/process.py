@@ -145,14 +145,16 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
     return dict(env or {})
 
 
-def finish(process: Process, given: Any, timeout: float | None, *, check: bool) -> subprocess.CompletedProcess[Any]:
+def finish(
+    process: Process, input_data: Any, timeout: float | None, *, check: bool
+) -> subprocess.CompletedProcess[Any]:
     """Return the result of a process as subprocess.run() does, and end the process in any case.
 
     Raises subprocess.TimeoutExpired, subprocess.CalledProcessError.
     """
     with process:
         try:
-            out, err = process.communicate(given, timeout=timeout)
+            out, err = process.communicate(input_data, timeout=timeout)
         except BaseException as e:
             process.kill_group()
             process.wait()

@@ -42,12 +42,12 @@ class Capture:
 
     def take(self, limit: int = _KEPT_BYTES) -> str:
         """Return the output and reset. If it exceeds ``limit`` bytes, cut the middle."""
-        kept, size = bytes(self._head + self._tail), self._size
+        output, size = bytes(self._head + self._tail), self._size
         self._begin()
         if size > limit:
             left_out = f"\n[INFO] {size - limit} bytes of output are omitted here\n".encode()
-            kept = kept[: limit // 2] + left_out + kept[-(limit // 2) :]
-        return os.fsdecode(kept)
+            output = output[: limit // 2] + left_out + output[-(limit // 2) :]
+        return os.fsdecode(output)
 
 
 def wait(child: int, output: Capture) -> int:

@@ -102,10 +102,10 @@ class _ElfFile:
         dynamic = (0, 0)
         for number in range(count):
             # Type, flags, offset, address, physical address, size in the file.
-            what, _, offset, address, _, length = unpack_from("=IIQQQQ", headers, size * number)
-            if what == _PT_LOAD:
+            segment_type, _, offset, address, _, length = unpack_from("=IIQQQQ", headers, size * number)
+            if segment_type == _PT_LOAD:
                 self.loads.append((offset, address, length))
-            elif what == _PT_DYNAMIC:
+            elif segment_type == _PT_DYNAMIC:
                 dynamic = offset, length
         section = self._pread(min(dynamic[1], 16 * _ENTRIES), dynamic[0])
         for place in range(0, len(section) - 15, 16):

@@ -30,7 +30,7 @@ def kind(path: str) -> str:
     return next((mount.fstype for mount in mountinfo.read() if mount.device == device), "")
 
 
-def way_out(error: OSError, place: str, setting: str = "") -> str:
+def hint_for(error: OSError, place: str, setting: str = "") -> str:
     """Return a hint for an error of writing to ``place``. ``setting`` is the setting that names another directory."""
     if error.errno in OF_PROCESS:
         return OF_PROCESS[error.errno]
@@ -63,16 +63,16 @@ def in_words(error: OSError) -> tuple[str, str]:
     """Return a message for an error that no caller handles, and a hint or ""."""
     hint = ""
     if error.filename is not None:
-        where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
+        place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            hint = way_out(error, where)
+            hint = hint_for(error, place)
     elif isinstance(error, FileNotFoundError) and _is_gone("."):
-        where, hint = "the working directory is gone", "cd to an existing directory"
+        place, hint = "the working directory is gone", "cd to an existing directory"
     elif error.errno in OF_PROCESS:
-        where, hint = "cannot start a process", OF_PROCESS[error.errno]
+        place, hint = "cannot start a process", OF_PROCESS[error.errno]
     else:
-        where = "a system call failed"
-    return f"{where}: {error.strerror or error}", hint
+        place = "a system call failed"
+    return f"{place}: {error.strerror or error}", hint
 
 
 def place(error: BaseException) -> str:

@@ -247,13 +247,13 @@ class _Names:
 
     def place(self, name: bytes) -> int:
         """Return where to insert ``name``: the order descends, and new entries precede equal names."""
-        wanted = _order(name)
+        order = _order(name)
         low, high = 0, len(self.keys)
         while low < high:
             middle = (low + high) // 2
             if middle not in self.known:
                 self.known[middle] = _order(self.name(middle))
-            if self.known[middle] > wanted:
+            if self.known[middle] > order:
                 low = middle + 1
             else:
                 high = middle

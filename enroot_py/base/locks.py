@@ -67,8 +67,8 @@ def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
 def is_at(fd: int, path: str) -> bool:
     """Return whether the open file is still at ``path``: it may have been renamed or removed before it was locked."""
     try:
-        there = os.lstat(path)
+        at_path = os.lstat(path)
     except FileNotFoundError:
         return False
     here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+    return (here.st_dev, here.st_ino) == (at_path.st_dev, at_path.st_ino)

@@ -108,9 +108,9 @@ def size(count: int) -> str:
     return many(count, "byte")
 
 
-def many(count: int, what: str) -> str:
+def many(count: int, noun: str) -> str:
     """Format a count with its noun: ``1 layer``, ``2 layers``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # Set by ``start --explain``: takes the description of each operation before it is executed.

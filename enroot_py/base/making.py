@@ -248,12 +248,12 @@ def sweep(place: str) -> None:
 def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
     maker, _, rest = name.rpartition(".")[0].rpartition(".")
     pid = rest.partition("-")[0]
-    ours = maker.endswith("." + _node())
+    is_of_node = maker.endswith("." + _node())
     path = f"{place}/{name}"
     status = os.lstat(path)
     if status.st_uid != os.geteuid() or not pid.isdecimal():
         return
-    if shared and not ours and time.time() - status.st_mtime < _ABANDONED_AFTER_S:
+    if shared and not is_of_node and time.time() - status.st_mtime < _ABANDONED_AFTER_S:
         return
     is_directory = stat.S_ISDIR(status.st_mode)
     if not is_directory and not stat.S_ISREG(status.st_mode):
@@ -262,7 +262,7 @@ def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
     with _open_whatever_its_modes(path, os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_RDWR) as fd:
         free = locks.attempt(fd)
         if free is None:
-            free = ours and not os.path.exists(f"/proc/{pid}")
+            free = is_of_node and not os.path.exists(f"/proc/{pid}")
         if not free or not locks.is_at(fd, path):
             return
         log.info(f"removing leftovers of a killed process: {path}")

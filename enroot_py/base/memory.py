@@ -26,8 +26,8 @@ def refusal() -> tuple[str, str] | None:
     needed = _MIN_BUFFER_BYTES + _OVERHEAD_BYTES
     if not limit or limit >= needed:
         return None
-    why = f"writing an image takes {needed >> 20} MiB of memory, and {limit >> 20} are allowed here"
-    return why, "in a Slurm job, ask for more --mem"
+    message = f"writing an image takes {needed >> 20} MiB of memory, and {limit >> 20} are allowed here"
+    return message, "in a Slurm job, ask for more --mem"
 
 
 def share(left: int, processors: int) -> tuple[int, int]:

@@ -258,8 +258,8 @@ def foreign_group(error: BaseException) -> str:
     """Return a hint for EOVERFLOW, else "". The container's user namespace maps only the group of this process."""
     if not isinstance(error, OSError) or error.errno != errno.EOVERFLOW:
         return ""
-    way_out = "run newgrp GROUP, or use $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
-    return f"the files of the image or container are of another group than this process: {way_out}"
+    fix = "run newgrp GROUP, or use $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
+    return f"the files of the image or container are of another group than this process: {fix}"
 
 
 def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:

@@ -23,10 +23,14 @@ def columns(descriptor: int) -> int:
         return 80
 
 
-def bar(what: str, done: int, total: int, seconds: float, width: int, *facts: str) -> str:
+def bar(label: str, done: int, total: int, seconds: float, width: int, *facts: str) -> str:
     """Return a line that fits ``width``: the image without its registry, bytes, rate, time left, facts, and a bar."""
     rate = done / max(seconds, 0.001)
-    words = [what.rpartition("/")[2][-_NAME_CHARS:], f"{done / 1e6:.0f}/{total / 1e6:.0f} MB", f"{rate / 1e6:.0f} MB/s"]
+    words = [
+        label.rpartition("/")[2][-_NAME_CHARS:],
+        f"{done / 1e6:.0f}/{total / 1e6:.0f} MB",
+        f"{rate / 1e6:.0f} MB/s",
+    ]
     if rate > 0 and seconds > 1:
         words.append(f"{max(total - done, 0) / rate:.0f} s left")
     line = log.printable("  ".join((*words, *facts)))
@@ -44,8 +48,8 @@ class Progress:
     read data since the last tick().
     """
 
-    def __init__(self, what: str, parts: int, total: int, go_on: Callable[[], None]) -> None:
-        self._what = what
+    def __init__(self, label: str, parts: int, total: int, go_on: Callable[[], None]) -> None:
+        self._what = label
         self._parts = parts
         self._total = total
         self._counts = mmap.mmap(-1, _COUNT.size * max(1, parts))

@@ -19,10 +19,10 @@ _SHOWN_LINES = 10
 
 def find(program: str, *, package: str, path: str | None = None) -> str:
     """Return the absolute path of ``program`` in ``path`` or PATH. Raises PenrootError that names its package."""
-    found = shutil.which(program, path=path) or shutil.which(program, path=SBIN)
-    if found is None:
+    executable = shutil.which(program, path=path) or shutil.which(program, path=SBIN)
+    if executable is None:
         raise PenrootError(f"{program} is not installed", hint=f"install the package {package}")
-    return found
+    return executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +85,21 @@ class Program:
         except subprocess.TimeoutExpired:
             raise self.error(f"{self.command[0]} has not ended within {self.timeout:.0f} s") from None
         except OSError as e:  # for example, a script whose interpreter is missing
-            why, hint = e.strerror, filesystems.OF_PROCESS.get(e.errno or 0, "")
+            reason, hint = e.strerror, filesystems.OF_PROCESS.get(e.errno or 0, "")
             if e.errno == errno.EAGAIN:
-                why, hint = filesystems.no_process()
-            raise self.error(f"cannot execute {self.command[0]}: {why}", hint=hint) from e
+                reason, hint = filesystems.no_process()
+            raise self.error(f"cannot execute {self.command[0]}: {reason}", hint=hint) from e
 
     def _judge(self, status: int, lines: list[str]) -> None:
         """Raises ``error`` unless the exit status is tolerated."""
         if self.tolerate and self.tolerate(status, lines):
             return
         program = self.command[0]
-        own = [line.partition(": ")[2] for line in lines if line.startswith((f"{program}: ", f"{_name(program)}: "))]
-        why = "; ".join(own[:1] or lines[-2:]) if lines else f"exit status {status}"
-        raise self.error(f"{program} failed: {why}", hint="command: " + " ".join(self.command))
+        own_lines = [
+            line.partition(": ")[2] for line in lines if line.startswith((f"{program}: ", f"{_name(program)}: "))
+        ]
+        reason = "; ".join(own_lines[:1] or lines[-2:]) if lines else f"exit status {status}"
+        raise self.error(f"{program} failed: {reason}", hint="command: " + " ".join(self.command))
 
     def _show(self, lines: list[str]) -> None:
         """Log the warnings of a successful program."""

@@ -64,8 +64,8 @@ def mine(parent: str, name: str) -> str:
     path = f"{parent}/{name}"
     if _is_mine_or_free(path):
         return path
-    ours = sorted(entry for entry in os.listdir(parent) if entry.startswith(name + "-"))
-    for entry in ours:
+    candidates = sorted(entry for entry in os.listdir(parent) if entry.startswith(name + "-"))
+    for entry in candidates:
         if _is_mine_or_free(f"{parent}/{entry}"):
             return f"{parent}/{entry}"
     path += "-" + os.urandom(8).hex()
@@ -104,28 +104,28 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat
             at = os.lstat(here or "/")
             continue
         shared = _look(here, at, strict)
-        there = f"{here}/{name}"
+        entry_path = f"{here}/{name}"
         try:
-            state = os.lstat(there)
+            state = os.lstat(entry_path)
         except FileNotFoundError:
             if not make:
                 raise
             try:
-                os.mkdir(there, 0o700 if number == len(names) - 1 and not links else 0o755)
+                os.mkdir(entry_path, 0o700 if number == len(names) - 1 and not links else 0o755)
             except FileExistsError:
                 pass  # another process was quicker
-            state = os.lstat(there)
+            state = os.lstat(entry_path)
         if shared:
-            _check_owner(state, there, "" if number == len(names) - 1 else there)
+            _check_owner(state, entry_path, "" if number == len(names) - 1 else entry_path)
         if stat.S_ISLNK(state.st_mode):
             if links == _MAXSYMLINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), there)
-            target = os.readlink(there)
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), entry_path)
+            target = os.readlink(entry_path)
             here, state = _walk(target if target[:1] == "/" else f"{here}/{target}", make, strict, links + 1)
         elif not stat.S_ISDIR(state.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), there)
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), entry_path)
         else:
-            here = there
+            here = entry_path
         at = state
     return here, at
 
@@ -135,8 +135,8 @@ def _look(path: str, state: os.stat_result, strict: bool) -> bool:
     everybody = bool(state.st_mode & _OTHERS_WRITE)
     if everybody:
         if not state.st_mode & stat.S_ISVTX:
-            why = f"lies in {path or '/'}, where others can replace it (mode {state.st_mode & 0o7777:o}, not sticky)"
-            raise PermissionError(errno.EPERM, why, path)
+            reason = f"lies in {path or '/'}, where others can replace it (mode {state.st_mode & 0o7777:o}, not sticky)"
+            raise PermissionError(errno.EPERM, reason, path)
         if state.st_uid not in (os.geteuid(), 0) and state.st_uid != _root():
             raise PermissionError(errno.EPERM, f"lies in {path}, where uid {state.st_uid} can swap it", path)
     elif strict and state.st_mode & _GROUP_WRITE and not state.st_mode & stat.S_ISVTX and not _is_own_group(state):
@@ -188,8 +188,8 @@ def installed(path: str, root: str = "/") -> int:
             if state.st_uid != owner:
                 raise PermissionError(errno.EPERM, f"{here} belongs to uid {state.st_uid}, not to uid {owner}", path)
             if state.st_mode & _OTHERS_WRITE or state.st_mode & _GROUP_WRITE and state.st_gid != owner:
-                why = f"{here} can be written by others (mode {state.st_mode & 0o7777:o})"
-                raise PermissionError(errno.EPERM, why, path)
+                reason = f"{here} can be written by others (mode {state.st_mode & 0o7777:o})"
+                raise PermissionError(errno.EPERM, reason, path)
         return regular(os.dup(at), path)
     finally:
         os.close(at)
@@ -206,15 +206,15 @@ def regular(fd: int, path: str) -> int:
 def _check_owner(state: os.stat_result, path: str, above: str = "") -> None:
     me = os.geteuid()
     if state.st_uid not in (me, 0):
-        what = f"lies in {above}, which belongs" if above else "belongs"
-        raise PermissionError(errno.EPERM, f"{what} to uid {state.st_uid}, not to uid {me} or root", path)
+        location = f"lies in {above}, which belongs" if above else "belongs"
+        raise PermissionError(errno.EPERM, f"{location} to uid {state.st_uid}, not to uid {me} or root", path)
 
 
 def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> None:
     open_to = state.st_mode & closed_to
     if open_to & _OTHERS or open_to & _GROUPS and not _is_own_group(state):
-        what = "written" if open_to & (_OTHERS_WRITE | _GROUP_WRITE) else "read"
-        raise PermissionError(errno.EPERM, f"can be {what} by others (mode {state.st_mode & 0o7777:o})", path)
+        access = "written" if open_to & (_OTHERS_WRITE | _GROUP_WRITE) else "read"
+        raise PermissionError(errno.EPERM, f"can be {access} by others (mode {state.st_mode & 0o7777:o})", path)
 
 
 def _is_own_group(state: os.stat_result) -> bool:

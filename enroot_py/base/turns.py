@@ -143,8 +143,8 @@ def sweep(directory: str) -> None:
         try:
             with Fd(os.open(path, _OPEN)) as fd:
                 status = os.fstat(fd)
-                ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-                if ours and _is_dead(fd, expired=False):
+                is_mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if is_mine and _is_dead(fd, expired=False):
                     _remove(fd, path)
         except OSError as e:
             log.debug(f"cannot remove {path}: {e.strerror}")

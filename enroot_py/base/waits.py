@@ -37,10 +37,10 @@ def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = ST
     if locks.flock_within(fd, NOTICE_AFTER_S, shared=shared):
         return ""
     watch = Watch(fd, doing, stalled_after)
-    while not (why := watch.look()):
+    while not (reason := watch.look()):
         if locks.flock_within(fd, _CHECK_INTERVAL_S, shared=shared):
             return ""
-    return why
+    return reason
 
 
 @contextmanager
@@ -71,13 +71,13 @@ def queue(fd: int, path: str) -> None:
     Raises PenrootError if the holder is stopped or makes no progress, OSError.
     """
     try:
-        why = lock(fd, f"changing {path}")
+        reason = lock(fd, f"changing {path}")
     except OSError as e:
         if e.errno not in locks.NO_LOCKS:
             raise
         return
-    if why:
-        raise PenrootError(f"cannot change {path}: {why}", hint=HINT)
+    if reason:
+        raise PenrootError(f"cannot change {path}: {reason}", hint=HINT)
 
 
 class Watch:
@@ -100,17 +100,17 @@ class Watch:
         if now - self._looked < _CHECK_INTERVAL_S:
             return ""
         pids = holders(self._fd)
-        who = " and ".join(map(described, pids)) or "a process of another node or PID namespace"
+        names = " and ".join(map(described, pids)) or "a process of another node or PID namespace"
         if not self._looked:
-            log.info(f"waiting for {who}, which is {self._doing}")
+            log.info(f"waiting for {names}, which is {self._doing}")
         gap, self._looked = min(now - self._looked, _MAX_CHECK_GAP_S), now
         family = [*families(pids)]
         self._asleep = self._asleep + 1 if any(map(cgroups.asleep, family)) else 0
         if self._asleep >= _MIN_ASLEEP_CHECKS:
-            return f"{who} makes no progress {self._doing}"
+            return f"{names} makes no progress {self._doing}"
         self._idle_s = 0 if self._goes_on(family) else self._idle_s + gap
         if self._idle_s >= self._stalled_after:
-            return f"{who} made no progress {self._doing} for {self._stalled_after:.0f} s"
+            return f"{names} made no progress {self._doing} for {self._stalled_after:.0f} s"
         return ""
 
     def _goes_on(self, family: list[int]) -> bool:

@@ -61,15 +61,15 @@ def cp(source: str, target: str) -> int:
         message = "cp copies between the host and one container"
         raise UsageError(message, hint="name a container in one of the paths: penroot cp FILE NAME:PATH")
     with _root(inside or outside) as root:
-        there, here = (source, target) if inside else (target, source)
-        container = Side(there.partition(":")[2] or "/", root)
-        host = Side(here)
+        container_word, host_word = (source, target) if inside else (target, source)
+        container = Side(container_word.partition(":")[2] or "/", root)
+        host = Side(host_word)
         try:
             _copy(container, host) if inside else _copy(host, container)
         except OSError as e:
-            what = f"cannot copy {source} to {target}: {e.strerror}" + (f": {e.filename!s}" if e.filename else "")
+            message = f"cannot copy {source} to {target}: {e.strerror}" + (f": {e.filename!s}" if e.filename else "")
             hint = "start the container with --rw, or copy to a writable mount" if e.errno == errno.EROFS else ""
-            raise ContainerError(what, hint=hint) from e
+            raise ContainerError(message, hint=hint) from e
     return 0
 
 

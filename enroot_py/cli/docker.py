@@ -97,9 +97,9 @@ def _option(name: str, value: str) -> list[str]:
 
 def _take(words: list[str], *names: str) -> bool:
     """Remove a flag from words. Return whether it was there."""
-    found = [word for word in words if word in names]
+    flags = [word for word in words if word in names]
     words[:] = [word for word in words if word not in names]
-    return bool(found)
+    return bool(flags)
 
 
 def _take_value(words: list[str], *names: str) -> str:

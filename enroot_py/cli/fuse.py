@@ -24,8 +24,8 @@ def findings() -> Iterator[Finding]:
     try:
         info = os.stat("/dev/fuse")
     except FileNotFoundError:
-        what = "there is no /dev/fuse: squashfs images cannot be mounted, layers in the store can"
-        yield Finding(verdict, what, pods.without_fuse(squashfuse.INSTEAD))
+        message = "there is no /dev/fuse: squashfs images cannot be mounted, layers in the store can"
+        yield Finding(verdict, message, pods.without_fuse(squashfuse.INSTEAD))
         return
     mode = stat.S_IMODE(info.st_mode)
     if not stat.S_ISCHR(info.st_mode) or mode & 0o006 != 0o006:
@@ -56,17 +56,17 @@ def squashfuse_version(program: str) -> Finding:
         libraries: tuple[str, ...] = ()
         with contextlib.suppress(elf.NotElf):
             libraries = elf.read(file).needed
-    found = re.search(rb"squashfuse (\d+(?:\.\d+)+)", text)
-    name = f"{program} ({found[1].decode()})" if found else program
+    version = re.search(rb"squashfuse (\d+(?:\.\d+)+)", text)
+    name = f"{program} ({version[1].decode()})" if version else program
     if "libfuse.so.2" in libraries:
-        what = (
+        message = (
             f"{name} is built with libfuse 2, which cannot serve an open /dev/fuse: squashfs images cannot be mounted"
         )
-        return Finding("bad", what, _UPGRADE)
+        return Finding("bad", message, _UPGRADE)
     # Distributions may build its library apart: then the version tells.
-    parts = tuple(map(int, found[1].split(b"."))) if found else ()
-    is_apart = any(name.startswith("libsquashfuse") for name in libraries)
-    if b"fuse_session_loop_mt" in text or (is_apart and parts >= (0, 3)):
+    parts = tuple(map(int, version[1].split(b"."))) if version else ()
+    has_library = any(name.startswith("libsquashfuse") for name in libraries)
+    if b"fuse_session_loop_mt" in text or (has_library and parts >= (0, 3)):
         return Finding("ok", f"{name} mounts squashfs images, with several threads")
-    what = f"{name} has one thread: processes of a container that read its image wait for each other"
-    return Finding("warn", what, _UPGRADE)
+    message = f"{name} has one thread: processes of a container that read its image wait for each other"
+    return Finding("warn", message, _UPGRADE)

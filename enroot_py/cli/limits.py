@@ -32,8 +32,8 @@ def sysctl(name: str, root: str = "/proc/sys") -> int | None:
 
 
 def _fix(name: str, value: int) -> str:
-    where = f"{pods.MACHINE}: " if pods.is_read_only("/proc/sys") else ""
-    return f"{where}echo {name}={value} >> {_FILE}; sysctl --system"
+    prefix = f"{pods.MACHINE}: " if pods.is_read_only("/proc/sys") else ""
+    return f"{prefix}echo {name}={value} >> {_FILE}; sysctl --system"
 
 
 def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
@@ -60,8 +60,8 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
     ):
         value = sysctl(setting, root)
         if value == wrong:
-            what = f"{setting} is {value}: users cannot create container namespaces"
-            yield Finding(verdict, what, _fix(setting, right))
+            message = f"{setting} is {value}: users cannot create container namespaces"
+            yield Finding(verdict, message, _fix(setting, right))
         elif value is not None:
             yield Finding("ok", f"{setting} is {value}")
 
@@ -79,8 +79,8 @@ def inotify(root: str = "/proc/sys") -> Iterator[Finding]:
             return  # not built in
         if value < least:
             low.append(setting)
-            what = f'{setting} is {value}: editors, file watchers and tail -f fail with "No space left on device"'
-            yield Finding("warn", what, _fix(setting, right))
+            message = f'{setting} is {value}: editors, file watchers and tail -f fail with "No space left on device"'
+            yield Finding("warn", message, _fix(setting, right))
     if not low:
         yield Finding("ok", "users can watch files: fs.inotify.max_user_instances and max_user_watches")
 
@@ -96,8 +96,8 @@ def keys(root: str = "/proc") -> Iterator[Finding]:
         return
     used, quota = _used_keys(f"{root}/key-users")
     if used * 10 > quota * 9:
-        what = f'you have {used} of {quota} keys: new keyrings fail with "Disk quota exceeded"'
-        yield Finding("warn", what, f"keyctl show; {fix}")
+        message = f'you have {used} of {quota} keys: new keyrings fail with "Disk quota exceeded"'
+        yield Finding("warn", message, f"keyctl show; {fix}")
     else:
         yield Finding("ok", f"kernel.keys.maxkeys is {most}")
 
@@ -120,5 +120,5 @@ def ptrace(root: str = "/proc/sys") -> Iterator[Finding]:
     if value == 0:
         yield Finding("ok", "kernel.yama.ptrace_scope is 0")
         return
-    what = "MPI ranks of a node copy messages twice (no CMA), gdb -p and py-spy cannot attach"
-    yield Finding("warn", f"kernel.yama.ptrace_scope is {value}: {what}", _fix("kernel.yama.ptrace_scope", 0))
+    message = "MPI ranks of a node copy messages twice (no CMA), gdb -p and py-spy cannot attach"
+    yield Finding("warn", f"kernel.yama.ptrace_scope is {value}: {message}", _fix("kernel.yama.ptrace_scope", 0))

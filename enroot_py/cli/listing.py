@@ -141,15 +141,15 @@ def in_json(settings: Settings, *, idle: bool = True) -> str:
 
 def of_processes(name: str, pids: Iterable[int], space: int, *, as_json: bool) -> str:
     """Return a table or JSON of the processes of one container."""
-    found = []
+    listed = []
     for pid in pids:
         try:
-            found.append(processes.Process(name, pid, space))
+            listed.append(processes.Process(name, pid, space))
         except OSError:  # it has ended
             continue
     if as_json:
-        return _json([_object(process) for process in found])
-    return table(_PROCESS, [[log.printable(cell) for cell in _row(process)] for process in found])
+        return _json([_object(process) for process in listed])
+    return table(_PROCESS, [[log.printable(cell) for cell in _row(process)] for process in listed])
 
 
 def _object(process: Process) -> dict[str, object]:

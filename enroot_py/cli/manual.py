@@ -122,15 +122,15 @@ def pages(root: click.Group) -> Iterator[tuple[str, str]]:
         if not command.hidden:
             more = sections_of_features(f"penroot-{verb}.1")
             more += [section("EXAMPLES", entries(examples[verb]))] if verb in examples else []
-            see = "penroot(1), penroot.yaml(5)"
-            yield f"penroot-{verb}.1", command_page(f"penroot {verb}", command, see, *more)
+            see_also = "penroot(1), penroot.yaml(5)"
+            yield f"penroot-{verb}.1", command_page(f"penroot {verb}", command, see_also, *more)
     yield "penroot.yaml.5", _settings_page()
 
 
 def _main_page(root: click.Group) -> str:
     verbs = [(verb, command) for verb, command in sorted(root.commands.items()) if not command.hidden]
     rows = [(verb, f"{command.get_short_help_str(200)} See penroot-{verb}(1).") for verb, command in verbs]
-    see = ", ".join((*(f"penroot-{verb}(1)" for verb, _ in verbs), "penroot.yaml(5)", "penroot-srun(7)"))
+    see_also = ", ".join((*(f"penroot-{verb}(1)" for verb, _ in verbs), "penroot.yaml(5)", "penroot-srun(7)"))
     return "".join(
         (
             title("penroot", 1, "containers without root or daemon"),
@@ -141,12 +141,12 @@ def _main_page(root: click.Group) -> str:
             section("ENVIRONMENT", entries(VARIABLES)),
             section("FILES", entries(FILES)),
             *sections_of_features("penroot.1"),
-            section("SEE ALSO", text(see)),
+            section("SEE ALSO", text(see_also)),
         )
     )
 
 
-def command_page(words: str, command: click.Command, see: str, *more: str) -> str:
+def command_page(words: str, command: click.Command, see_also: str, *more: str) -> str:
     """Return the page of the command ``words``, with ``more`` sections."""
     of = _of_start if words in ("penroot start", "penroot batch") else _of_command
     usage, help_text, options = of(words, command)
@@ -156,7 +156,7 @@ def command_page(words: str, command: click.Command, see: str, *more: str) -> st
         section("DESCRIPTION", text(help_text)),
         section("OPTIONS", entries(options)),
     )
-    return "".join((*parts, *more, section("SEE ALSO", text(see))))
+    return "".join((*parts, *more, section("SEE ALSO", text(see_also))))
 
 
 def _help(command: click.Command) -> str:
@@ -244,11 +244,11 @@ def sections_of_features(page: str) -> list[str]:
     ]
 
 
-def title(name: str, number: int, what: str) -> str:
+def title(name: str, number: int, summary: str) -> str:
     """Return the header of a page."""
     return (
         f'.TH {name.upper()} {number} "" "penroot {__version__}" "penroot"\n'
-        f".SH NAME\n{_escape(name)} \\- {_escape(what[:1].lower() + what[1:])}\n"
+        f".SH NAME\n{_escape(name)} \\- {_escape(summary[:1].lower() + summary[1:])}\n"
     )
 
 

@@ -38,11 +38,11 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _doing(what: str) -> Iterator[None]:
+def _doing(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise ImageError(f"cannot {what}: {e.strerror}") from e
+        raise ImageError(f"cannot {action}: {e.strerror}") from e
 
 
 def aufs2ovlfs(program: str, arguments: Sequence[str]) -> None:

@@ -42,13 +42,15 @@ def _distrust(path: str) -> str:
     return ""
 
 
-def _closed(path: str, what: str, setting: str) -> Finding | None:
+def _closed(path: str, purpose: str, setting: str) -> Finding | None:
     """Return a finding if the caller can neither write to ``path`` nor make it."""
-    there = filesystems.existing(path)
-    if os.access(there, os.W_OK | os.X_OK):
+    existing = filesystems.existing(path)
+    if os.access(existing, os.W_OK | os.X_OK):
         return None
-    why = "you cannot write there" if there == path else f"you cannot make it in {there}"
-    return Finding("bad", f"{what} {path}, but {why}", f"chown it to the user, or set {setting} to another directory")
+    reason = "you cannot write there" if existing == path else f"you cannot make it in {existing}"
+    return Finding(
+        "bad", f"{purpose} {path}, but {reason}", f"chown it to the user, or set {setting} to another directory"
+    )
 
 
 def data_path(path: str) -> Finding:
@@ -120,20 +122,20 @@ def _in_memory(path: str, kind: str) -> str:
 
 def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check that XDG_RUNTIME_DIR is the caller's, as the XDG Base Directory Specification demands: su(1) keeps it."""
-    given = environ.get("XDG_RUNTIME_DIR")
-    if not given:
+    runtime_dir = environ.get("XDG_RUNTIME_DIR")
+    if not runtime_dir:
         return
     try:
-        owner = os.stat(given).st_uid
+        owner = os.stat(runtime_dir).st_uid
     except OSError as e:
-        what = f"XDG_RUNTIME_DIR={given}: {e.strerror}: starts use {path}"
+        what = f"XDG_RUNTIME_DIR={runtime_dir}: {e.strerror}: starts use {path}"
         yield Finding("warn", what, "log in again, or: loginctl enable-linger USER; unset XDG_RUNTIME_DIR")
         return
     if owner == os.geteuid():
-        yield Finding("ok", f"XDG_RUNTIME_DIR={given} is yours")
+        yield Finding("ok", f"XDG_RUNTIME_DIR={runtime_dir} is yours")
         return
-    instead = "one in /tmp" if f"{path}/".startswith(f"{given.rstrip('/')}/") else path
-    what = f"XDG_RUNTIME_DIR={given} belongs to user {owner}, not to you: starts use another directory, {instead}"
+    instead = "one in /tmp" if f"{path}/".startswith(f"{runtime_dir.rstrip('/')}/") else path
+    what = f"XDG_RUNTIME_DIR={runtime_dir} belongs to user {owner}, not to you: starts use another directory, {instead}"
     yield Finding("warn", what, "unset XDG_RUNTIME_DIR, or become the user with: su --login USER")
 
 

@@ -63,14 +63,14 @@ def parse(verb: Verb, words: list[str]) -> dict[str, Any] | None:
     by_name = {name: option for option in verb.options for name in option.names}
     values: dict[str, Any] = {o.attribute: () if o.multiple else None if o.metavar else False for o in verb.options}
     rest = list(words)
-    given: list[str] = []
+    arguments: list[str] = []
     while rest:
         word = rest.pop(0)
-        if word == "--" or not verb.mixed and (given or not word.startswith("-") or word == "-"):
-            given += rest if word == "--" else [word, *rest]
+        if word == "--" or not verb.mixed and (arguments or not word.startswith("-") or word == "-"):
+            arguments += rest if word == "--" else [word, *rest]
             break
         if not word.startswith("-") or word == "-":
-            given.append(word)
+            arguments.append(word)
             continue
         name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
         option = by_name.get(name)
@@ -82,7 +82,7 @@ def parse(verb: Verb, words: list[str]) -> dict[str, Any] | None:
             return None
         text = value if option.metavar else True
         values[option.attribute] = (*values[option.attribute], text) if option.multiple else text
-    return _with_arguments(verb, values, given)
+    return _with_arguments(verb, values, arguments)
 
 
 def _with_arguments(verb: Verb, values: dict[str, Any], words: list[str]) -> dict[str, Any] | None:

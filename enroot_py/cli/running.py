@@ -72,10 +72,10 @@ def kill_in(spaces: list[Fd]) -> None:
     numbers = {os.fstat(space).st_ino for space in spaces}
     for _ in range(_KILLS if numbers else 0):
         by_number = processes.by_mount_namespace()
-        found = [pid for number in numbers & by_number.keys() for pid in by_number[number]]
-        if not found:
+        pids = [pid for number in numbers & by_number.keys() for pid in by_number[number]]
+        if not pids:
             break
-        for pid in found:
+        for pid in pids:
             try:
                 os.kill(pid, SIGKILL)
             except (ProcessLookupError, PermissionError):

@@ -418,17 +418,19 @@ def enter_shared(settings: Settings, options: Options) -> Container:
     identity += [options.target, *sorted(env_options), *options.conf, "", *options.mounts]
     identity += [options.file.identity] if options.file else []
     record = ranks.Record(identity, settings, os.environ, scratch)
-    own = {**ranks.variables(os.environ, settings), **env_options}
+    rank_variables = {**ranks.variables(os.environ, settings), **env_options}
     for name in pmix.FITTED:
-        own.pop(name, None)  # the first rank has fitted these to the image
+        rank_variables.pop(name, None)  # the first rank has fitted these to the image
     joined = record.join()
     if joined is None:
         record.sweep()
         container = entered(find(options.target, settings), settings, options)
-        record.keep(container.environ, container.origins, own)
+        record.keep(container.environ, container.origins, rank_variables)
         return container
     shared, origins = joined
-    variables = environ.Variables({**shared, **own}, dict.fromkeys([*origins, *own], "the launcher"))
+    variables = environ.Variables(
+        {**shared, **rank_variables}, dict.fromkeys([*origins, *rank_variables], "the launcher")
+    )
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         container = Container(variables, etc.of_image(root), login_shell=settings.login_shell)
     return fitted(container, options)

@@ -228,18 +228,18 @@ def _variables(file: int | str, name: str) -> dict[str, str]:
 
 def _create(flags: int, *, remap: bool) -> None:
     """Raises NamespaceError."""
-    user, others = flags & linux.CLONE_NEWUSER, flags & ~linux.CLONE_NEWUSER
+    user, other_flags = flags & linux.CLONE_NEWUSER, flags & ~linux.CLONE_NEWUSER
     if user:
         namespaces.enter_user(*((0, 0) if remap else (os.geteuid(), os.getegid())))
         if not remap:
             supervise.keep_capabilities()
-    if others:
-        namespaces.unshare(others)
-    if others & linux.CLONE_NEWNET:
+    if other_flags:
+        namespaces.unshare(other_flags)
+    if other_flags & linux.CLONE_NEWNET:
         isolated.raise_loopback()
-    if others & linux.CLONE_NEWNS and not user:  # in a new user namespace, the kernel makes mounts slaves
+    if other_flags & linux.CLONE_NEWNS and not user:  # in a new user namespace, the kernel makes mounts slaves
         linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
-    if others & linux.CLONE_NEWPID:
+    if other_flags & linux.CLONE_NEWPID:
         _fork()
 
 

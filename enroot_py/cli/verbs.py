@@ -138,8 +138,8 @@ def create(name: str | None, force: bool, image: str) -> None:
         _create_from(image, name, options, None)
         return
     if not os.path.isfile(image):
-        what = "not an image file" if os.path.exists(image) else "no such image"
-        raise ContainerError(f"{what}: {containers.shown(image)}", hint="give a squashfs file, or docker://IMAGE")
+        problem = "not an image file" if os.path.exists(image) else "no such image"
+        raise ContainerError(f"{problem}: {containers.shown(image)}", hint="give a squashfs file, or docker://IMAGE")
     name = name or os.path.basename(os.path.realpath(image)).removesuffix(".sqsh")
     containers.unpack(name, image, options, force=options.force_override)
     _report(name)

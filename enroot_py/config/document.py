@@ -20,10 +20,10 @@ class Node:
         self.where = f"{file}: {path}" if path else file
         self._path = file, path
 
-    def members(self, what: str) -> dict[str, Node]:
-        """Return the members of an object. Messages call the value ``what``. Raises ConfigError."""
+    def members(self, noun: str) -> dict[str, Node]:
+        """Return the members of an object. Messages call the value ``noun``. Raises ConfigError."""
         if not isinstance(self.value, dict):
-            raise ConfigError(f"{self.where}: {what} must be an object", hint='write {"NAME": …}')
+            raise ConfigError(f"{self.where}: {noun} must be an object", hint='write {"NAME": …}')
         return {name: self._beneath(value, name) for name, value in self.value.items()}
 
     def _beneath(self, value: object, name: str) -> Node:
@@ -31,17 +31,17 @@ class Node:
         plain = name.isascii() and name.isidentifier()
         return Node(value, file, f"{path}.{name}".lstrip(".") if plain else f"{path}[{json.dumps(name)}]")
 
-    def items(self, what: str) -> list[Node]:
+    def items(self, noun: str) -> list[Node]:
         """Return the items of a non-empty array. Raises ConfigError."""
         if not isinstance(self.value, list) or not self.value:
-            raise ConfigError(f"{self.where}: {what} must be a non-empty array", hint="write […]")
+            raise ConfigError(f"{self.where}: {noun} must be a non-empty array", hint="write […]")
         file, path = self._path
         return [Node(value, file, f"{path}[{index}]") for index, value in enumerate(self.value)]
 
-    def text(self, what: str) -> str:
+    def text(self, noun: str) -> str:
         """Return a non-empty string. Raises ConfigError."""
         if not isinstance(self.value, str) or not self.value:
-            raise ConfigError(f"{self.where}: {what} must be a non-empty string", hint='write "…"')
+            raise ConfigError(f"{self.where}: {noun} must be a non-empty string", hint='write "…"')
         return self.value
 
 
@@ -56,8 +56,8 @@ def parse(path: str, data: bytes) -> Node:
     except json.JSONDecodeError as e:
         raise ConfigError(f"{path}:{e.lineno}: {e.msg}", hint=hint) from None
     except (ValueError, RecursionError) as e:
-        why = "nested too deeply" if isinstance(e, RecursionError) else str(e)
-        raise ConfigError(f"{path}: {why}", hint=hint) from None
+        reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
+        raise ConfigError(f"{path}: {reason}", hint=hint) from None
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -187,9 +187,9 @@ def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, s
     a default. Names that begin with a dot are skipped: editors leave such files.
     """
     for index, directory in enumerate(directories):
-        there = {name for name in names(directory) if name.endswith(suffix) and not name.startswith(".")}
-        for name in sorted(there | set(shipped) if index == 0 else there):
-            if name in there:
+        present = {name for name in names(directory) if name.endswith(suffix) and not name.startswith(".")}
+        for name in sorted(present | set(shipped) if index == 0 else present):
+            if name in present:
                 path = f"{directory}/{name}"
                 if (data := content(path)) is not None:
                     yield path, os.fsdecode(data)

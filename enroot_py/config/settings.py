@@ -98,8 +98,8 @@ def load(
     places = list(_places(environ, base))
     in_files = dict(_in_files(places, environ, base, in_job))
     values = {}
-    others = (key for key in (*environ, *in_files, *(directives or ())) if key.startswith("ENROOT_"))
-    known = SETTINGS if all(key in SETTINGS or key in FIXED or key in UNUSED for key in others) else all_settings()
+    unlisted = (key for key in (*environ, *in_files, *(directives or ())) if key.startswith("ENROOT_"))
+    known = SETTINGS if all(key in SETTINGS or key in FIXED or key in UNUSED for key in unlisted) else all_settings()
     for variable, setting in known.items():
         if directives and variable in directives:
             value = directives[variable]
@@ -180,28 +180,28 @@ def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Pla
     """Yield the settings directories of the system and the user, with the names of their files."""
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
-            there = os.listdir(directory)
+            names = os.listdir(directory)
         except OSError as e:  # files may be accessible by name; and never skip the site's policy
             by_name = isinstance(e, PermissionError) or directory == SITE
-            there = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
-        if there:
+            names = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
+        if names:
             files.check(directory)
-        yield directory, there
+        yield directory, names
 
 
 def _files(places: Iterable[Place]) -> Iterator[str]:
-    for directory, there in places:
+    for directory, names in places:
         for name, suffix in (("enroot.conf", ".conf"), ("penroot.yaml", ".yaml")):
-            if name in there:
+            if name in names:
                 yield f"{directory}/{name}"
-            if name + ".d" in there:
+            if name + ".d" in names:
                 more = sorted(files.names(f"{directory}/{name}.d"))
                 yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix) and file[0] != ".")
 
 
 def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the existing policies. A variable can add a policy, but never disable the site's."""
-    paths = [f"{directory}/{POLICY}" for directory, there in places if POLICY in there]
+    paths = [f"{directory}/{POLICY}" for directory, names in places if POLICY in names]
     site_policy = f"{SITE}/{POLICY}"
     if sysconf_path(environ) != SITE and _may_exist(site_policy):
         paths.insert(0, site_policy)

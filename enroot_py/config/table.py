@@ -325,8 +325,8 @@ def check_key(key: str, origin: str) -> None:
         raise ConfigError(
             f"{origin}: unknown key {key!r}", hint="use ENROOT_*, MELLANOX_*, NVIDIA_* or a proxy variable"
         )
-    if meant := _meant(key):
-        raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {meant}?")
+    if suggestion := _meant(key):
+        raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {suggestion}?")
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
@@ -336,7 +336,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
     if unknown:
         of_features = all_settings()
         unknown = [key for key in unknown if key not in of_features]
-    return [f"ignoring {key}: did you mean {meant}?" for key in unknown if (meant := _meant(key))]
+    return [f"ignoring {key}: did you mean {suggestion}?" for key in unknown if (suggestion := _meant(key))]
 
 
 def _meant(key: str) -> str:

@@ -70,8 +70,12 @@ def _settings(path: str, root: yaml.Node) -> Iterator[tuple[str, int, str]]:
             else:
                 yield _NAMES[name], line, _scalar(path, value)
         else:
-            meant = nearest(name.lower().removeprefix("enroot_"), _NAMES)
-            hint = f"did you mean {meant}?" if meant else "penroot info lists the settings; write them without ENROOT_"
+            suggestion = nearest(name.lower().removeprefix("enroot_"), _NAMES)
+            hint = (
+                f"did you mean {suggestion}?"
+                if suggestion
+                else "penroot info lists the settings; write them without ENROOT_"
+            )
             raise ConfigError(f"{path}:{line}: unknown key {name!r}", hint=hint)
 
 

@@ -148,9 +148,9 @@ class Authorization:
         if self._needs_new_login:
             return self._expired(status, details)
         reference, login = self._reference, self._credential
-        who = f"{login.user!r} (login from {login.source})" if login else "anonymous users"
+        user = f"{login.user!r} (login from {login.source})" if login else "anonymous users"
         server = self.unknown_token_server
-        message = f"{status} from {reference.registry}: access to {reference.repository} is denied to {who}"
+        message = f"{status} from {reference.registry}: access to {reference.repository} is denied to {user}"
         return RefusedError(
             f"{message}: {details}" if details else message,
             hint=refusals.how_to_trust(reference, server, self._settings) if server else "",

@@ -94,12 +94,12 @@ def paths(environ: Mapping[str, str]) -> Iterator[str]:
     named = environ.get(_VARIABLE, "")
     if named and not os.path.exists(named):
         raise ConfigError(f"{_VARIABLE}={named}: there is no such file", hint=f"unset {_VARIABLE}")
-    own = f"{user}/registries.conf"
-    is_own = not named and os.path.exists(own)
-    file = named or (own if is_own else f"{SYSTEM}/registries.conf")
+    user_file = f"{user}/registries.conf"
+    is_user_file = not named and os.path.exists(user_file)
+    file = named or (user_file if is_user_file else f"{SYSTEM}/registries.conf")
     if os.path.exists(file):
         yield file
-    for directory in (user,) if is_own else (SYSTEM, user):
+    for directory in (user,) if is_user_file else (SYSTEM, user):
         fragments = f"{directory}/registries.conf.d"
         yield from (f"{fragments}/{name}" for name in sorted(files.names(fragments)) if name.endswith(".conf"))
 
@@ -128,15 +128,15 @@ def certificates(registry: str, environ: Mapping[str, str]) -> Certificates | No
 
 
 def _certificates(directory: str) -> Certificates:
-    there = sorted(files.names(directory))
+    present = sorted(files.names(directory))
     pairs = []
-    for name in there:
+    for name in present:
         stem, ending = os.path.splitext(name)
         other = {".cert": ".key", ".key": ".cert"}.get(ending)
-        if other and stem + other not in there:
+        if other and stem + other not in present:
             hint = f"add {stem}{other}; certificates of authorities end in .crt"
             raise ConfigError(f"{directory}/{name}: the client's {stem}{other} is missing", hint=hint)
         if ending == ".cert":
             pairs.append((f"{directory}/{name}", f"{directory}/{stem}.key"))
-    authorities = tuple(f"{directory}/{name}" for name in there if name.endswith(".crt"))
+    authorities = tuple(f"{directory}/{name}" for name in present if name.endswith(".crt"))
     return Certificates(directory, authorities, tuple(pairs))

@@ -49,21 +49,21 @@ def _from_version_1(document: dict[str, Any], path: str) -> Iterator[dict[str, A
         yield {"location": location, "insecure": location in insecure, "blocked": location in blocked}
 
 
-def _table(entry: object, where: str) -> Table:
+def _table(entry: object, position: str) -> Table:
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where} is not a table", hint="write [[registry]]")
-    location, prefix = (_place(entry, key, where) for key in ("location", "prefix"))
+        raise ConfigError(f"{position} is not a table", hint="write [[registry]]")
+    location, prefix = (_place(entry, key, position) for key in ("location", "prefix"))
     is_wildcard = prefix.startswith("*.")
     if is_wildcard and "/" in prefix or "*" in prefix[is_wildcard:] or "*" in location:
-        raise ConfigError(f"{where}: bad wildcard in {prefix or location!r}", hint='write prefix = "*.DOMAIN"')
+        raise ConfigError(f"{position}: bad wildcard in {prefix or location!r}", hint='write prefix = "*.DOMAIN"')
     if not location and not is_wildcard:
-        raise ConfigError(f"{where} has no location", hint='write location = "HOST[:PORT][/PATH]"')
-    by_digest_only = _value(entry, "mirror-by-digest-only", bool, where)
+        raise ConfigError(f"{position} has no location", hint='write location = "HOST[:PORT][/PATH]"')
+    by_digest_only = _value(entry, "mirror-by-digest-only", bool, position)
     mirrors = []
-    for number, mirror in enumerate(_value(entry, "mirror", list, where)):
-        mirrors.append(_mirror(mirror, by_digest_only, f"{where}.mirror[{number}]"))
-    registry = (location, _value(entry, "insecure", bool, where), True, True)
-    return prefix or location, registry, tuple(mirrors), _value(entry, "blocked", bool, where)
+    for number, mirror in enumerate(_value(entry, "mirror", list, position)):
+        mirrors.append(_mirror(mirror, by_digest_only, f"{position}.mirror[{number}]"))
+    registry = (location, _value(entry, "insecure", bool, position), True, True)
+    return prefix or location, registry, tuple(mirrors), _value(entry, "blocked", bool, position)
 
 
 def _mirror(entry: object, by_digest_only: bool, where: str) -> Endpoint:

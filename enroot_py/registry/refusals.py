@@ -59,9 +59,9 @@ def unauthorized(reference: Reference, login: Credential | None, settings: Setti
             f"401 from {registry}: the login of {login.user!r} from {login.source} is refused for {repository}",
             hint="check user, password and the rights in that repository",
         )
-    who = f"no password of {reference.user!r}" if reference.user else "no login"
+    account = f"no password of {reference.user!r}" if reference.user else "no login"
     return RefusedError(
-        f"401 from {registry}: {repository} does not exist or needs a login, and there is {who} for {registry}",
+        f"401 from {registry}: {repository} does not exist or needs a login, and there is {account} for {registry}",
         hint=likely_registry(reference) or f"looked in: {credentials.places(settings)}",
     )
 

@@ -101,8 +101,8 @@ class Place(Frozen):
 def _bad_rule(word: str, key: str, origin: str) -> ConfigError:
     if key in _FORMS:
         return ConfigError(f"{origin}: bad value in {word!r}", hint=f"write {_FORMS[key]}")
-    meant = nearest(key, _FORMS)
-    hint = f"did you mean {_FORMS[meant]}?" if meant else f"write {', '.join(_FORMS.values())}"
+    suggestion = nearest(key, _FORMS)
+    hint = f"did you mean {_FORMS[suggestion]}?" if suggestion else f"write {', '.join(_FORMS.values())}"
     return ConfigError(f"{origin}: unknown rule {word!r}", hint=hint)
 
 
@@ -125,9 +125,9 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
 
     Our rules decide, or else the files that podman and skopeo read.
     """
-    ours = rules(reference.registry, settings, environ)
-    if ours.are_of_place:
-        return [*(Place(mirrored(reference, mirror)) for mirror in ours.mirrors), Place(reference)]
+    site_rules = rules(reference.registry, settings, environ)
+    if site_rules.are_of_place:
+        return [*(Place(mirrored(reference, mirror)) for mirror in site_rules.mirrors), Place(reference)]
     table = containersconf.table_of(reference, environ)
     if table is None:
         return [Place(reference)]
@@ -144,29 +144,29 @@ def _rewritten(reference: Reference, table: Table, endpoint: Endpoint) -> Refere
     if endpoint.location in ("", table.prefix):
         return reference
     try:
-        there = parse(f"{DOCKER}{endpoint.location}{table.rest(containersconf.name_of(reference))}")
-        assert isinstance(there, Reference)
+        location = parse(f"{DOCKER}{endpoint.location}{table.rest(containersconf.name_of(reference))}")
+        assert isinstance(location, Reference)
     except ImageReferenceError as e:
         message = f"{table.file}: {reference} with the prefix {table.prefix} has no place in {endpoint.location}: {e}"
         raise ConfigError(message, hint="correct prefix and location: containers-registries.conf(5)") from None
-    is_same = there.registry == reference.registry
+    is_same = location.registry == reference.registry
     user, secret = (reference.user, reference.secret) if is_same else ("", "")
-    return Reference(there.registry, there.repository, there.tag, there.digest, user, secret)
+    return Reference(location.registry, location.repository, location.tag, location.digest, user, secret)
 
 
 def origins(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Yield a line for each registry with rules: the rules, and the file that has them. Raises ConfigError."""
     known = _known(settings, environ)
-    for registry, ours in known.items():
-        yield f"{registry} {' '.join(ours.words)}  ({ours.origin})"
+    for registry, site_rules in known.items():
+        yield f"{registry} {' '.join(site_rules.words)}  ({site_rules.origin})"
     for table in containersconf.tables(environ):
         host = spelling(table.prefix.partition("/")[0])
-        ours = rules(DOCKER_HUB if host in HUB_NAMES else host, settings, environ)
+        site_rules = rules(DOCKER_HUB if host in HUB_NAMES else host, settings, environ)
         words = ["blocked"] if table.is_blocked else []
         words += ["insecure"] if table.registry.is_insecure else []
         words += [f"location={table.registry.location}"] if table.registry.location not in ("", table.prefix) else []
         words += [f"mirror={mirror.location}" for mirror in table.mirrors]
-        instead = f", replaced by {ours.origin}" if ours.are_of_place else ""
+        instead = f", replaced by {site_rules.origin}" if site_rules.are_of_place else ""
         yield f"{' '.join([table.prefix, *words])}  ({table.file}{instead})"
 
 

@@ -95,8 +95,8 @@ def places(
     """Return the image's repository in each mirror, in order, then in the registry itself."""
     from enroot_py.registry.repository import Repository
 
-    found = site.places(reference, settings)
-    return [Repository(place.reference, settings, on_progress, is_insecure=place.is_insecure) for place in found]
+    places = site.places(reference, settings)
+    return [Repository(place.reference, settings, on_progress, is_insecure=place.is_insecure) for place in places]
 
 
 class Mirrored:

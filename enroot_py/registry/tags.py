@@ -240,12 +240,12 @@ def resolve(reference: Reference, settings: Settings, on_progress: Callable[[boo
     if known := pin(reference, settings):
         return known.digest
     places = site.places(reference, settings)
-    there = places[0].reference
-    host = there.registry
+    first = places[0].reference
+    host = first.registry
     if host != DOCKER_HUB and len(places) == 1:  # Docker Hub always asks for a token
         # Plain HTTP sends no secret here. A registry that speaks TLS rejects it, and the full client tries again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
-        digest = at_once(there, f"{'http' if plain else 'https'}://{host}", settings)
+        digest = at_once(first, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
             return digest
     return _by_client(reference, settings, on_progress)

@@ -83,8 +83,8 @@ class MountEntry:
                 hint += f"; {source}:{target}:{SQUASHFS} mounts the content of a squashfs file"
             raise ValueError(f"the source {source!r} is neither a path nor tmpfs nor umount", hint)
         if target.startswith(".."):
-            why = f"the target {target!r} leads out of the container: Invalid cross-device link"
-            raise ValueError(why, f"write {source}:/PATH/IN/THE/CONTAINER")
+            reason = f"the target {target!r} leads out of the container: Invalid cross-device link"
+            raise ValueError(reason, f"write {source}:/PATH/IN/THE/CONTAINER")
         if not target.startswith(("/", variable)):
             hint = f"write {source}:/PATH/IN/THE/CONTAINER; a colon in a path is \\:"
             if source == target and source.startswith("."):

@@ -75,17 +75,17 @@ class _File:
 def open_file(path: str) -> Fd:
     """Open a squashfs file for reading, without blocking on other kinds of file. Raises MountError."""
     try:
-        with Fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as there:
-            kind = os.fstat(there).st_mode
+        with Fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as handle:
+            kind = os.fstat(handle).st_mode
             if stat.S_ISDIR(kind):
                 hint = f"a directory is mounted without {mounting.SQUASHFS}; convert it with mksquashfs"
                 raise MountError(f"{path} is a directory, not a squashfs file", hint=hint)
             if not stat.S_ISREG(kind):
                 raise MountError(f"{path} {trusted.IRREGULAR}", hint=f"{mounting.SQUASHFS} mounts squashfs files")
-            with Fd(os.open(f"/proc/self/fd/{there}", os.O_RDONLY | os.O_CLOEXEC)) as file:
-                wrong, hint = superblock.fault(file)
-                if wrong:
-                    raise MountError(f"{path} {wrong}", hint=hint)
+            with Fd(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)) as file:
+                problem, hint = superblock.fault(file)
+                if problem:
+                    raise MountError(f"{path} {problem}", hint=hint)
                 return file.keep()
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))

@@ -160,8 +160,8 @@ class Edits:
                 try:
                     do(path, *arguments)
                 except OSError as e:
-                    say = log.warn if do == place.bind else log.debug
-                    say(f"{self.origin}: cannot give the container {path}: {e.strerror}")
+                    report = log.warn if do == place.bind else log.debug
+                    report(f"{self.origin}: cannot give the container {path}: {e.strerror}")
         self._cache(context)
         context.environ.update(self.environ)
 
@@ -215,12 +215,12 @@ def shared_dev(context: Context) -> bool:
     """Return whether the container has the host's /dev."""
     host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/") + "/dev"
     try:
-        theirs = os.stat(host)
+        on_host = os.stat(host)
         with paths.open_in(context.root, "/dev") as fd:
-            ours = os.fstat(fd)
+            in_container = os.fstat(fd)
     except OSError:
         return False
-    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+    return (on_host.st_dev, on_host.st_ino) == (in_container.st_dev, in_container.st_ino)
 
 
 class _Places:

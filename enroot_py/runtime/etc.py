@@ -251,9 +251,9 @@ def read_environment(
         line = line.lstrip()
         key, equals, value = assignment(line)
         if equals and key:
-            meant = _unescape(exact)
-            if meant.startswith(key + "=") and _flat(meant) == line:
-                environ[key] = meant[len(key) + 1 :]
+            unescaped = _unescape(exact)
+            if unescaped.startswith(key + "=") and _flat(unescaped) == line:
+                environ[key] = unescaped[len(key) + 1 :]
             else:
                 environ[key] = read(value) if read else value
         elif line.strip() and ignored is not None:

@@ -77,10 +77,10 @@ class Container:
             try:
                 os.chdir(directory)
             except OSError as e:
-                whose = "the" if self.workdir else "the image's"
+                owner = "the" if self.workdir else "the image's"
                 hint = f"asked for by {self.origins['PWD']}" if self.workdir else ""
                 raise ContainerError(
-                    f"cannot enter {whose} working directory {directory}: {e.strerror}", hint=hint
+                    f"cannot enter {owner} working directory {directory}: {e.strerror}", hint=hint
                 ) from e
         self.environ["PWD"] = os.path.normpath(directory)
 
@@ -102,8 +102,8 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    if why := refused and interpreters.explain(refused):
-        error = CommandError(f"cannot run {refused}: {why}")
+    if reason := refused and interpreters.explain(refused):
+        error = CommandError(f"cannot run {refused}: {reason}")
     else:
         hint = _advice(refused or name, failure.errno)
         error = CommandError(f"cannot run {name}: {failure.strerror}", hint=hint)

@@ -50,8 +50,8 @@ def execute(mount: Mount, root: int) -> None:
             return
         message = f"cannot mount {mount.source} on {mount.target}: {e.strerror}"
         if "x-detach" in mount.words:
-            why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
-            message = f"cannot unmount {mount.target}: {why}"
+            reason = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
+            message = f"cannot unmount {mount.target}: {reason}"
         _fail(mount, message, e)
     except PenrootError as e:  # of the server of a squashfs file
         _fail(mount, str(e), e)

@@ -162,13 +162,13 @@ class Hook:
         return not self.path or _is_ours(self.path)
 
     def describe(self) -> str:
-        what = f"hook     {self.path}" if self.path else f"no hook  {self.name}"
-        return f"{what}  ({self.why})" if self.why else what
+        subject = f"hook     {self.path}" if self.path else f"no hook  {self.name}"
+        return f"{subject}  ({self.why})" if self.why else subject
 
 
-def load(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
+def load(settings: Settings, host: Mapping[str, str], own_directories: Sequence[str] = OURS) -> list[Hook]:
     """Load the hooks of a start in the order of arrange(). Raises HookError."""
-    hooks = arrange(settings, host, ours)
+    hooks = arrange(settings, host, own_directories)
     compiled = preloaded or pack.hooks()
     for hook in hooks:
         if hook.path.endswith(".py"):
@@ -297,11 +297,11 @@ def _failure(path: str, error: BaseException) -> HookError:
         if trace.tb_frame.f_code.co_filename == path:
             line = trace.tb_lineno
         trace = trace.tb_next
-    where = f"{path}:{line}" if line else path
+    location = f"{path}:{line}" if line else path
     if _is_ours(path):
-        where = path.rpartition("/")[2].removesuffix(".py")
+        location = path.rpartition("/")[2].removesuffix(".py")
     hint = paths.foreign_group(error) or "PENROOT_DEBUG=1 shows more"
-    return HookError(f"hook {where} failed: {_reason(error)}", hint=hint)
+    return HookError(f"hook {location} failed: {_reason(error)}", hint=hint)
 
 
 def _reason(error: BaseException) -> str:

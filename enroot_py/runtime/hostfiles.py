@@ -104,8 +104,8 @@ def note_shared(served: str, *, joined: bool) -> None:
 
 def killed(program: str, served: str, how: str = "") -> str:
     """Say that a FUSE server was killed."""
-    what = f"{program} of {served} was killed{how} while the container ran"
-    return f"{what}: its programs could read no more files (out of memory? see --mem and dmesg)"
+    event = f"{program} of {served} was killed{how} while the container ran"
+    return f"{event}: its programs could read no more files (out of memory? see --mem and dmesg)"
 
 
 def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) -> None:

@@ -40,26 +40,26 @@ def explain(path: str, proc: int = -1) -> str:
     With the node's /proc, do so before the kernel tries: a program of another machine runs if the node has an emulator.
     """
     try:
-        why = _explain(path, proc)
+        reason = _explain(path, proc)
     except (OSError, ValueError, IndexError):
         return ""  # the file has changed meanwhile, or what is on /proc is not the kernel's
-    return why.replace("\n", "\\n")  # of an image: it forges no line of its own
+    return reason.replace("\n", "\\n")  # of an image: it forges no line of its own
 
 
 def _explain(path: str, proc: int) -> str:
-    if why := _closed(f"{os.strerror(errno.EACCES)}: it", path):
-        return why
+    if reason := _closed(f"{os.strerror(errno.EACCES)}: it", path):
+        return reason
     if error := _error(path):
         return _missing(f"{os.strerror(error)}: it", path, named=True)
-    what = "it"
+    subject = "it"
     for _ in range(_MAX_SCRIPTS):  # an interpreter may be a script
         name = _interpreter(path)
         if not name:
             break
-        if why := _broken(path, name):
-            return why
-        path, what = name, f"its interpreter {name}"
-    return _foreign(what, path, proc)
+        if reason := _broken(path, name):
+            return reason
+        path, subject = name, f"its interpreter {name}"
+    return _foreign(subject, path, proc)
 
 
 def explain_in(workdir: str, name: str, search: str, proc: int) -> str:
@@ -72,8 +72,8 @@ def explain_in(workdir: str, name: str, search: str, proc: int) -> str:
     except OSError:
         return ""  # the task fails with that
     path = _find(name, search)
-    why = explain(path, proc) if path else ""
-    return f"cannot run {path}: {why}" if why else ""
+    reason = explain(path, proc) if path else ""
+    return f"cannot run {path}: {reason}" if reason else ""
 
 
 def _find(name: str, search: str) -> str:
@@ -91,7 +91,7 @@ def _find(name: str, search: str) -> str:
     return dangling
 
 
-def _foreign(what: str, path: str, proc: int) -> str:
+def _foreign(subject: str, path: str, proc: int) -> str:
     """Return that a program is for another machine, unless the node's /proc shows an emulator for it, or shows none."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -103,7 +103,7 @@ def _foreign(what: str, path: str, proc: int) -> str:
     if not machines or here in machines or proc >= 0 and _may_be_emulated(head, proc):
         return ""
     return (
-        f"{what} is for {machines[0]}, and this node is {here}: use an image for {here}, "
+        f"{subject} is for {machines[0]}, and this node is {here}: use an image for {here}, "
         "or register an emulator in binfmt_misc with the flag F"
     )
 
@@ -149,28 +149,28 @@ def _broken(script: str, name: str) -> str:
             f"the first line ends in CR LF, so its interpreter is '{name[:-1]}\\r': convert it: "
             f"sed -i 's/\\r$//' {_quoted(script)}"
         )
-    what = f"its interpreter {name}"
-    return _closed(what, name) or _missing(what, name)
+    subject = f"its interpreter {name}"
+    return _closed(subject, name) or _missing(subject, name)
 
 
-def _closed(what: str, name: str) -> str:
+def _closed(subject: str, name: str) -> str:
     """Return why an existing file cannot be executed."""
     try:
         mode = os.stat(name).st_mode
     except OSError:
         return ""
     if not stat.S_ISREG(mode):
-        return f"{what} is not a regular file"
+        return f"{subject} is not a regular file"
     if os.access(name, os.X_OK):
         return ""
     if not mode & 0o111:
-        return f"{what} is not executable"
+        return f"{subject} is not executable"
     if not os.statvfs(name).f_flag & os.ST_NOEXEC:
-        return f"{what} cannot be executed by this user"
-    return f"{what} is on a file system that is mounted noexec{_mount_of(os.path.realpath(name))}"
+        return f"{subject} cannot be executed by this user"
+    return f"{subject} is on a file system that is mounted noexec{_mount_of(os.path.realpath(name))}"
 
 
-def _missing(what: str, name: str, *, named: bool = False) -> str:
+def _missing(subject: str, name: str, *, named: bool = False) -> str:
     """Return why a path leads to no file, or "" if unknown.
 
     If the user has ``named`` the path, it is no news that it does not exist, but where a link leads and what a mount
@@ -178,16 +178,16 @@ def _missing(what: str, name: str, *, named: bool = False) -> str:
     """
     error = _error(name)
     if error == errno.EACCES and not named:
-        return f"{what} cannot be reached: {os.strerror(error)}"
+        return f"{subject} cannot be reached: {os.strerror(error)}"
     if error == errno.ELOOP:
-        return f"{what} is a link to itself"
+        return f"{subject} is a link to itself"
     if error not in _MISSING:
         return ""
     target, parent, links = _follow(name)
     mount = _mount_of(parent)
     if links and (not named or mount or os.path.islink(name)):
-        return f"{what} leads to {target}, which does not exist in the container{mount}"
-    return "" if named else f"{what} does not exist in the container{mount}"
+        return f"{subject} leads to {target}, which does not exist in the container{mount}"
+    return "" if named else f"{subject} does not exist in the container{mount}"
 
 
 def _follow(path: str) -> tuple[str, str, int]:
@@ -197,27 +197,27 @@ def _follow(path: str) -> tuple[str, str, int]:
     """
     if not path.startswith("/"):
         return path, "", 0
-    there, links = "", 0
+    resolved, links = "", 0
     parts = path.split("/")[::-1]
     while parts:
         part = parts.pop()
         if part == "..":
-            there = there.rpartition("/")[0]
+            resolved = resolved.rpartition("/")[0]
         elif part not in ("", "."):
             link, error = "", 0
             try:
-                link = os.readlink(f"{there}/{part}")
+                link = os.readlink(f"{resolved}/{part}")
             except OSError as e:
                 error = e.errno or 0
             links += link != ""
             if error not in (0, errno.EINVAL) or links > _MAX_LINKS:
-                return "/".join((there, part, *reversed(parts))), there, links
+                return "/".join((resolved, part, *reversed(parts))), resolved, links
             if link:
-                there = "" if link.startswith("/") else there
+                resolved = "" if link.startswith("/") else resolved
                 parts += link.split("/")[::-1]
             else:
-                there += f"/{part}"
-    return path, there, links
+                resolved += f"/{part}"
+    return path, resolved, links
 
 
 def _mount_of(path: str) -> str:

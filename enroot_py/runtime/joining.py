@@ -95,21 +95,21 @@ def execute_in(
 
     If this process is killed, or after ``timeout_s`` seconds, everything that the command has started is killed.
     """
-    given = environ.of_options(env, os.environ)
-    wanted = _wanted(user)
+    options = environ.of_options(env, os.environ)
+    ids = _wanted(user)
     pid = processes.find(target, settings)
     guard = supervise.guard(timeout_s)
     if guard:
         return supervise.wait(guard)
     joined = Joined(pid, settings)
     is_root = os.geteuid() == 0
-    if wanted and wanted != ("root" if is_root else "you"):
+    if ids and ids != ("root" if is_root else "you"):
         _refuse(user, is_root=is_root)
         joined.become_root()
         is_root, joined.is_confined = True, False
     if workdir:
         joined.change_directory(workdir)
-    joined.environ.update(given)
+    joined.environ.update(options)
     if settings.close_descriptors:
         execute.close_descriptors(joined.environ)
     child = supervise.fork() if joined.has_pid_namespace else 0
@@ -134,11 +134,11 @@ def _wanted(user: str) -> str:
     me = os.geteuid()
     if name != str(me):
         try:
-            own = pwd.getpwuid(me).pw_name
+            own_name = pwd.getpwuid(me).pw_name
         except KeyError:
-            own = ""
-        if name != own:
-            hint = f"a container has two users: --user root, or --user {own or me}"
+            own_name = ""
+        if name != own_name:
+            hint = f"a container has two users: --user root, or --user {own_name or me}"
             raise UsageError(f"--user {user}: the container does not have this user", hint=hint)
     return "you"
 

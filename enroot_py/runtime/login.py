@@ -87,9 +87,9 @@ def _limit(blocks: str) -> None:
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    wanted = int(blocks) * 512
-    if hard == resource.RLIM_INFINITY or wanted <= hard:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (wanted, wanted))
+    limit = int(blocks) * 512
+    if hard == resource.RLIM_INFINITY or limit <= hard:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 def _record(root: int, uid: int, name: str) -> None:

@@ -128,8 +128,8 @@ class Mount:
             elif word not in IGNORED:
                 self.data.append(word)
         if self.data and self.fstype == "none":
-            meant = _SYNONYMS.get(self.data[0]) or nearest(self.data[0], KNOWN)
-            hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(KNOWN))
+            suggestion = _SYNONYMS.get(self.data[0]) or nearest(self.data[0], KNOWN)
+            hint = f"did you mean {suggestion}?" if suggestion else "known are " + ", ".join(sorted(KNOWN))
             raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
         if self.fstype == SQUASHFS:
             self._check_squashfs()

@@ -80,7 +80,7 @@ def check_root(environ: Mapping[str, str], tasks: int, option: str = "--containe
     lack = _without_munge(environ) if used(environ) else ""
     if not lack:
         return ""
-    why = f"PMIx refuses clients that are root of a user namespace, as {lack}"
+    reason = f"PMIx refuses clients that are root of a user namespace, as {lack}"
     if tasks > 1:
         hint = "with MPI: leave out --root; a program without: ENROOT_MPI=no"
         if option != "--root":
@@ -88,8 +88,8 @@ def check_root(environ: Mapping[str, str], tasks: int, option: str = "--containe
                 "use --no-container-remap-root, or --mpi=pmi2 if the image's MPI supports it; without MPI, use "
                 "--mpi=none"
             )
-        raise ConfigError(f"{option}: {why}", hint=hint)
-    return f"MPI will not work with {option}: {why}"
+        raise ConfigError(f"{option}: {reason}", hint=hint)
+    return f"MPI will not work with {option}: {reason}"
 
 
 class Libraries:
@@ -162,14 +162,14 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
         return {"PMIX_SECURITY_MODE": ",".join(modes)} if modes[0] else {}
     left = [mode for mode in modes if mode != "munge"]
     if (remap_root or not left) and libraries.have(*_OPEN_MPI):
-        why = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx accepts only MUNGE here"
+        reason = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx accepts only MUNGE here"
         hint = "install libmunge (Debian: libmunge2) and a PMIx with MUNGE in the image"
         if remap_root:
             hint += ", or be no root inside"
         if not left:
             hint += ", or let the site offer more: PMIxEnv=PMIX_MCA_psec=munge,native in mpi.conf"
         raise ConfigError(
-            f"{why}, and the image has no libmunge.so.2 (PMIX_SECURITY_MODE={','.join(modes)})", hint=hint
+            f"{reason}, and the image has no libmunge.so.2 (PMIX_SECURITY_MODE={','.join(modes)})", hint=hint
         )
     return {"PMIX_SECURITY_MODE": ",".join(left)} if left else {}
 

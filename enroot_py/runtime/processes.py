@@ -61,8 +61,8 @@ _boot = 0
 
 def running(settings: Settings) -> list[Process]:
     """Return the user's running containers, by name and age."""
-    found = filter(None, (_oldest(pids, space, settings) for space, pids in by_mount_namespace().items()))
-    return sorted(found, key=lambda p: (p.name == UNKNOWN, p.name, p.started))
+    containers = filter(None, (_oldest(pids, space, settings) for space, pids in by_mount_namespace().items()))
+    return sorted(containers, key=lambda p: (p.name == UNKNOWN, p.name, p.started))
 
 
 def by_mount_namespace() -> dict[int, list[int]]:
@@ -201,8 +201,8 @@ def find(target: str, settings: Settings) -> int:
                 hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
                 raise ContainerError(f"process {pid} is not in a container", hint=hint)
             return pid
-    if found := _of_record(target, settings) or _named(target, settings):
-        return found
+    if containers := _of_record(target, settings) or _named(target, settings):
+        return containers
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
             if process.name == target and not target.startswith("pyxis_"):  # a step leaves no file behind

@@ -37,12 +37,12 @@ def variables(host: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return the variables that a rank has from its launcher. Raises ConfigError if MPI would hang."""
     if not (settings.mpi and environ.is_rank(host)):
         return {}
-    given = {key: value for key, value in host.items() if key.startswith(_LAUNCHERS) and not key.endswith(_HOSTS)}
+    variables = {key: value for key, value in host.items() if key.startswith(_LAUNCHERS) and not key.endswith(_HOSTS)}
     if settings.remap_root:
         size = next((host[name] for name in _SIZE if host.get(name, "").isdecimal()), "1")
         if pmix.check_root(host, int(size), "--root"):
             return {}  # one process alone, mostly a shell: its programs are no ranks
-    return given
+    return variables
 
 
 class Record:
@@ -66,12 +66,12 @@ class Record:
         self._new_keyring = settings.unshare_keyring
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            why = "" if locks.flock(self._fd) else _await_rank(self._fd)
+            reason = "" if locks.flock(self._fd) else _await_rank(self._fd)
         except OSError as e:
             raise ContainerError(f"cannot lock {self._path}: {e.strerror}", hint="ENROOT_JOIN=no does without") from e
-        if why:
+        if reason:
             hint = "check that process, or set ENROOT_JOIN=no for one container per rank"
-            raise ContainerError(f"cannot join the other ranks: {why}", hint=hint)
+            raise ContainerError(f"cannot join the other ranks: {reason}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
         """Enter the container of the other ranks, if one runs; return its variables and the image's."""
@@ -98,14 +98,14 @@ class Record:
         self._members = []
         return None
 
-    def keep(self, variables: Mapping[str, str], origins: Mapping[str, str], own: Iterable[str]) -> None:
-        """As the first rank, admit the others; variables in ``own`` are only for this rank."""
+    def keep(self, variables: Mapping[str, str], origins: Mapping[str, str], own_names: Iterable[str]) -> None:
+        """As the first rank, admit the others; variables in ``own_names`` are only for this rank."""
         if self._fd < 0:
             return
         umask = os.umask(0o022)
         os.umask(umask)
-        kept = {key: value for key, value in variables.items() if key not in own}
-        self._write(processes.inode(os.getpid(), "mnt"), umask, kept, [key for key in origins if key in kept])
+        shared = {key: value for key, value in variables.items() if key not in own_names}
+        self._write(processes.inode(os.getpid(), "mnt"), umask, shared, [key for key in origins if key in shared])
 
     def sweep(self) -> None:
         """Remove records of ended launchers without a session directory, as Hydra's."""

@@ -126,7 +126,7 @@ def make_scratch(settings: Settings) -> str:
     from enroot_py.base import filesystems
 
     raise ContainerError(
-        f"cannot create {path}: {error.strerror}", hint=filesystems.way_out(error, path, "ENROOT_RUNTIME_PATH")
+        f"cannot create {path}: {error.strerror}", hint=filesystems.hint_for(error, path, "ENROOT_RUNTIME_PATH")
     ) from error
 
 
@@ -192,13 +192,13 @@ def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
     Without a server it is the copy of what is written to that takes longer. What is not root's in the image, or not
     there, is left to the kernel.
     """
-    ours = os.geteuid(), os.getegid()
+    own_ids = os.geteuid(), os.getegid()
     for name in names:
         try:
             state = os.lstat(f"{lower}/{name}")
         except OSError:
             continue
-        if stat.S_ISDIR(state.st_mode) and (state.st_uid, state.st_gid) == ours:
+        if stat.S_ISDIR(state.st_mode) and (state.st_uid, state.st_gid) == own_ids:
             os.mkdir(f"{upper}/{name}")
             if (mode := stat.S_IMODE(state.st_mode)) != 0o755:
                 os.chmod(f"{upper}/{name}", mode)
@@ -361,11 +361,11 @@ def import_no_files() -> None:
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter]
 
 
-def _refused(what: str, error: OSError) -> NamespaceError:
+def _refused(action: str, error: OSError) -> NamespaceError:
     """Return an error for a call that a seccomp filter or a security module forbids."""
     from enroot_py.runtime import pods
 
-    return NamespaceError(f"cannot {what} in a user namespace: {error.strerror}", hint=pods.advice(error))
+    return NamespaceError(f"cannot {action} in a user namespace: {error.strerror}", hint=pods.advice(error))
 
 
 def _advice(error: OSError, upper: str) -> str:

@@ -132,14 +132,14 @@ class Scripts:
             self._wait(f"{name}() of {self._conf}")
             self._read_environ()
 
-    def _wait(self, what: str) -> None:
+    def _wait(self, action: str) -> None:
         """Wait until the shell of the configuration script stops itself, after it wrote what it exports, or ends."""
         _, status = os.waitpid(self._shell, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             self._shell = 0
             if status:
                 code = os.waitstatus_to_exitcode(status)
-                error = HookError(f"{what} failed with status {code}", hint="see its messages above")
+                error = HookError(f"{action} failed with status {code}", hint="see its messages above")
                 error.exit_code = code if code > 0 else 128 - code
                 raise error
         else:

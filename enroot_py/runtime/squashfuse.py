@@ -289,7 +289,7 @@ def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> lis
     A user namespace of one user has no number for other owners: they would be nobody, whose directories overlayfs
     does not change, path_resolution(7).
     """
-    own = ["-o", f"offset={offset}"] if offset else []
+    offset_option = ["-o", f"offset={offset}"] if offset else []
     owner: list[str] = []
     if not keeps_owners:
         try:
@@ -301,7 +301,7 @@ def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> lis
     quick = installed("squashfuse_ll")
     program = quick if not owner or _takes_owner(quick) else installed("squashfuse")
     if program := program or installed("squashfuse"):
-        command = [*(carried.command(os.path.basename(program)) or [program]), *own, *owner]
+        command = [*(carried.command(os.path.basename(program)) or [program]), *offset_option, *owner]
         return [*command, *_KEEP_NAMES] if owner and program != quick else command
     unpack = f"the image: penroot create {image}" if opened < 0 else f"it: unsquashfs {image}"
     raise ImageError(

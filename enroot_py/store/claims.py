@@ -38,13 +38,13 @@ class Claim:
 
     def __init__(self, name: str, data_path: str, *, kept: bool) -> None:
         node = os.uname().nodename
-        own = f"{name}@{node}"
+        own_name = f"{name}@{node}"
         self.name = name
         try:
             trusted.place(data_path, make=True)
-            if os.path.lexists(f"{data_path}/{own}") or not self._hold(name, node, data_path, kept=kept):
-                self.name = own
-                self._hold(own, node, data_path, kept=kept)
+            if os.path.lexists(f"{data_path}/{own_name}") or not self._hold(name, node, data_path, kept=kept):
+                self.name = own_name
+                self._hold(own_name, node, data_path, kept=kept)
         except OSError:
             return  # creating the container will report the error
 
@@ -73,8 +73,8 @@ class Claim:
 def of_this_node(name: str, data_path: str) -> str:
     """Return the name that this node has claimed, or would claim, for the container ``name``."""
     node = os.uname().nodename
-    own = f"{name}@{node}"
-    return own if os.path.lexists(f"{data_path}/{own}") or holder(name, data_path) not in ("", node) else name
+    own_name = f"{name}@{node}"
+    return own_name if os.path.lexists(f"{data_path}/{own_name}") or holder(name, data_path) not in ("", node) else name
 
 
 def holder(name: str, data_path: str) -> str:
@@ -119,8 +119,8 @@ def change_alone(source: Source) -> None:
             from enroot_py.base import waits
 
             watch = watch or waits.Watch(fd, f"starting the container {name}")
-            if why := watch.look():
-                raise ContainerError(f"cannot change the container {name}: {why}", hint=waits.HINT)
+            if reason := watch.look():
+                raise ContainerError(f"cannot change the container {name}: {reason}", hint=waits.HINT)
         else:
             os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
     except OSError:
@@ -134,13 +134,13 @@ def refuse_changed(source: Source) -> None:
     if process is None:
         return
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(process.started))
-    who = f"process {process.pid} ({process.comm}) on {os.uname().nodename}, since {since},"
+    holder_text = f"process {process.pid} ({process.comm}) on {os.uname().nodename}, since {since},"
     hint = f"penroot exec {process.pid} COMMAND to run in it too, or start without --rw"
-    raise _taken(process.name, who, hint)
+    raise _taken(process.name, holder_text, hint)
 
 
-def _taken(name: str, who: str, hint: str) -> ContainerError:
-    return ContainerError(f"{who} is changing the container {name}: two at once would corrupt it", hint=hint)
+def _taken(name: str, holder_text: str, hint: str) -> ContainerError:
+    return ContainerError(f"{holder_text} is changing the container {name}: two at once would corrupt it", hint=hint)
 
 
 def _file(name: str, data_path: str) -> str:

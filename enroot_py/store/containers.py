@@ -31,11 +31,11 @@ def find(target: str, settings: Settings) -> Source:
     if os.path.isfile(target):
         return find_file(target, settings)
     if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
-        what = "not an image file" if os.path.exists(target) else "no such image"
+        problem = "not an image file" if os.path.exists(target) else "no such image"
         path = target.startswith(("/", ".", "docker:/")) or target.endswith(".sqsh")
         image = "docker://IMAGE" if path or not target else f"docker://{shown(target)}"
         hint = f"name a container, the path of a squashfs image, or a registry image: {image}"
-        raise ContainerError(f"{what}: {shown(target)}", hint=hint)
+        raise ContainerError(f"{problem}: {shown(target)}", hint=hint)
     return open_container(target, settings, or_else=f"; for a registry image: docker://{shown(target)}")
 
 
@@ -47,8 +47,8 @@ def is_reference(target: str, settings: Settings) -> bool:
 
     if reference.is_uri(target):
         return True
-    taken = os.path.lexists(target) or "/" not in target and os.path.lexists(f"{settings.data_path}/{target}")
-    return not taken and reference.is_tagged(target)
+    is_taken = os.path.lexists(target) or "/" not in target and os.path.lexists(f"{settings.data_path}/{target}")
+    return not is_taken and reference.is_tagged(target)
 
 
 def shown(target: str) -> str:
@@ -108,7 +108,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     try:
         record = container_record.of(path)
     except OSError as e:
-        raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
+        raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_hint(e, path)) from e
     if record is None:
         if os.path.lexists(f"{path}/{container_record.MARK}"):
             raise _not_ours(path) if container_record.text(f"{path}/{container_record.MARK}") else _damaged(path)
@@ -210,7 +210,7 @@ def check_place(data_path: str, name: str = "") -> None:
 
 def _untrusted(path: str, error: OSError) -> ContainerError:
     if error.errno != errno.EPERM:
-        return ContainerError(f"cannot open {path}: {error.strerror}", hint=_way_out(error, path + "/"))
+        return ContainerError(f"cannot open {path}: {error.strerror}", hint=_hint(error, path + "/"))
     hint = "set ENROOT_DATA_PATH to a directory of your own"
     if (error.strerror or "").startswith("can be written"):
         hint = f"if nobody has: chmod go-w {path}; else {hint}"
@@ -319,7 +319,7 @@ class _New:
         except OSError as e:
             if e.errno == errno.EPERM and e.filename == place:
                 raise _untrusted(place, e) from e
-            hint = _way_out(e, self._path)
+            hint = _hint(e, self._path)
             raise ContainerError(f"cannot create a container in {place}: {e.strerror}", hint=hint) from e
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -331,8 +331,8 @@ class _New:
         finally:
             self._end()
         if isinstance(error, OSError):
-            taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
-            hint = "another process has just created it" if taken else _way_out(error, self._path)
+            is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+            hint = "another process has just created it" if is_taken else _hint(error, self._path)
             raise ContainerError(f"cannot create {self._path}: {error.strerror}", hint=hint) from error
 
     def _end(self) -> None:
@@ -352,10 +352,10 @@ class _New:
             self._directory.publish()
 
 
-def _way_out(error: OSError, path: str) -> str:
+def _hint(error: OSError, path: str) -> str:
     from enroot_py.base import filesystems
 
-    return filesystems.way_out(error, os.path.dirname(path), "ENROOT_DATA_PATH")
+    return filesystems.hint_for(error, os.path.dirname(path), "ENROOT_DATA_PATH")
 
 
 def names(settings: Settings) -> list[str]:
@@ -367,7 +367,7 @@ def names(settings: Settings) -> list[str]:
         return []
     except OSError as e:
         path = settings.data_path
-        raise ContainerError(f"cannot read {path}: {e.strerror}", hint=_way_out(e, path + "/")) from e
+        raise ContainerError(f"cannot read {path}: {e.strerror}", hint=_hint(e, path + "/")) from e
     return sorted(
         name for name in entries if not name.startswith(".") and os.path.isdir(f"{settings.data_path}/{name}")
     )
@@ -381,10 +381,10 @@ def refuse_running(name: str, settings: Settings) -> None:
     node = os.uname().nodename
     for process in processes.running(settings):
         if process.name == name:
-            what = f"process {process.pid} ({process.comm}) runs in the container {name}"
+            problem = f"process {process.pid} ({process.comm}) runs in the container {name}"
             # Process 1 of a PID namespace ignores SIGTERM.
             hint = f"end it first: kill {process.pid}, or kill -KILL {process.pid}, or scancel its job"
-            raise ContainerError(what, hint=hint)
+            raise ContainerError(problem, hint=hint)
     if (holder := claims.holder(name, settings.data_path)) not in ("", node):
         raise ContainerError(f"a step on node {holder} uses the container {name}", hint=f"squeue --nodelist={holder}")
 
@@ -464,7 +464,7 @@ def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = Non
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise ContainerError(f"cannot remove {name}: {e.strerror}", hint=_way_out(e, path)) from e
+        raise ContainerError(f"cannot remove {name}: {e.strerror}", hint=_hint(e, path)) from e
 
 
 def _mounted_beneath(directory: str) -> str:

@@ -79,9 +79,9 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
 
 
 def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
-    what = f" {shown(path)}" if path else ""
+    subject = f" {shown(path)}" if path else ""
     place = os.path.dirname(directory)  # the directory itself has a temporary name
-    hint = filesystems.way_out(error, place, "ENROOT_CACHE_PATH")
+    hint = filesystems.hint_for(error, place, "ENROOT_CACHE_PATH")
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
         from enroot_py.runtime import pods
 
@@ -90,7 +90,7 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
             hint = f"{place} {pods.ON_OVERLAY}, and cannot hold whiteouts: {pods.volume('ENROOT_CACHE_PATH')}"
     elif path and error.errno in (errno.ENOENT, errno.ENOTDIR):
         hint = "the image is damaged"
-    raise ImageError(f"cannot store{what or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
+    raise ImageError(f"cannot store{subject or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
 
 
 class Tree:

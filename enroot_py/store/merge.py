@@ -46,8 +46,8 @@ def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> Non
     """Lay a directory of a layer over ``target``. Implicit directories change neither mode nor time."""
     with os.scandir(source) as entries:
         for entry in entries:
-            status, there = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
-            below = _lstat(there)
+            status, target_path = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
+            below = _lstat(target_path)
             is_directory = stat.S_ISDIR(status.st_mode)
             if below is not None and not (is_directory and stat.S_ISDIR(below.st_mode) and not is_opaque(entry.path)):
                 _remove(target, entry.name, below)
@@ -55,16 +55,16 @@ def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> Non
             if is_whiteout(status):
                 continue
             if not is_directory:
-                _link(entry.path, there)
+                _link(entry.path, target_path)
                 continue
             name = f"{inside}{entry.name}"
             if below is None:
-                os.mkdir(there, 0o700)
-            _add(entry.path, there, name + "/", implicit)
+                os.mkdir(target_path, 0o700)
+            _add(entry.path, target_path, name + "/", implicit)
             like = below if below is not None and name in implicit else status
             if like is status:
-                copy_attributes(entry.path, there)
-            _look_like(there, like)
+                copy_attributes(entry.path, target_path)
+            _look_like(target_path, like)
     if not inside:
         _look_like(target, os.stat(source))
 

@@ -77,7 +77,7 @@ def _print(content: _Content, settings: Settings) -> int:
         file = tempfile.TemporaryFile(dir=settings.temp_path)  # noqa: SIM115
         content.write(file.fileno())
     except OSError as e:
-        hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
+        hint = filesystems.hint_for(e, settings.temp_path, "ENROOT_TEMP_PATH")
         raise ImageError(f"cannot write an image in {settings.temp_path}: {e.strerror}", hint=hint) from e
     with file:
         file.seek(0)
@@ -138,8 +138,8 @@ def check_writing(output: str, settings: Settings) -> None:
     """Check options, memory and ``output`` before an image is written. Raises ImageError, ConfigError."""
     check_output(output, settings)
     check_options(settings)
-    if why := memory.refusal():
-        raise ImageError(why[0], hint=why[1])
+    if refusal := memory.refusal():
+        raise ImageError(refusal[0], hint=refusal[1])
 
 
 def check_output(output: str, settings: Settings) -> None:
@@ -162,8 +162,8 @@ def check_output(output: str, settings: Settings) -> None:
         if not settings.force_override:
             raise ImageError(f"file already exists: {output}", hint="use --force to overwrite it")
     if not os.access(directory, os.W_OK | os.X_OK):
-        why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
-        raise cannot_write(output, OSError(why, os.strerror(why)))
+        number = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+        raise cannot_write(output, OSError(number, os.strerror(number)))
 
 
 def destination(output: str) -> str:
@@ -189,10 +189,10 @@ def destination(output: str) -> str:
             path = _placed(os.path.join(directory, os.readlink(path)))
     except OSError:
         return path  # the file does not exist yet, or check_output() reports the error
-    for test, what in _IRREGULAR:
+    for test, kind in _IRREGULAR:
         if test(status.st_mode):
             hint = "name the file: --output FILE" if test is stat.S_ISDIR else "write to stdout instead: --output -"
-            raise ImageError(f"{path} is {what}", hint=hint)
+            raise ImageError(f"{path} is {kind}", hint=hint)
     return path
 
 
@@ -210,7 +210,7 @@ def _placed(path: str) -> str:
 
 def cannot_write(output: str, error: OSError) -> ImageError:
     """Return the error for an image file that cannot be written."""
-    hint = filesystems.way_out(error, os.path.dirname(output))
+    hint = filesystems.hint_for(error, os.path.dirname(output))
     return ImageError(f"cannot write {output}: {error.strerror}", hint=hint)
 
 

@@ -57,8 +57,8 @@ def digest(reference: Reference | LocalImage, settings: Settings, arch: str | No
     """Return the digest of the image that pull() would return, without pulling it. Raises PenrootError."""
     from enroot_py.registry.sources import open_source
 
-    wanted = _pinned(reference, tags.pin(reference, settings))
-    return open_source(wanted, settings).manifest(arch).digest
+    pinned = _pinned(reference, tags.pin(reference, settings))
+    return open_source(pinned, settings).manifest(arch).digest
 
 
 class Pull:
@@ -202,13 +202,13 @@ class Pull:
             system, image_architecture = ImageConfig(f.read(), f"{self._reference} in the store").platform
         if system and system != "linux":
             raise ImageError(f"{self._reference} is for {system}, this is Linux")
-        wanted = architecture((self._arch or "").partition("/")[0] or None)
-        if not image_architecture or image_architecture == wanted:
+        machine = architecture((self._arch or "").partition("/")[0] or None)
+        if not image_architecture or image_architecture == machine:
             return
         if self._arch:
             hint = "leave out --arch, or name another image"
             raise ImageError(f"{self._reference} is for {image_architecture} only", hint=hint)
-        log.warn(f"{self._reference} is for {image_architecture}, this machine is {wanted}")
+        log.warn(f"{self._reference} is for {image_architecture}, this machine is {machine}")
 
 
 def _pinned(reference: Reference | LocalImage, pin: Pin | None) -> Reference | LocalImage:

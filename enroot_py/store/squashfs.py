@@ -12,14 +12,14 @@ def check(path: str, offset: int = 0) -> None:
     """Check the superblock. Raises ImageError for a truncated or other file."""
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as f:
-            wrong, way_out = superblock.fault(f.fileno(), offset)
-            if not wrong:
-                wrong, way_out = superblock.compression_fault(f.fileno(), offset)
+            problem, hint = superblock.fault(f.fileno(), offset)
+            if not problem:
+                problem, hint = superblock.compression_fault(f.fileno(), offset)
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
         hint = f"it must exist on the node {os.uname().nodename}" if missing else "give a squashfs file of your own"
         raise ImageError(f"cannot read the image {path}: {e.strerror}", hint=hint) from e
-    _refuse(path, wrong, way_out)
+    _refuse(path, problem, hint)
 
 
 def check_open(fd: int, path: str) -> None:
@@ -27,9 +27,9 @@ def check_open(fd: int, path: str) -> None:
     _refuse(path, *superblock.fault(fd))
 
 
-def _refuse(path: str, wrong: str, way_out: str) -> None:
-    if wrong:
-        raise ImageError(f"the image {path} {wrong}", hint=way_out)
+def _refuse(path: str, problem: str, hint: str) -> None:
+    if problem:
+        raise ImageError(f"the image {path} {problem}", hint=hint)
 
 
 def _open_at_once(path: str, flags: int) -> int:

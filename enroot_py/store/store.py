@@ -85,8 +85,8 @@ def _await(fd: int, doing: str, *, shared: bool) -> None:
         return
     from enroot_py.base import waits
 
-    if why := _locking(fd, lambda: waits.lock(fd, doing, shared=shared)):
-        raise ImageError(f"cannot lock {os.readlink(f'/proc/self/fd/{fd}')}: {why}", hint=waits.HINT)
+    if reason := _locking(fd, lambda: waits.lock(fd, doing, shared=shared)):
+        raise ImageError(f"cannot lock {os.readlink(f'/proc/self/fd/{fd}')}: {reason}", hint=waits.HINT)
 
 
 def _locking(fd: int, lock: Callable[[], _T]) -> _T:
@@ -348,8 +348,8 @@ class Build:
 
         name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
         # Shared: a process that uses the published image keeps a shared lock for as long as its container runs.
-        if why := _locking(fd, lambda: waits.lock(fd, f"making {name}", shared=True, stalled_after=_STALLED_S)):
-            log.warn(f"{why}: making a copy")
+        if reason := _locking(fd, lambda: waits.lock(fd, f"making {name}", shared=True, stalled_after=_STALLED_S)):
+            log.warn(f"{reason}: making a copy")
             self.path = layout.making_alone(self.target)
 
     def _is_ours(self) -> bool:
@@ -448,8 +448,10 @@ def _make_directory(path: str) -> None:
         raise cannot_write(f"create the store {path}", path, e) from e
 
 
-def cannot_write(what: str, place: str, error: OSError) -> ImageError:
-    """Return the error "cannot ``what``" for a store, or for a path in it, at ``place``."""
+def cannot_write(action: str, place: str, error: OSError) -> ImageError:
+    """Return the error "cannot ``action``" for a store, or for a path in it, at ``place``."""
     from enroot_py.base import filesystems
 
-    return ImageError(f"cannot {what}: {error.strerror}", hint=filesystems.way_out(error, place, "ENROOT_CACHE_PATH"))
+    return ImageError(
+        f"cannot {action}: {error.strerror}", hint=filesystems.hint_for(error, place, "ENROOT_CACHE_PATH")
+    )

@@ -30,8 +30,8 @@ class Tar(Decompressed):
 
     def entries(self) -> Iterator[Entry]:
         """Yield each entry. Read its data before asking for the next entry."""
-        common: Mapping[bytes, bytes] = _NO_PAX  # pax "g": for all later entries
-        own: Mapping[bytes, bytes] = _NO_PAX  # pax "x" and GNU long names: for the next entry only
+        global_pax: Mapping[bytes, bytes] = _NO_PAX  # pax "g": for all later entries
+        entry_pax: Mapping[bytes, bytes] = _NO_PAX  # pax "x" and GNU long names: for the next entry only
         long_name = long_link = None
         while True:
             block = self.read(_BLOCK_BYTES)
@@ -50,18 +50,23 @@ class Tar(Decompressed):
                 data = self.exactly(size)
                 self.exactly(-size % _BLOCK_BYTES)
                 if kind == b"x":
-                    own = dict(_pax(data))
+                    entry_pax = dict(_pax(data))
                 elif kind == b"g":
-                    common = {**common, **dict(_pax(data))}
-                    if len(common) > _MAX_GLOBAL_RECORDS:  # each entry gets a copy of all
+                    global_pax = {**global_pax, **dict(_pax(data))}
+                    if len(global_pax) > _MAX_GLOBAL_RECORDS:  # each entry gets a copy of all
                         raise ImageError(f"more than {_MAX_GLOBAL_RECORDS} global pax records in the layer's tar")
                 elif kind == b"L":
                     long_name = data.split(b"\0", 1)[0]
                 else:
                     long_link = data.split(b"\0", 1)[0]
                 continue
-            entry = _entry(block, _in_force(common, own) if common or own else _NO_PAX, long_name, long_link)
-            own, long_name, long_link = _NO_PAX, None, None
+            entry = _entry(
+                block,
+                _in_force(global_pax, entry_pax) if global_pax or entry_pax else _NO_PAX,
+                long_name,
+                long_link,
+            )
+            entry_pax, long_name, long_link = _NO_PAX, None, None
             if kind == b"S":
                 _old_sparse(entry, block, self.exactly)  # the entry's size does not include these headers
             before = self.position()
@@ -172,9 +177,9 @@ def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield b"GNU.sparse.map", b",".join(numbers)
 
 
-def _in_force(common: Mapping[bytes, bytes], own: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+def _in_force(global_pax: Mapping[bytes, bytes], entry_pax: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     """Return the pax records of an entry. An empty value deletes an earlier one: pax(1), "Header Block"."""
-    return {key: value for key, value in {**common, **own}.items() if value or key.startswith(b"GNU.")}
+    return {key: value for key, value in {**global_pax, **entry_pax}.items() if value or key.startswith(b"GNU.")}
 
 
 def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, long_link: bytes | None) -> Entry:

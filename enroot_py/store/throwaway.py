@@ -31,7 +31,7 @@ def make(settings: Settings, *, sweep: bool = True) -> making.Directory:
         os.mkdir(directory.path + "/upper", 0o755)
         os.mkdir(directory.path + "/work")
     except OSError as e:
-        hint = filesystems.way_out(e, place, "ENROOT_DATA_PATH")
+        hint = filesystems.hint_for(e, place, "ENROOT_DATA_PATH")
         raise ContainerError(f"cannot keep changes in {place}: {e.strerror}", hint=hint) from e
     return directory
 

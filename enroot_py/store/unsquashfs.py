@@ -113,12 +113,12 @@ def run_tool(
             if any(os.strerror(number) in line for line in written):
                 raise OSError(number, os.strerror(number)) from e
         if any("create thread" in line for line in written):
-            why, hint = filesystems.no_process()
-            raise ImageError(f"{command[0]} cannot start a thread: {why}", hint=hint) from e
+            problem, hint = filesystems.no_process()
+            raise ImageError(f"{command[0]} cannot start a thread: {problem}", hint=hint) from e
         if match := re.search(r"uses (\w+) compression, this is unsupported", "\n".join(written)):
-            why = f"{command[0]} does not support the compression {match[1]} of the image {image}"
-            raise ImageError(why, hint="write the image again: mksquashfs -comp lz4") from e
+            problem = f"{command[0]} does not support the compression {match[1]} of the image {image}"
+            raise ImageError(problem, hint="write the image again: mksquashfs -comp lz4") from e
         if image and any(word in str(e) for word in _DAMAGE):
-            why = str(e).partition(" failed: ")[2]
-            raise ImageError(f"the image {image} is damaged: {why}", hint="import or copy it again") from e
+            problem = str(e).partition(" failed: ")[2]
+            raise ImageError(f"the image {image} is damaged: {problem}", hint="import or copy it again") from e
         raise

@@ -20,11 +20,11 @@ def damage(store: Store) -> Iterator[tuple[str, str]]:
         return
     with store.lock():
         for image in layout.all_of(store.root, layout.IMAGES):
-            for what in _of_image(image):
-                yield image, what
+            for damage in _of_image(image):
+                yield image, damage
         for layer in layout.all_of(store.root, layout.LAYERS):
-            for what in _of_layer(layer):
-                yield layer, what
+            for damage in _of_layer(layer):
+                yield layer, damage
 
 
 def _of_image(path: str) -> Iterator[str]:

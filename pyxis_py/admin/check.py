@@ -32,8 +32,8 @@ _PRIVATE_DIRECTORIES = ("/tmp", "/dev/shm")  # by default: job_container.conf(5)
 _DIRS = re.compile(r"^\s*Dirs\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
-def findings(given: str | None) -> Iterator[Finding]:
-    """Yield all findings, in the order in which a step depends on them. ``given`` is a plugstack.conf."""
+def findings(plugstack_conf: str | None) -> Iterator[Finding]:
+    """Yield all findings, in the order in which a step depends on them. ``plugstack_conf`` is a plugstack.conf."""
     slurm = slurm_configuration()
     if not slurm:
         yield Finding(
@@ -41,7 +41,7 @@ def findings(given: str | None) -> Iterator[Finding]:
             "scontrol cannot show the configuration of Slurm: proctrack and private directories are not checked",
             "check that slurmctld runs and knows this node: scontrol show config",
         )
-    stacks = _stacks(given, slurm)
+    stacks = _stacks(plugstack_conf, slurm)
     for path, lines in stacks.items():
         yield from _loaded(path, lines)
     if not stacks:
@@ -72,8 +72,8 @@ def _stacks(given: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]
 
 def _plugin(stacks: Mapping[str, list[Line]]) -> settings.PluginSettings:
     """Return the settings from the last valid plugstack.conf line that loads the plugin."""
-    ours = [line for lines in stacks.values() for line in lines if _is_ours(line) and not _bad_arguments(line)]
-    return settings.load(ours[-1].arguments if ours else ())
+    our_lines = [line for lines in stacks.values() for line in lines if _is_ours(line) and not _bad_arguments(line)]
+    return settings.load(our_lines[-1].arguments if our_lines else ())
 
 
 def slurm_configuration() -> dict[str, str]:
@@ -100,14 +100,14 @@ def _bad_arguments(line: Line) -> PenrootError | None:
 
 def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
     """Check the line of a plugstack.conf that loads the plugin, and its position."""
-    ours = [line for line in lines if _is_ours(line)]
-    if not ours:
+    our_lines = [line for line in lines if _is_ours(line)]
+    if not our_lines:
         yield _not_loaded(path)
         return
-    if len(ours) > 1:
-        where = ", ".join(line.origin for line in ours)
-        yield Finding("bad", f"{PLUGIN} is loaded more than once: {where}", "keep only one of the lines")
-    line = ours[0]
+    if len(our_lines) > 1:
+        origins = ", ".join(line.origin for line in our_lines)
+        yield Finding("bad", f"{PLUGIN} is loaded more than once: {origins}", "keep only one of the lines")
+    line = our_lines[0]
     if error := _bad_arguments(line):
         yield Finding("bad", f"{line.origin}: {error}", error.hint)
     yield _built(line)
@@ -128,25 +128,25 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
 
 
 def _not_loaded(path: str) -> Finding:
-    there = os.path.isfile(path)
-    if not there and plugstack.supersedes_copy(path):
-        what = f"there is no file {path}, which Slurm reads instead of the one from slurmctld: steps run on the host"
-        return Finding("bad", what, "remove PlugStackConfig from slurm.conf, or create the file")
+    exists = os.path.isfile(path)
+    if not exists and plugstack.supersedes_copy(path):
+        message = f"there is no file {path}, which Slurm reads instead of the one from slurmctld: steps run on the host"
+        return Finding("bad", message, "remove PlugStackConfig from slurm.conf, or create the file")
     if not plugstack.is_copy(path):
-        what = f"{path} does not load {PLUGIN}" if there else f"there is no file {path}"
-        return Finding("bad", what, "pyxis-py install, and include plugstack.conf.d/*")
-    what = f"{path} does not load {PLUGIN}" if there else "slurmctld has no plugstack.conf to send"
+        message = f"{path} does not load {PLUGIN}" if exists else f"there is no file {path}"
+        return Finding("bad", message, "pyxis-py install, and include plugstack.conf.d/*")
+    message = f"{path} does not load {PLUGIN}" if exists else "slurmctld has no plugstack.conf to send"
     if included := plugstack.includes(path):
-        what += f": slurmctld does not send included files, and there is no {', '.join(included)} here"
-    return Finding("bad", f"{what}; steps run on the host", plugstack.HINT)
+        message += f": slurmctld does not send included files, and there is no {', '.join(included)} here"
+    return Finding("bad", f"{message}; steps run on the host", plugstack.HINT)
 
 
 def _fetched() -> Finding:
     """Check a machine on which srun fetches its configuration from slurmctld each time."""
     if "--container-image" in Program([find("srun", package="slurm-client"), "--help"], timeout=_TIMEOUT_S).run():
         return Finding("ok", f"srun loads {PLUGIN}: slurmctld sends it a plugstack.conf")
-    what = f"srun does not load {PLUGIN}, and this machine has no plugstack.conf"
-    return Finding("bad", what, plugstack.HINT)
+    message = f"srun does not load {PLUGIN}, and this machine has no plugstack.conf"
+    return Finding("bad", message, plugstack.HINT)
 
 
 def _built(line: Line) -> Finding:
@@ -179,16 +179,16 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
         if pods.cgroups_are_read_only():  # proctrack/cgroup cannot start there
             verdict = "warn"
             fix = "control groups are read-only in this pod: privileged: true, then proctrack/cgroup"
-        what = f"ProctrackType={tracking} does not track the helper of a step: its mounts may outlive the job"
-        yield Finding(verdict, what, fix)
+        message = f"ProctrackType={tracking} does not track the helper of a step: its mounts may outlive the job"
+        yield Finding(verdict, message, fix)
     kind = slurm.get("NamespaceType") or slurm.get("JobContainerType", "")  # renamed in 25.11
     if not kind.endswith(("tmpfs", "linux")):
         return
     private = _private_directories(kind, (plugstack.directories(slurm) or [plugstack.DIRECTORY])[-1])
     inside = [path for path in private if (plugin.runtime_path + "/").startswith(path.rstrip("/") + "/")]
     if inside:
-        what = f"runtime_path={plugin.runtime_path} is in {inside[0]}, which {kind} makes private to each job"
-        yield Finding("bad", what, f"runtime_path={settings.SETTINGS['runtime_path'].default} in plugstack.conf")
+        message = f"runtime_path={plugin.runtime_path} is in {inside[0]}, which {kind} makes private to each job"
+        yield Finding("bad", message, f"runtime_path={settings.SETTINGS['runtime_path'].default} in plugstack.conf")
     else:
         yield Finding("ok", f"runtime_path={plugin.runtime_path} is outside of the directories of {kind}")
 

@@ -54,13 +54,13 @@ def sources_in(directory: str) -> list[str]:
     return sorted(glob.glob(f"{directory}/*.c"))
 
 
-def find_slurm(given: str | None) -> str:
+def find_slurm(prefix: str | None) -> str:
     """Return the directory that holds slurm/spank.h. Raises ConfigError."""
-    for directory in (given,) if given else _INCLUDES:
+    for directory in (prefix,) if prefix else _INCLUDES:
         if os.path.exists(f"{directory}/slurm/spank.h"):
             return directory
     raise ConfigError(
-        f"slurm/spank.h is not in {given or ', '.join(_INCLUDES)}",
+        f"slurm/spank.h is not in {prefix or ', '.join(_INCLUDES)}",
         hint="it is in the package libslurm-dev or slurm-devel; elsewhere: --slurm-include DIR",
     )
 

@@ -46,8 +46,8 @@ def directories(slurm: Mapping[str, str]) -> list[str]:
 
     ``slurm`` is the output of scontrol show config. The list is empty if srun fetches the files each time.
     """
-    if given := os.environ.get("SLURM_CONF"):
-        return [os.path.dirname(given)]
+    if conf := os.environ.get("SLURM_CONF"):
+        return [os.path.dirname(conf)]
     local = os.path.dirname(slurm.get("SLURM_CONF", f"{DIRECTORY}/slurm.conf"))
     present = [place for place in dict.fromkeys((local, CACHE)) if os.path.exists(f"{place}/slurm.conf")]
     return present if present or slurm else [local]
@@ -199,10 +199,10 @@ def unconfigure(directory: str, plugin: str) -> list[str]:
 def unconfigure_sent(path: str, plugin: str) -> list[str]:
     """Remove the line that ``configure_sent`` wrote, and return descriptions of removed lines."""
     lines = _read(path)
-    kept = [line for line in lines if not _is_ours(line, plugin)]
-    if kept == lines:
+    other_lines = [line for line in lines if not _is_ours(line, plugin)]
+    if other_lines == lines:
         return []
-    _replace(path, kept, os.stat(path).st_mode & 0o7777)
+    _replace(path, other_lines, os.stat(path).st_mode & 0o7777)
     return [f"the line in {path}"]
 
 

@@ -127,9 +127,9 @@ class Container:
                 raise MountError(f"{origin}: {e}", hint=e.hint) from e
             except OSError as e:
                 missing = isinstance(e, FileNotFoundError)
-                why = "source path does not exist" if missing else f"source path: {e.strerror}"
+                reason = "source path does not exist" if missing else f"source path: {e.strerror}"
                 hint = f"it must exist on the node {self.step.job.node}" if missing else "use a path that you can read"
-                raise MountError(f"{origin}: {why}: {mount.source}", hint=hint) from e
+                raise MountError(f"{origin}: {reason}: {mount.source}", hint=hint) from e
 
     def _existing(self) -> rootfs.Source | None:
         """Return the existing container of --container-name, or None. Raises ContainerError if it must not be used."""

@@ -88,12 +88,12 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
     for fd in (started, process, output.reader):
         poll.register(fd, select.POLLIN)
     line = b""
-    told_at: float | None = time.monotonic() + _NOTICE_AFTER_S
+    notice_at: float | None = time.monotonic() + _NOTICE_AFTER_S
     while True:
-        ready = dict(poll.poll(max(0.0, told_at - time.monotonic()) * 1000 if told_at else None))
-        if told_at and time.monotonic() >= told_at:
+        ready = dict(poll.poll(max(0.0, notice_at - time.monotonic()) * 1000 if notice_at else None))
+        if notice_at and time.monotonic() >= notice_at:
             tell("waiting for the image's entrypoint to run its command; use --no-container-entrypoint to skip it")
-            told_at = None
+            notice_at = None
         output.read()
         if started not in ready:
             if process in ready:

@@ -75,14 +75,14 @@ class Image:
                 pin = Pin(digest)
             resolves = self._step.plugin.resolve_tags and (job.is_first_of_several_nodes or asks_srun)
             if resolves and not (pin or refused or ref.digest):
-                why = "each node resolves it, and nodes may get different images"
-                log.warn(f"srun could not resolve the tag of {ref}: {why}")
+                reason = "each node resolves it, and nodes may get different images"
+                log.warn(f"srun could not resolve the tag of {ref}: {reason}")
             stored = pull.pull(ref, self._settings, pin=pin, peers=peers)
         except PenrootError as e:
             if refused and isinstance(e, RefusedError) or not str(e):
                 raise ImageError("") from e  # srun or one of the nodes prints it once for all
-            why = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
-            raise ImageError(f"failed to import docker image: {why}", hint=e.hint) from e
+            reason = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
+            raise ImageError(f"failed to import docker image: {reason}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
         self.used = str(ref) if ref.digest else f"{ref}@{pin.digest if pin else stored.digest}"
         return self._of_stored(stored, str(ref))

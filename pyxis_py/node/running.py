@@ -65,8 +65,8 @@ class Peer:
     def check(self) -> None:
         """Check that the process lives outside of containers. Raises ProcessLookupError, PermissionError."""
         try:
-            with open(f"/proc/{self.pid}/uid_map") as theirs, open("/proc/self/uid_map") as ours:
-                inside = theirs.read() != ours.read()
+            with open(f"/proc/{self.pid}/uid_map") as peer_map, open("/proc/self/uid_map") as own_map:
+                inside = peer_map.read() != own_map.read()
         except (FileNotFoundError, PermissionError):
             # hidepid= of proc(5) hides processes that we may not trace, such as helpers. We may trace our containers.
             inside = False
@@ -125,8 +125,8 @@ class RunningContainers:
                             from enroot_py.base import waits  # not for every step
 
                             watch = watch or waits.Watch(fd, f"making or removing the container {name}")
-                            if why := watch.look():
-                                raise BusyError(f"cannot lock {directory}: {why}", hint=waits.HINT)
+                            if reason := watch.look():
+                                raise BusyError(f"cannot lock {directory}: {reason}", hint=waits.HINT)
                         time.sleep(_RETRY_INTERVAL_S)
                     if is_at(fd, directory):  # the previous holder may have removed the directory
                         return fd.keep()

@@ -46,7 +46,7 @@ class Save:
         if len(os.fsencode(name)) > _NAME_MAX:
             raise self.error(f"the name has more than {_NAME_MAX} bytes", "give a shorter name")
         if e := _try_to_write(directory):
-            raise self.error(f"{directory}: {e.strerror}", filesystems.way_out(e, directory))
+            raise self.error(f"{directory}: {e.strerror}", filesystems.hint_for(e, directory))
         if refused := memory.refusal():
             raise self.error(*refused)
         mksquashfs.check_options(self.step.settings)

@@ -65,7 +65,7 @@ def test_file_that_changes_is_another(tmp_path: Path) -> None:
 )
 def test_each_way_of_not_writing_has_its_way_out(tmp_path: Path, number: int, words: str) -> None:
     place = f"{tmp_path}/not/there"
-    hint = filesystems.way_out(OSError(number, os.strerror(number)), place, "ENROOT_DATA_PATH")
+    hint = filesystems.hint_for(OSError(number, os.strerror(number)), place, "ENROOT_DATA_PATH")
     assert words in hint
     assert place in hint
     assert "set ENROOT_DATA_PATH to another place" in hint

@@ -165,7 +165,7 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
             inner = settings.replace("bundle", squash_options=f"-comp {_CONVERTED} -b 256K")
             mksquashfs.write((unpacked,), converted, inner)
         except OSError as e:
-            hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
+            hint = filesystems.hint_for(e, settings.temp_path, "ENROOT_TEMP_PATH")
             raise ImageError(f"cannot convert {image} in {settings.temp_path}: {e.strerror}", hint=hint) from e
         yield converted
 

@@ -58,7 +58,7 @@ class FileSource(SwarmClient):
         return Spool((self._size,), lacking, "", {} if lacking else file, files=file, explain=self._explain)
 
     def _explain(self, error: OSError) -> tuple[str, str]:
-        hint = filesystems.way_out(error, self._path, "ENROOT_CACHE_PATH")
+        hint = filesystems.hint_for(error, self._path, "ENROOT_CACHE_PATH")
         return f"{self._name}: cannot write {self._path}: {error.strerror}", hint
 
     def seed(self, descriptor: int, changed: Callable[[], str], rate: float) -> None:

@@ -219,8 +219,8 @@ def _run(command: str | None, environ: dict[str, str], *, tty: bool) -> NoReturn
         import termios
 
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    wanted = environ.get("SHELL", "")
-    shell = next((path for path in (wanted, *_SHELLS) if path and os.access(path, os.X_OK)), _SHELLS[-1])
+    shell = environ.get("SHELL", "")
+    shell = next((path for path in (shell, *_SHELLS) if path and os.access(path, os.X_OK)), _SHELLS[-1])
     environ["SHELL"] = shell
     environ["PWD"] = os.getcwd()
     if command is None:
