@@ -1,4 +1,4 @@
 """The engine: namespaces, root file systems, mounts, environment and hooks of a container.
 
-It imports base and config, and no store: a rootfs is all that it needs.
+The engine imports base and config, not the store: it needs only a rootfs.
 """

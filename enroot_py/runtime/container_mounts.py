@@ -1,4 +1,4 @@
-"""SRC[:DST[:FLAGS]]: the mounts of --container-mounts and of environment files, with quotes and variables of the job.
+"""Parse SRC[:DST[:FLAGS]], the mounts of --container-mounts and of environment files.
 
 On the step path.
 """
@@ -17,13 +17,13 @@ PATH_MAX = 4096  # limits.h, with the final NUL
 # Default flags by kind of source.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
-SQUASHFS = "sqsh"  # a flag here, a type in fstab(5): the source is a squashfs file, and its content is mounted
+SQUASHFS = "sqsh"  # a flag here, a type in fstab(5): mount the content of the squashfs file SRC
 
 
 class MountEntry:
     """One requested mount: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options.
 
-    ``origin`` is the line of a file that says it, else "".
+    ``origin`` is the line of the file that requests the mount, or "".
     """
 
     __slots__ = ("source", "target", "flags", "origin")
@@ -98,7 +98,7 @@ def parse(text: str) -> tuple[MountEntry, ...]:
 
 
 def parse_one(entry: str, origin: str = "") -> MountEntry:
-    """Parse one mount, of the line ``origin`` of a file. Raises ValueError as parse() does."""
+    """Parse one mount. ``origin`` is its line in a file, or "". Raises ValueError as parse() does."""
     fields = split(entry, ":", 2)
     source = _unescape(fields[0])
     target = _unescape(fields[1]) if len(fields) > 1 else source
@@ -117,15 +117,15 @@ def parse_one(entry: str, origin: str = "") -> MountEntry:
 
 
 def _beneath_root(target: str) -> str:
-    """Return the target; a leading dot stands for the container's root, as ./data alone has the target /data."""
+    """Return the target; a leading dot means the container's root: ./data becomes /data."""
     plain = target.startswith(".") and not target.startswith("..") and target.strip("./")
     return "/" + target.removeprefix("./") if plain else target
 
 
 def _expand(text: str, environ: Mapping[str, str]) -> str:
-    """``text`` with the values of $NAME and ${NAME}; a backslash before the $ keeps it.
+    """Expand $NAME and ${NAME} in ``text``; a backslash before the $ prevents it.
 
-    No shell has seen the lines of #SBATCH. Raises ValueError where one is not set.
+    No shell has read the lines of #SBATCH. Raises ValueError for an unset variable.
     """
     done = before = ""
     for written, name, default, after in cut(text):
@@ -141,7 +141,7 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
     return done
 
 
-# A backslash quotes what would separate; before anything else it is a plain character.
+# A backslash quotes only these characters.
 _QUOTED = ",: "
 
 

@@ -1,7 +1,7 @@
 """Mount data in squashfs files: ``SOURCE TARGET sqsh`` of an fstab, ``SOURCE:TARGET:sqsh``.
 
-Each file has a server of its own, which is started where that of an image is, and with the same protection. Mounts
-of the file are clones of one that lies where the container does not see it. On the start path of who asks for it alone.
+Each file has its own server, started in the same place as an image's server and with the same protection. Mounts of the
+file are clones of a mount that the container cannot see. Imported only for a start with such a mount.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def serve(mounts: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
 
 
 class _File:
-    """A squashfs file, its server, and the directory on which it is mounted at the first use."""
+    """A squashfs file, its server, and the directory where it is mounted at the first use."""
 
     def __init__(self, path: str, place: str, *, superuser: bool) -> None:
         self._path = path
@@ -40,8 +40,8 @@ class _File:
         self._error: PenrootError | None = None
         try:
             with open_file(path) as fd:
-                # A user who can read the file can read everything in it, whatever owners and modes it has. A
-                # superuser's container has other users too.
+                # A user who can read the file can read everything in it, whatever owners and modes the entries have.
+                # A superuser's container has other users too.
                 self._server = Server(path, fd, superuser=superuser)
         except PenrootError as e:
             self._error = e
@@ -63,7 +63,7 @@ class _File:
     def _attach(self, server: Server) -> None:
         try:
             server.attach(self._place)
-            os.stat(self._place)  # squashfuse_ll looks at no directory before somebody else does
+            os.stat(self._place)  # squashfuse_ll reads the root directory only now
         except (OSError, PenrootError) as e:
             is_damaged = server.ended or isinstance(e, OSError)
             if not is_damaged or os.sysconf("SC_OPEN_MAX") < squashfuse.SERVER_FDS:

@@ -1,7 +1,7 @@
 """Detached containers: their records in ENROOT_RUNTIME_PATH/detached/NAME, and the process that starts one.
 
-A record is a directory. Its file ``processes`` has PID and start time of the monitor and of the program, ``log`` has
-what the program has written, ``userns`` its user namespace, and at the end ``status`` its exit status. The monitor,
+A record is a directory. Its file ``processes`` has PID and start time of the monitor and of the program, ``log`` the
+output of the program, ``userns`` its user namespace, and at the end ``status`` its exit status. The monitor,
 c_shims/programs/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is
 not locked is free. The kernel kills the program if the monitor is killed.
 """
@@ -28,7 +28,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILES = ("processes", "log", "userns", "status", ".status")
 _MAX_BYTES = 128
 _MAX_CLAIMS = 10
-LOST_STATUS = 128 + SIGKILL  # the status of a container whose monitor was killed
+LOST_STATUS = 128 + SIGKILL  # of a container whose monitor was killed
 
 
 def place(settings: Settings) -> str:
@@ -45,7 +45,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def programs(settings: Settings) -> Iterator[tuple[str, int, int]]:
-    """Yield the name of each detached container with the PID and the start time of its program; 0 if unknown."""
+    """Yield the name of each detached container, and the PID and start time of its program, or 0 if unknown."""
     directory = place(settings)
     for name in names(settings):
         try:
@@ -83,7 +83,7 @@ class Record:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the container runs, or is being started."""
+        """Return whether the container runs or is starting."""
         if self._text("processes"):
             return self.monitor > 0
         with Fd(os.open(".", _DIRECTORY, dir_fd=self.fd)) as fd:
@@ -91,12 +91,12 @@ class Record:
 
     @property
     def monitor(self) -> int:
-        """The PID of the monitor, or 0 if it has ended."""
+        """Return the PID of the monitor, or 0 if it has ended."""
         return self._process(0)
 
     @property
     def program(self) -> int:
-        """The PID of the program, or of the process that waits for it; 0 if it has ended."""
+        """Return the PID of the program or of the process that waits for it, or 0 if it has ended."""
         return self._process(1)
 
     def _process(self, number: int) -> int:
@@ -107,7 +107,7 @@ class Record:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the program, or None while it runs."""
+        """Return the exit status of the program, or None while it runs."""
         text = self._text("status").strip()
         if text.isdecimal():
             return int(text)
@@ -154,7 +154,7 @@ class Record:
 
 
 def claim(name: str, settings: Settings) -> Record:
-    """Take a name for a new container, and lock its record. Raises ContainerError if the name is taken."""
+    """Claim a name for a new container, and lock its record. Raises ContainerError if the name is taken."""
     path = f"{place(settings)}/{name}"
     try:
         for _ in range(_MAX_CLAIMS):
@@ -173,9 +173,9 @@ def claim(name: str, settings: Settings) -> Record:
 
 
 def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
-    """Fork a monitor, and below it a process that starts the container. Return None there.
+    """Fork a monitor, which forks a process that starts the container. In that process, return None.
 
-    Here, return the messages of the start and its exit status: 0 once the program runs. Raises OSError.
+    In the caller, return the messages of the start and its exit status: 0 once the program runs. Raises OSError.
     """
     reader, writer = os.pipe()
     with Fd(reader), record.open_log(os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
@@ -187,7 +187,7 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
         try:
             text = Fd(reader).content()
         except BaseException:
-            os.kill(monitor, SIGKILL)  # an interrupt: the start ends with its monitor
+            os.kill(monitor, SIGKILL)  # interrupted: the start ends with its monitor
             raise
     words = os.fsdecode(text).split("\0")
     messages = list(zip(words[:-1:2], words[1::2], strict=False))
@@ -202,7 +202,7 @@ _pipe = -1  # to the process that waits for the start
 
 
 def _fork_start(record: Record, output: int, writer: int) -> None:
-    """Fork the process that starts the container, and return there. This process becomes its monitor."""
+    """Fork the process that starts the container, and return in it. The present process becomes its monitor."""
     global _pipe
     os.setsid()
     with Fd(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing:
@@ -231,7 +231,7 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
 
 
 def _report(level: str, text: str) -> bool:
-    """Send a message to the process that waits for the start. If that fails, write it to the log and return False."""
+    """Send a message to the process that waits for the start. If nobody reads it, write it to the log: False."""
     try:
         return os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0")) > 0
     except OSError:
@@ -244,14 +244,14 @@ def _send(level: str, text: str) -> None:
 
 
 def note_namespace(record: Record, spaces: int) -> None:
-    """Note the user namespace of this process, whose orphans the monitor kills. ``spaces`` is /proc/PID/ns."""
+    """Record the user namespace of this process: the monitor kills its orphans. ``spaces`` is /proc/PID/ns."""
     record.write("userns", f"{os.stat('user', dir_fd=spaces).st_ino}\n")
 
 
 def report(status: int) -> None:
-    """Report the exit status of a start, or 0 if the program is executed next. Does nothing in another process.
+    """Report the exit status of a start, or 0 just before it executes the program. Does nothing in other processes.
 
-    Ends the start if the program would run unknown to the caller, who was killed.
+    Ends the start if the caller was killed, because nobody would know that the program runs.
     """
     if _pipe >= 0 and not _report(_STATUS, str(status)) and not status:
         os._exit(LOST_STATUS)

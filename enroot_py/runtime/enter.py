@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Start(Frozen):
-    """Everything that enter() needs for one start.
+    """The parameters of one start, for enter().
 
     ``host`` is the environment of the caller. Precedence of variables, lowest first: the image, ``file`` (a function of
     an environment file that takes the image's variables), ``env``. The caller's ``mounts`` come last. A ``superuser``
@@ -89,10 +89,10 @@ class Site:
 
 
 def prepare(start: Start) -> Site | None:
-    """Read what a start reads outside of its container, in a process that lives on and clones one for the start.
+    """Read the configuration of a start, outside of its container, in a process that clones a child for the start.
 
-    Returns None for a start that is not as simple: one that needs another process, root, or more than the PID
-    namespace. Raises PenrootError.
+    Returns None if the start is not simple: if it needs root, another process, or namespaces beyond the PID namespace.
+    Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
     if start.is_served or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
@@ -111,13 +111,13 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     """Move this process into a new container and return the container.
 
     If the start is ``prepared``, this is process 1 of the new user and PID namespaces already. The process keeps its
-    capabilities in the container's user namespace. After a PenrootError, nothing that it mounted outlives it.
+    capabilities in the container's user namespace. After a PenrootError, none of its mounts remains.
     """
-    gc.disable()  # nothing here lives long enough to be garbage; with hooks for devices it would cost a tenth
+    gc.disable()  # the start leaves no garbage; a collection would cost a tenth of a start with device hooks
     settings, own = start.settings, namespaces.own(start.settings)
     uid, gid, umask = os.geteuid(), os.getegid(), os.umask(0o022)
     if own & linux.CLONE_NEWPID:
-        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the waiting process learns how a FUSE server ended
     scratch = make_scratch(start)
     first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
@@ -129,7 +129,7 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     await_servers(own)
     inside = (0, 0) if settings.remap_root else (uid, gid)
     if follower:
-        os.waitpid(follower, 0)  # the program must not get a child that it did not start
+        os.waitpid(follower, 0)  # the program must not inherit an unknown child
     nested = not start.superuser and (uid == 0 or settings.remap_root)
     inner = enter_namespaces(inside, 0 if prepared else own, start, nested=nested, entered=bool(prepared))
     rootfs.mount_scratch(scratch)
@@ -170,7 +170,7 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
 
 
 def make_scratch(start: Start) -> str:
-    """Return the directory under which this start mounts. Note there who starts a named container."""
+    """Return the directory beneath which this start mounts. For a named container, note this process's PID there."""
     scratch = rootfs.make_scratch(start.settings)
     is_named = bool(start.source.directory or start.source.upper) and not start.source.is_volatile
     if is_named and not start.in_step:
@@ -181,7 +181,8 @@ def make_scratch(start: Start) -> str:
 def share(start: Start, scratch: str) -> Entry | None:
     """Return the entry of the image's server, or None if the container gets a server of its own.
 
-    A step has one container, and its helper watches the server. Root that keeps its privileges has no user namespace.
+    A step does not share its server: it has one container, and its helper watches the server. A superuser that keeps
+    its privileges has no user namespace to share.
     """
     if not start.is_served or not start.source.image or start.in_step or start.superuser or start.is_overlaid:
         return None
@@ -193,8 +194,9 @@ def share(start: Start, scratch: str) -> Entry | None:
 def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
     """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
 
-    Returns the process to reap, or 0. A step has its helper. A writable container has copies of the host files. With
-    a PID namespace, the process that waits for the container reports the servers that it has started.
+    Returns the process to reap, or 0 if none is needed. The helper of a step follows the files itself. A writable
+    container has copies of the host files. With a PID namespace, the process that waits for the container reports the
+    servers that it has started.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
     shared = entry.pidfd if entry is not None else -1
@@ -252,11 +254,10 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
 
 
 def enter_servers(start: Start, entry: Entry | None = None) -> None:
-    """Enter the namespaces of the servers, in which the caller is root; with a server in ``entry``, those of this one.
+    """Enter the user namespace of the servers, in which the caller is root. ``entry`` may have a server to share.
 
     Files of the image are owned by root. The caller is root in this outer user namespace, and himself in the inner one,
-    so he keeps access. A program that is root in the inner one cannot inspect a server, whose root directory is the
-    node's.
+    so he keeps access. Root of the inner namespace cannot inspect a server, whose root directory is the node's.
     """
     if not start.superuser:
         if entry is None or not entry.enter():
@@ -352,7 +353,7 @@ def mount_all(mounts: Iterable[Mount], root: int, *, before_hooks: bool) -> None
 
 
 def furnish(root: int, own: int, *, from_root: bool) -> None:
-    """Add what ``own`` namespaces need, and hide what root must not reach, after the system mounts."""
+    """Complete the container's ``own`` namespaces, and hide what root must not reach, after the system mounts."""
     if own:
         from enroot_py.runtime import isolated
 
@@ -473,7 +474,7 @@ def finish_features(context: hooks.Context, variables: Variables) -> None:
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:
     """Leave the host's file systems. A root program gets ``nested`` namespaces: namespaces.nest().
 
-    Processes that join the container later enter the same ones.
+    Processes that join the container later enter the same namespaces.
     """
     if not nested:
         namespaces.unshare(linux.CLONE_NEWCGROUP)  # not earlier: hooks look for the caller's limits

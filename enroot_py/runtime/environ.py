@@ -1,7 +1,7 @@
 """The environment of a container: the image's, then the site's, then the user's.
 
-Of the caller's environment, only variables of MPI ranks come in, and those that a line names as ``${VAR}``. A line of
-an image gets no secret of the caller: secrets.py.
+Variables of the caller do not come in, except variables of MPI ranks, and variables that a line names as ``${VAR}``. A
+line of an image gets no secret of the caller: secrets.py.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from enroot_py.runtime.etc import assignment, image_digest, no_variables, read_e
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Wanted = Mapping[str, tuple[str | None, str]]  # variables with where the caller says so; None unsets
+    Wanted = Mapping[str, tuple[str | None, str]]  # by name: the value, or None to unset, and the origin
 
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
 
-# Variables that name files or directories which a program reads or writes; a ':' separates several.
+# Variables that name files or directories that programs use; ':' separates several paths.
 _PATHS = (
     "AWS_CA_BUNDLE AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE CURL_CA_BUNDLE GIT_SSL_CAINFO "
     "GOOGLE_APPLICATION_CREDENTIALS KRB5_CONFIG KUBECONFIG NCCL_CONF_FILE NCCL_GRAPH_FILE NCCL_TOPO_FILE "
@@ -36,14 +36,15 @@ _PATHS = (
 class Variables:
     """The environment of a container as it grows.
 
-    ``origins`` says where each variable is from, for --explain; ``below`` has what the caller's have covered.
+    ``origins`` has the origin of each variable, for --explain. ``below`` has the values that the caller's variables
+    replaced.
     """
 
     def __init__(self, values: dict[str, str] | None = None, origins: dict[str, str] | None = None) -> None:
         self.values = values or {}
         self.origins = origins or {}
         self.below: dict[str, str] = {}
-        self._known = dict(self.values)  # the values whose origins are noted
+        self._known = dict(self.values)  # the values whose origins are recorded
 
     def set(self, new: Mapping[str, str], origin: str) -> None:
         self.values.update(new)
@@ -63,13 +64,13 @@ class Variables:
                 self.set({name: value}, origin)
 
     def note(self, origin: str) -> None:
-        """Record the origin of changes that others have made to ``values``."""
+        """Record ``origin`` for variables that others have changed in ``values``."""
         changed = {name: value for name, value in self.values.items() if self._known.get(name) != value}
         self.set(changed, origin)
 
 
 def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the image's /etc/environment, with ``${VAR}`` from ``host``, and the digest of the image."""
+    """Return the variables of the image's /etc/environment, with ``${VAR}`` from ``host``, and the image's digest."""
     text = paths.text(root, "/etc/environment")
     if "${" in text:
         from enroot_py.runtime import secrets
@@ -85,7 +86,7 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
-    """Variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
+    """Return the variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
     environ = {}
     for origin, text in files.fragments(directories("environ.d", settings, host), ".env", SHIPPED):
         for number, line in enumerate(text.split("\n"), 1):
@@ -100,9 +101,9 @@ def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
 
 
 def substitute(text: str, variables: Mapping[str, str], *, defaults: bool = False) -> str:
-    """Replace ``${NAME}``, of an unset variable by nothing, and with ``defaults`` ``${NAME:-DEFAULT}`` too.
+    """Replace ``${NAME}``; an unset variable is empty. With ``defaults``, replace ``${NAME:-DEFAULT}`` too.
 
-    All else that has a meaning in a shell stands as it is, as it does for enroot.
+    Other shell syntax stays unchanged, as in enroot.
     """
     if "${" not in text:
         return text
@@ -127,7 +128,7 @@ def is_name(key: str) -> bool:
 def of_options(options: tuple[str, ...], host: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value.
 
-    A name is any that execve(2) accepts, as ``discovery.type``. Raises UsageError for an empty name.
+    A name may be any that execve(2) accepts, such as ``discovery.type``. Raises UsageError for an empty name.
     """
     environ = {}
     for option in options:
@@ -160,17 +161,17 @@ def _has_one(paths: str) -> bool:
 
 
 def is_rank(host: Mapping[str, str]) -> bool:
-    """Return whether an MPI launcher has started the caller."""
+    """Return whether an MPI launcher started the caller."""
     return any(name in host for name in _RANK[:3])
 
 
 def rank(host: Mapping[str, str]) -> list[str]:
-    """Return words that identify a rank and its launcher; empty in other processes."""
+    """Return words that identify a rank and its launcher; the words of other processes are empty."""
     return [host.get(name, "") for name in _RANK]
 
 
 def complete(environ: dict[str, str], name: str, home: str, shell: str) -> None:
-    """Add what a login would set and the image did not (login(1))."""
+    """Add the variables that a login would set and the image did not: login(1)."""
     for key, value in (
         ("HOME", home),
         ("USER", name),

@@ -10,9 +10,9 @@ and ``\\n`` for a backslash and a newline. enroot skips the comment::
     # penroot-exact: MOTD=one\\ntwo
     MOTD=one two
 
-The comment counts only if the next line is unchanged, so that an edited line takes effect. Sources: enroot(1), image
-format; OCI image specification, "Image Configuration". On the start path: no re, no json. The third file, /etc/fstab,
-is in fstab.py.
+The comment counts only if the next line is unchanged, so that an edited line takes effect. fstab.py handles the third
+file of an image, /etc/fstab. Sources: enroot(1), image format; OCI image specification, "Image Configuration". On the
+start path: no re, no json.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RC_LOCAL = """\
 # positional parameters or the working directory of its command here.
 """
 _EXACT = "# penroot-exact: "
-_SHOWN, _LINES = 40, 5  # characters of a line, and lines, that a warning quotes
+_SHOWN, _LINES = 40, 5  # a warning quotes so many characters of a line, and lines
 _MAX_SCRIPT_CHARS = 1 << 20  # longer scripts are not parsed: the kernel's limit of arguments is near
 
 
@@ -62,14 +62,14 @@ class Exec:
         """Return the words to execute: the entrypoint, then ``arguments`` or the image's command."""
         entrypoint = self.entrypoint if entrypoint is None else entrypoint
         if not entrypoint and arguments[:1] == ("--",):
-            arguments = arguments[1:]  # exec in the script takes it as the end of its options
+            arguments = arguments[1:]  # for the script, exec takes -- as the end of its options
         return entrypoint + (arguments or self.command)
 
 
 def write_rc(provenance: str, labels: Mapping[str, str], run: Exec) -> str:
     """Return /etc/rc: provenance and labels as comments, then the program of the image with every word quoted.
 
-    The text is identical to enroot's if enroot's has the meaning of the image config.
+    The text is identical to enroot's, unless enroot's script would change the meaning of the image config.
     """
     comments = [_PROVENANCE + provenance, *(f"{key} {value}" for key, value in labels.items())]
     script = _RC.format(
@@ -81,7 +81,7 @@ def write_rc(provenance: str, labels: Mapping[str, str], run: Exec) -> str:
 
 
 def quote(word: str) -> str:
-    """One word for sh(1): single quotes, in which nothing is special but the quote itself."""
+    """Quote a word for sh(1) with single quotes."""
     return "'" + word.replace("'", "'\\''") + "'"
 
 
@@ -129,10 +129,9 @@ def of_image(root: int) -> Exec | None:
 
 
 def read_rc(rc: str, rc_local: str) -> Exec | None:
-    """The meaning of the script that an import writes, or None where it is another script.
+    """Return the program of a script that an import wrote, or None if the script may do anything else.
 
-    None also where /etc/rc.local holds commands, or a word needs a shell, or it is far longer
-    than what an import writes.
+    Also returns None if /etc/rc.local has commands, if a word needs a shell, or if a script is too long.
     """
     if len(rc) > _MAX_SCRIPT_CHARS or len(rc_local) > _MAX_SCRIPT_CHARS or any(_statements(rc_local)):
         return None
@@ -156,7 +155,7 @@ def read_rc(rc: str, rc_local: str) -> Exec | None:
 
 
 def _statements(script: str) -> list[str]:
-    """Yield lines that are neither blank nor comments; a quoted newline continues a line."""
+    """Return the statements of a script without blank lines and comments; a quoted newline continues a line."""
     out: list[str] = []
     going: list[str] = []  # lines of one statement
     quote = ""
@@ -228,7 +227,7 @@ def _words(text: str) -> tuple[str, ...] | None:
 
 
 def assignment(line: str) -> tuple[str, str, str]:
-    """Split a line of an environment file into key, ``=`` and value. Spaces at the end are part of the value.
+    """Split a line of an environment file into key, ``=`` and value. Trailing spaces are part of the value.
 
     All files have one syntax: an image's /etc/environment, environ.d, and what hooks write.
     """
@@ -263,7 +262,7 @@ def read_environment(
 
 
 def write_environment(variables: Mapping[str, str]) -> str:
-    """/etc/environment, from which read_environment() reads ``variables`` back exactly."""
+    """Return /etc/environment, from which read_environment() reads ``variables`` back exactly."""
     out = []
     for key, value in variables.items():
         line = f"{key}={value}"

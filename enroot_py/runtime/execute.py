@@ -25,7 +25,7 @@ _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 class Container:
     """A container that this process has entered: the environment, and the image's command.
 
-    ``workdir`` takes precedence over the image's working directory.
+    ``workdir`` overrides the image's working directory.
     """
 
     def __init__(self, variables: Variables, image: Exec | None, *, login_shell: bool) -> None:
@@ -38,10 +38,10 @@ class Container:
         self._login_shell = login_shell
 
     def argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the words to execute for ``command``, or for none."""
+        """Return the words to execute for ``command``, which may be empty."""
         if self.image is not None and not self._login_shell:
             return self.image.argv(command, self.image.entrypoint if self.runs_entrypoint else ()) or ("/bin/sh",)
-        # A script that only a shell understands, or no script at all.
+        # Either a script that only a shell understands, or no script.
         keep = ""
         path: tuple[str, ...] = ()
         if self._login_shell and "PATH" in self.origins:
@@ -57,7 +57,7 @@ class Container:
         return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
 
     def execute(self, command: tuple[str, ...]) -> NoReturn:
-        """Execute ``command``, or the image's. Raises CommandError, ContainerError."""
+        """Execute ``command``, or the image's if empty. Raises CommandError, ContainerError."""
         argv = self.argv(command)
         self.enter_workdir()
         self.environ.setdefault("SHLVL", "0")  # as a shell would
@@ -86,7 +86,7 @@ class Container:
 
 
 def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:
-    """Execute ``argv``, found in the container's PATH as by a shell. Raises CommandError, 126 or 127."""
+    """Execute ``argv``, looked up in the container's PATH as by a shell. Raises CommandError with status 126 or 127."""
     signals.restore()
     name, refused = argv[0], ""
     failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -94,11 +94,11 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
         for path in [name] if "/" in name else candidates(name, env.get("PATH", "")):
             try:
                 _execve(path, [argv0 or name, *argv[1:]], env)
-            except OSError as e:  # it may be in another directory, execvp(3)
+            except OSError as e:  # try the next directory: execvp(3)
                 if path == name or not refused and os.path.lexists(path) and not os.path.isdir(path):
                     failure, refused = e, path
     except (TypeError, ValueError) as e:
-        # The image, environ.d and hooks may say what no environment can hold.
+        # The image, environ.d and hooks may set values that no environment can hold.
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -119,11 +119,11 @@ def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
             _execve(path, argv, env)
         if e.errno != errno.ENOEXEC or _is_elf(path) or not os.path.exists("/bin/sh"):
             raise
-    os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
+    os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!: execvp(3)
 
 
 def _is_elf(path: str) -> bool:
-    """Return whether a shell would read a program as a script, and complain about its syntax."""
+    """Return whether a file is a program, which a shell would read as a script with syntax errors."""
     try:
         with open(path, "rb") as f:
             return f.read(4) == b"\x7fELF"
@@ -132,7 +132,7 @@ def _is_elf(path: str) -> bool:
 
 
 def _drop_long_variables(env: dict[str, str]) -> bool:
-    """Remove the variables that are too long for execve(2), and name them. Return whether there are any."""
+    """Remove the variables that are too long for execve(2), and warn. Return whether there are any."""
     limit = 32 * os.sysconf("SC_PAGE_SIZE")  # MAX_ARG_STRLEN of execve(2), with the NUL at the end
     long = [name for name, value in env.items() if len(os.fsencode(f"{name}={value}")) >= limit]
     for name in long:
@@ -143,9 +143,9 @@ def _drop_long_variables(env: dict[str, str]) -> bool:
 
 
 def withhold(*, new_keyring: bool) -> None:
-    """Close the caller's directories, and with ``new_keyring`` replace the caller's keyring.
+    """Close the caller's open directories, and with ``new_keyring`` replace the caller's keyring.
 
-    Call it while /proc is the node's. Raises ContainerError.
+    Call this while /proc is the node's. Raises ContainerError.
     """
     try:
         linux.withhold_descriptors()
@@ -161,14 +161,14 @@ def withhold(*, new_keyring: bool) -> None:
 
 
 def close_descriptors(environ: dict[str, str]) -> None:
-    """Close all descriptors but stdin, stdout and stderr, and remove variables in ``environ`` that name others."""
+    """Close all descriptors except stdin, stdout and stderr, and remove variables that name descriptors."""
     linux.close_range(3, 0xFFFFFFFF, linux.CLOSE_RANGE_CLOEXEC)
     for name in _NAME_DESCRIPTORS:
         environ.pop(name, None)
 
 
 def candidates(name: str, search: str) -> list[str]:
-    """Yield paths of ``name`` in the colon-separated ``search``; an empty element is the working directory."""
+    """Return the paths of ``name`` in the colon-separated ``search``; an empty element is the working directory."""
     return [f"{directory or '.'}/{name}" for directory in search.split(":")]
 
 

@@ -1,9 +1,8 @@
 """Parse enroot's fstab(5) grammar, in files and options.
 
-A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``; trailing fields may be
-missing, and so may the target (same as the source) and the type (``none``).
-Passno -1 comes before the hooks and 0 after them. The type sqsh is what a squashfs
-file holds: data.py. What a mount does: mounting.py.
+A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``. Trailing fields may be missing. So may the target (default: the
+source) and the type (default: ``none``). Passno -1 mounts before the hooks, 0 after the hooks. The type sqsh mounts the
+content of a squashfs file: data.py. mounting.py executes a mount.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def execute(mount: Mount, root: int) -> None:
             reason = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
             message = f"cannot unmount {mount.target}: {reason}"
         _fail(mount, message, e)
-    except PenrootError as e:  # of the server of a squashfs file
+    except PenrootError as e:  # from the server of a squashfs file
         _fail(mount, str(e), e)
 
 
@@ -67,16 +66,16 @@ def _fail(mount: Mount, message: str, error: OSError | PenrootError) -> None:
 
 
 def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
-    """One line of fstab. ``${VAR}`` is replaced, ``\\040`` and its like are decoded.
+    """Parse one line of fstab. Expand ``${VAR}``, and decode ``\\040`` and other octal numbers.
 
     Raises ConfigError that names ``origin`` (file and line, or the option).
     """
     literal = variables
     if "$" in line and any("\\" in value for value in variables.values()):
-        # The backslash of a home directory stays one when the line is unescaped.
+        # Keep the backslash in the value of a variable: the line is unescaped after expansion.
         literal = {name: value.replace("\\", "\\134") for name, value in variables.items()}
     try:
-        # Not what else counts as a space in Unicode: a path may hold it.
+        # Only these: a path may contain other spaces of Unicode.
         words = filter(None, line.replace("\t", " ").split(" "))
         fields = [expand(word, literal) for word in words]
         if any("\\" in field for field in fields):
@@ -94,7 +93,7 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
             f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 make sense", hint="write a space as \\040"
         )
     try:
-        # A frequency means nothing here: a number that stands alone is the pass.
+        # The dump frequency is ignored: a single number is the passno.
         passno = next((number for number in map(int, fields[:3:-1]) if number), 0)
     except ValueError:
         raise ConfigError(f"{origin}: passno must be a number, not {fields[-1]!r}") from None
@@ -124,7 +123,7 @@ def _is_options(field: str) -> bool:
 
 
 def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator[Mount]:
-    """Yield the mounts of an fstab; blank lines and comments are skipped."""
+    """Yield the mounts of an fstab, without blank lines and comments."""
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip(" \t\r")
         if line and not line.startswith("#"):
@@ -132,9 +131,9 @@ def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator
 
 
 def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
-    """Yield the mounts of an image's fstab, which cannot reach the host: see Mount.confine(). Raises ConfigError.
+    """Yield the mounts of an image's fstab, which cannot reach the host: Mount.confine(). Raises ConfigError.
 
-    No variable is replaced but ``${ENROOT_ROOTFS}``.
+    Only the variable ``${ENROOT_ROOTFS}`` is expanded.
     """
     known = "${ENROOT_ROOTFS}"
     text = known.join(part.replace("$", "\\044") for part in text.split(known))
@@ -148,7 +147,7 @@ def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
 
 
 def write_image(volumes: Iterable[str]) -> str:
-    """The fstab of an image, as parse_image() reads it: each volume is a writable bind mount of itself."""
+    """Return the fstab of an image for parse_image(): each volume is a writable bind mount on itself."""
     lines = []
     for volume in sorted(volumes):
         path = escape("/" + volume.strip("/"))
@@ -172,7 +171,7 @@ def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:
     if mount.fstype != "none" or not mount.source.startswith(("/", ".")) or mount.words & _KINDS:
         return mount
     if mount.source == mount.target and mount.propagation and not mount.attributes:
-        return mount  # changes the propagation of an existing mount, mount(2)
+        return mount  # change the propagation of an existing mount: mount(2)
     added = BIND[:1] if any(word.startswith("x-create=") for word in mount.words) else BIND
     bind = Mount(mount.source, mount.target, "none", (*added, *mount.options), mount.passno, origin)
     bind.inside = mount.inside

@@ -1,9 +1,8 @@
 """Make overlays with fuse-overlayfs, for kernels without overlays for users: ENROOT_NATIVE_OVERLAYFS=n.
 
-Like that of a squashfs image the server stays in the namespaces which the container leaves for
-its own: nothing in the container can look at it, and it does not keep the container's mounts
-alive. With the last process that has those the kernel ends the connection, and the server goes.
-Sources: fuse-overlayfs(1), fuse(4).
+The server stays in the outer namespaces, like the server of a squashfs image: no process in the container can inspect
+it, and it does not keep the container's mounts. The kernel ends the connection with the last process of the container,
+and then the server exits. Sources: fuse-overlayfs(1), fuse(4).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _FIRST_DIRECTORY_FD = 500  # in the server; 3 is /dev/fuse
 
 
 SOURCE = "fuse-overlayfs:"
-NOTE = "fuse-overlayfs"  # a file in a container whose changes it wrote
+NOTE = "fuse-overlayfs"  # a file that marks a container whose changes fuse-overlayfs wrote
 _OPAQUE = (".wh..wh..opq", ".wh..opq")
 
 
 def mount(source: Source, server: Server | None, scratch: str, *, writable: bool) -> int:
-    """The root file system of ``source`` as a detached mount; a squashfs image has its ``server``.
+    """Return the root file system of ``source`` as a detached mount. A squashfs image has a ``server``.
 
     Raises ContainerError, ImageError, OSError.
     """
@@ -60,7 +59,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
             pid = os.fork()
             if pid == 0:
                 try:
-                    # A second fork: the container's program must not find a child it never made.
+                    # Fork twice: the container's program must not inherit an unknown child.
                     if os.fork():
                         _await_server(fuse, mount)
                     # The server mounts the layers in a private namespace, which ends with the server.
@@ -99,7 +98,7 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
     for number in signals.UNHEARD:
         signal(number, SIG_IGN)
     pthread_sigmask(SIG_SETMASK, ())
-    # By descriptor: in the words of an option, ":" and "," separate.
+    # Pass descriptors, because ":" and "," in a path would separate options.
     numbers: list[int] = []
     for directory in (*lowerdirs, upper, work):
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
@@ -123,16 +122,16 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
 
 
 def _note(upper: str) -> None:
-    """Record that fuse-overlayfs writes to a container: its marks for deleted files differ."""
+    """Record that fuse-overlayfs writes to a container, because it marks deleted files differently."""
     open(os.path.dirname(upper) + "/" + NOTE, "w").close()
 
 
 def settle(container: str) -> None:
-    """Write the marks of fuse-overlayfs in a container as the kernel's overlayfs does. Raises OSError.
+    """Convert fuse-overlayfs's marks in a container to those of the kernel's overlayfs. Raises OSError.
 
     Source: fuse-overlayfs(1); the kernel's filesystems/overlayfs, "whiteouts and opaque directories".
     """
-    closed = []  # as mount points are
+    closed = []  # directories without permissions, such as mount points
     for directory, below, names in os.walk(container + "/upper"):
         for path in (f"{directory}/{name}" for name in below):
             mode = os.lstat(path).st_mode

@@ -1,6 +1,6 @@
-"""Hooks: programs that shape a container after its root is mounted and before it is entered.
+"""Hooks: programs that shape a container, after its root is mounted and before its program runs.
 
-The contract is in hooks/README.md. Ours are Python and run in this process.
+hooks/README.md has the contract. Our hooks are Python and run in this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LINKS = "the image links there: see readlink -f in it"
-# In an installation they are inside the package, in a source tree beside it.
+# Our hooks: inside the package in an installation, beside it in a source tree.
 STANDARD = next(d for d in (LIBRARY + "/enroot_py/standard_hooks", LIBRARY + "/hooks") if os.path.isdir(d))
 OURS = (STANDARD, *(f"{LIBRARY}/{place}/hooks" for place in folders("hooks")))
 
@@ -42,12 +42,12 @@ class Caller(Frozen):
 
 
 def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
-    """Return the caller with the environment ``host``. Without a passwd(5) entry, one is made from these IDs."""
+    """Return the caller with the environment ``host``. A caller without a passwd(5) entry gets one from these IDs."""
     import pwd
 
     try:
         entry = pwd.getpwuid(uid)
-        # Directory services know users without a home or a shell: passwd(5) has the shell of those.
+        # A directory service may return no home or shell. passwd(5): the default shell is /bin/sh.
         user = pwd.struct_passwd((*entry[:3], gid, entry[4], entry[5] or "/", entry[6] or "/bin/sh"))
     except KeyError:
         user = pwd.struct_passwd((f"user{uid}", "x", uid, gid, "", "/", "/bin/sh"))
@@ -60,9 +60,9 @@ def _of_proc(name: str) -> str:
 
 
 class Context:
-    """The interface of a hook. Paths are those of the container, resolved beneath its root.
+    """The interface of a hook. Paths are paths in the container, resolved beneath its root.
 
-    ``mount_point`` is the path of the root for programs.
+    Programs can use ``mount_point`` as the path of the root.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Context:
         self.host = {**settings.passed_on, **caller.host} if settings.passed_on else caller.host
         self.user = caller.user
         self.cgroups = caller.cgroups
-        self.mountinfo = caller.mountinfo  # in a container there are three times as many mounts
-        self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
+        self.mountinfo = caller.mountinfo  # the file in the container has three times as many mounts
+        self.mounted: set[tuple[str, str]] = set()  # sources and targets of present and later mounts
 
     def value(self, name: str) -> str:
         """Return a variable of the caller, else of the container, else ""."""
@@ -112,12 +112,12 @@ class Context:
             return sorted(os.listdir(directory))
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Replace a file, unless its content is the same. Raises HookError for a file of the host."""
+        """Replace a file unless its content is the same. Raises HookError for a file of the host."""
         try:
             if paths.read(self.root, path) == content:
                 return
         except OSError:
-            pass  # there is none, or it is no file
+            pass  # missing, or not a regular file
         try:
             paths.write(self.root, path, content, mode)
         except paths.Foreign as e:
@@ -131,16 +131,16 @@ class Context:
             raise HookError(f"cannot make {path} in the container: {e.strerror}", hint=_LINKS) from e
 
     def mount(self, source: str, target: str, options: str) -> None:
-        """Bind-mount now; ``options`` as in fstab."""
+        """Bind-mount now, with ``options`` of fstab."""
         mount = mounting.Mount(source, target, "none", tuple(options.split(",")), -1, "hook")
         fstab.execute(mount, self.root)
         self.mounted.add((source.rstrip("/"), target.rstrip("/")))
 
 
 class Hook:
-    """One hook: a Python function, a bash script, or, without a path, one that is switched off.
+    """One hook: a Python function, or a bash script. A hook without a path is switched off.
 
-    ``why`` explains to people why it runs or not. ``original`` is enroot's file that it replaces.
+    ``why`` explains to users why it runs or not. ``original`` is the file of enroot's hook that this hook replaces.
     """
 
     __slots__ = ("name", "path", "why", "original", "function")
@@ -176,7 +176,7 @@ def load(settings: Settings, host: Mapping[str, str], own_directories: Sequence[
     return hooks
 
 
-preloaded: dict[str, CodeType] = {}  # our hooks by path, in a process that forks for each start
+preloaded: dict[str, CodeType] = {}  # our hooks by path, in a process that forks a child for each start
 
 
 def preload() -> None:
@@ -187,7 +187,7 @@ def preload() -> None:
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Return whether hooks must be loaded before any namespace, in which root's files would appear as nobody's."""
+    """Return whether to load hooks before entering a namespace, where root's files would appear as nobody's."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
@@ -196,8 +196,8 @@ def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
 def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
     """Return the hooks of penroot (directories ``ours``), the site and the user, in the order in which they run.
 
-    The order is by name, in any language. A user's bash scripts run last, as in enroot. A hook with the name of ours
-    replaces ours. Raises ConfigError.
+    Hooks run in order of name, whatever their language. A user's bash scripts run last, as in enroot. A hook of the
+    site or the user replaces our hook of the same name. Raises ConfigError.
     """
     by_name = {
         name: Hook(name[:-3], f"{place}/{name}") for place in ours for name in _names(place) if name[-3:] == ".py"
@@ -220,7 +220,7 @@ def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = O
                 last.append(hook)
             else:
                 by_name[name] = hook
-    # enroot's order is that of whole names, which end in .sh.
+    # enroot sorts whole names, which end in .sh.
     return [*(by_name[name] for name in sorted(by_name, key=lambda name: name[:-3] + ".sh")), *last]
 
 
@@ -229,8 +229,8 @@ def _script(
 ) -> Hook | None:
     """Return the hook for the bash script ``path`` of a site, or None, and update ``by_name``.
 
-    The site can override a hook of ours: a script of that name that cannot run switches ours off, as in enroot, and an
-    edited script replaces ours. Raises ConfigError.
+    The site can override our hooks: as in enroot, a script of that name that cannot run switches our hook off, and an
+    edited script replaces it. Raises ConfigError.
     """
     from enroot_py.runtime import originals
 
@@ -238,7 +238,7 @@ def _script(
     current = originals.RENAMED.get(name, name)
     ours = by_name.get(current + ".py")
     if ours is not None and ours.path.rpartition("/")[0] not in places:
-        ours = None  # the site or the user has said already what becomes of it
+        ours = None  # a Python hook of the site or the user has replaced it
     if reason := originals.idle(path):
         if ours is not None and current == name:
             by_name[name + ".py"] = Hook(name, "", f"switched off: {path} {reason}")
@@ -270,7 +270,7 @@ def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | Non
                 _call(hook.path, hook.function, context)
             except (PenrootError, KeyboardInterrupt):
                 raise
-            except BaseException as e:  # sys.exit(0) too: the container would never start, and nobody would know
+            except BaseException as e:  # sys.exit(0) too: the start would end without a container or an error
                 raise _failure(hook.path, e) from e
 
 
@@ -279,7 +279,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
-    """Call a function of the hook ``path``; a hook of the site cannot end this process."""
+    """Call a function of the hook ``path``. A site's hook cannot end this process."""
     if _is_ours(path):
         return function(*arguments)
     from enroot_py.runtime import sitehooks
@@ -288,7 +288,7 @@ def _call(path: str, function: Callable[..., object], *arguments: object) -> obj
 
 
 def _failure(path: str, error: BaseException) -> HookError:
-    """Return the error of a site's hook as one line with its place."""
+    """Return the error of a hook as one line with file and line number."""
     if os.environ.get("PENROOT_DEBUG"):
         sys.excepthook(type(error), error, error.__traceback__)
     line = error.lineno if isinstance(error, SyntaxError) else None
@@ -305,7 +305,7 @@ def _failure(path: str, error: BaseException) -> HookError:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system error in words, or the exception's type and text."""
+    """Describe a system error in words, or another exception by type and text."""
     if isinstance(error, OSError) and error.strerror:
         place = error.filename if error.filename2 is None else error.filename2
         return error.strerror if place is None else f"{place}: {error.strerror}"
@@ -313,17 +313,17 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_empty(path: str) -> bool:
-    """Return whether there is a file with nothing in it, or a device, as /dev/null. A dangling link is a mistake."""
+    """Return whether the file exists and is empty, or a device such as /dev/null. A dangling link is a mistake."""
     return os.path.exists(path) and not os.path.getsize(path)
 
 
 def _names(directory: str) -> list[str]:
-    """Files of a directory, by name, that are not hidden."""
+    """Return the sorted names of the files in a directory, without hidden ones."""
     return sorted(name for name in files.names(directory) if name[0] not in "._")
 
 
 def _compile(path: str) -> CodeType:
-    """The code of a file, which is kept beside it as import does; import itself takes no names such as 10-home."""
+    """Compile a file and cache the code beside it, as import does. import rejects names such as 10-home."""
     files.check_regular(os.stat(path), path)
     code = SourceFileLoader(path, path).get_code(path)
     assert code is not None

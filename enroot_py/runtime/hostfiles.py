@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
-ROOT = "the root file system"  # what fuse-overlayfs serves
-_MAX_SERVERS = 16  # of follow.c
-DELAY_MS = 200  # a container that ends earlier needs no process, whose start takes 4 % of its time
+ROOT = "the root file system"  # served by fuse-overlayfs
+_MAX_SERVERS = 16  # the limit of follow.c
+DELAY_MS = 200  # start the process later: it would cost a short-lived container 4 % of its time
 _PROGRAM = "penroot-follow"
 _PATH = f"{LIBRARY}/libexec/{_PROGRAM}"
 
 
 def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, writable: bool) -> list[Mount]:
-    """Return the mounts of the system with a private copy of those of FILES that are mounted on ``targets``.
+    """Return the system mounts, with private copies in place of the FILES that are mounted on ``targets``.
 
-    With ``writable``, the container may change the copies. They lie in ``scratch``, a tmpfs of the container. A later
-    mount on a copy stays. The kernel would detach a mount on a file of the host when the host replaces the file.
+    The copies lie in ``scratch``, a tmpfs of the container. With ``writable``, the container may change them. A mount
+    of a host file would disappear when the host replaces the file, and with it a later mount on top. A copy stays.
     """
     wanted = {target for target in targets if target in FILES}
     mounts = []
@@ -50,10 +50,10 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
 def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: int = -1) -> int:
     """Start the process that stays beside the container of this process, or of a child, until this process ends.
 
-    With ``changes``, it shows the container what replaces FILES. It prints a line if one of the FUSE ``servers`` is
-    killed: a mapping from what a server serves to its program. ``shared`` is a pidfd of the first one if another
-    container has started it, or -1. Call this before any namespace is entered. Returns the process to wait for, or 0
-    if none can be started, as nothing depends on it.
+    With ``changes``, the process shows the container new versions of FILES. ``servers`` maps what a FUSE server serves
+    to the server's program. The process prints a line if a server is killed. ``shared`` is a pidfd of the first server
+    if another container started it, or -1. Call this before entering a namespace. Returns the process to wait for, or
+    0 if none can be started: the container works without it.
     """
     options, fds = ["--child"] * child, []
     try:
@@ -74,11 +74,11 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: in
             os.close(fd)
 
 
-lifelines: dict[str, int] = {}  # pipes that only the server of a file, and this process, keep open
+lifelines: dict[str, int] = {}  # by what a server serves: a pipe that only the server and this process hold open
 
 
 def note_start(lifeline: int) -> None:
-    """Let the death of a server be reported, if a process waits for that at the other end of its ``lifeline``."""
+    """Ask the process at the other end of ``lifeline``, if any, to report the death of the server."""
     try:
         if lifeline >= 0:
             os.write(lifeline, b"+")
@@ -87,9 +87,9 @@ def note_start(lifeline: int) -> None:
 
 
 def note_shared(served: str, *, joined: bool) -> None:
-    """Let the death of a server be reported that another container has started, if this one has ``joined`` it.
+    """Ask for a report of the death of a shared server, if this container has ``joined`` it.
 
-    Its lifeline is closed: no server that is started later, as of data in the same file, gets that number.
+    Close its lifeline, so that no later server of the same file inherits it.
     """
     lifeline = lifelines.pop(served, -1)
     if lifeline < 0:
@@ -103,7 +103,7 @@ def note_shared(served: str, *, joined: bool) -> None:
 
 
 def killed(program: str, served: str, how: str = "") -> str:
-    """Say that a FUSE server was killed."""
+    """Return the message for a killed FUSE server."""
     event = f"{program} of {served} was killed{how} while the container ran"
     return f"{event}: its programs could read no more files (out of memory? see --mem and dmesg)"
 
@@ -111,10 +111,10 @@ def killed(program: str, served: str, how: str = "") -> str:
 def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) -> None:
     """Follow the host files for the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes.
 
-    ``shown`` has the digests() of before the container was made.
+    ``shown`` is the result of digests() before the container was made.
     """
     if "user" not in spaces:
-        return  # root that keeps its privileges
+        return  # a superuser without a user namespace
     import fcntl
 
     fds: list[int] = []
@@ -128,5 +128,5 @@ def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) ->
 
 
 def digests() -> list[str]:
-    """Return the readable FILES, each before the digest of its text."""
+    """Return the readable FILES, each followed by the digest of its text."""
     return [word for path in FILES if (digest := linux.digest(path)) for word in (path, digest)]

@@ -1,7 +1,8 @@
-"""Why execve(2) fails for a file: the file or the interpreter that its #! line or its ELF header names cannot run.
+"""Explain why execve(2) fails for a file: the file, or the interpreter in its #! line or ELF header, cannot run.
 
-Files of other formats give no message, as the kernel may know another way to run them. This runs in a container, so it
-imports nothing later. Sources: execve(2), elf(5), the kernel's binfmt_script.c, binfmt_elf.c and binfmt-misc.rst.
+Files of other formats get no explanation, because the kernel may have another way to run them. This runs in a
+container, so it imports nothing later. Sources: execve(2), elf(5), the kernel's binfmt_script.c, binfmt_elf.c and
+binfmt-misc.rst.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import errno
 import os
 import stat
 
-# By the class of an ELF file, of 32 or 64 bits: e_machine on each machine, the offset and the size of e_phoff and of
-# e_phnum, the size of a program header, and there p_offset and p_filesz.
+# By ELF class, 32 or 64 bits: e_machine on each machine; offset and size of e_phoff and of e_phnum; the size of a
+# program header, and the offset and size of its p_offset and p_filesz.
 _LAYOUTS = {
     1: ({"x86_64": 3, "aarch64": 40}, (28, 4), (44, 2), 32, (4, 4), (16, 4)),
     2: ({"x86_64": 62, "aarch64": 183}, (32, 8), (56, 2), 56, (8, 8), (32, 8)),
 }
 _PT_INTERP = 3
-# By e_machine: the machine, and another one whose kernel may run its programs.
+# By e_machine: the machine, and a second machine whose kernel may run its programs.
 _MACHINES = {
     3: ("i386", "x86_64"),
     21: ("ppc64le", ""),
@@ -37,13 +38,14 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 def explain(path: str, proc: int = -1) -> str:
     """Return why the kernel cannot execute ``path``, if the path or an interpreter is at fault; else "".
 
-    With the node's /proc, do so before the kernel tries: a program of another machine runs if the node has an emulator.
+    With a descriptor ``proc`` of the node's /proc, ask before the kernel tries: a program of another machine runs if
+    the node has an emulator.
     """
     try:
         reason = _explain(path, proc)
     except (OSError, ValueError, IndexError):
-        return ""  # the file has changed meanwhile, or what is on /proc is not the kernel's
-    return reason.replace("\n", "\\n")  # of an image: it forges no line of its own
+        return ""  # the file has changed meanwhile, or /proc is not the kernel's
+    return reason.replace("\n", "\\n")  # an image chooses these words: keep them on one line
 
 
 def _explain(path: str, proc: int) -> str:
@@ -63,21 +65,21 @@ def _explain(path: str, proc: int) -> str:
 
 
 def explain_in(workdir: str, name: str, search: str, proc: int) -> str:
-    """Enter ``workdir``, and return why slurmstepd cannot run ``name``, which it looks for in the PATH ``search``.
+    """Enter ``workdir``, and return why slurmstepd cannot run ``name``, which it looks up in the PATH ``search``.
 
-    ``proc`` is a descriptor of the node's /proc. Returns "" if the program can run or nobody knows.
+    ``proc`` is a descriptor of the node's /proc. Returns "" if the program can run, or if this is unknown.
     """
     try:
         os.chdir(workdir)
     except OSError:
-        return ""  # the task fails with that
+        return ""  # the task itself fails with this error
     path = _find(name, search)
     reason = explain(path, proc) if path else ""
     return f"cannot run {path}: {reason}" if reason else ""
 
 
 def _find(name: str, search: str) -> str:
-    """Where slurmstepd finds a program: build_path() of its env.c. If nowhere, the first link that leads nowhere."""
+    """Return the file that slurmstepd finds, else the first dangling link, else "". Source: build_path() of env.c."""
     if "/" in name:
         return name
     dangling = ""
@@ -92,7 +94,7 @@ def _find(name: str, search: str) -> str:
 
 
 def _foreign(subject: str, path: str, proc: int) -> str:
-    """Return that a program is for another machine, unless the node's /proc shows an emulator for it, or shows none."""
+    """Return an error if a program is for another machine, unless the node's /proc shows an emulator or no list."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         head = os.pread(fd, _LINE_BYTES, 0)
@@ -109,7 +111,7 @@ def _foreign(subject: str, path: str, proc: int) -> str:
 
 
 def _may_be_emulated(head: bytes, proc: int) -> bool:
-    """Return whether an entry of binfmt_misc fits a program, or nobody knows: a pod's /proc does not show them."""
+    """Return whether an entry of binfmt_misc fits a program. If a pod's /proc hides the entries, return True."""
     place = os.open(_BINFMT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     try:
         names = os.listdir(place)
@@ -173,8 +175,8 @@ def _closed(subject: str, name: str) -> str:
 def _missing(subject: str, name: str, *, named: bool = False) -> str:
     """Return why a path leads to no file, or "" if unknown.
 
-    If the user has ``named`` the path, it is no news that it does not exist, but where a link leads and what a mount
-    covers is.
+    If the user has ``named`` the path, do not report that it does not exist, but report where a link leads and which
+    mount covers the path.
     """
     error = _error(name)
     if error == errno.EACCES and not named:
@@ -193,7 +195,7 @@ def _missing(subject: str, name: str, *, named: bool = False) -> str:
 def _follow(path: str) -> tuple[str, str, int]:
     """Follow the links of a path that leads to no file.
 
-    Returns the path without links, the part of it that exists, and the number of links.
+    Returns the path without links, the existing part of this path, and the number of links.
     """
     if not path.startswith("/"):
         return path, "", 0
@@ -221,7 +223,7 @@ def _follow(path: str) -> tuple[str, str, int]:
 
 
 def _mount_of(path: str) -> str:
-    """Return which mount shows the directory ``path``, as the end of a message; "" if that is the root."""
+    """Return which mount shows the directory ``path``, as the end of a message, or "" for the root mount."""
     target, shown = "/", ""
     try:
         with open("/proc/self/mountinfo", "rb") as f:
@@ -277,9 +279,9 @@ def _of_elf(fd: int, head: bytes) -> bytes:
 
 def _number(data: bytes, field: tuple[int, int]) -> int:
     at, size = field
-    return int.from_bytes(data[at : at + size], "little")  # as these machines have it
+    return int.from_bytes(data[at : at + size], "little")  # the byte order of both machines
 
 
 def _quoted(path: str) -> str:
-    """Quote a path for sh(1) if it needs that."""
+    """Quote a path for sh(1) if necessary."""
     return path if all(c in _UNQUOTED for c in path) else "'" + path.replace("'", "'\\''") + "'"

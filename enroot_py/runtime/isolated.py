@@ -1,6 +1,6 @@
-"""A container's own namespaces: create them, and furnish them with a loopback and a /dev.
+"""Create a container's own namespaces, and add a loopback and a /dev to them.
 
-Imported only for a container that has some.
+Imported only for a container with own namespaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _OWNED = {linux.CLONE_NEWNET: "net", linux.CLONE_NEWIPC: "ipc", linux.CLONE_NEWUTS: "uts"}
 
-# As enroot's containers have it. What no single device needs stays outside.
+# The same devices as in enroot's containers, and no others.
 _DEV = """\
 none            /dev            none    x-detach,nofail,silent
 tmpfs           /dev            tmpfs   x-create=dir,rw,nosuid,noexec,mode=755,slave
@@ -63,15 +63,15 @@ def enter(
     forked: Callable[[int], object] | None = None,
     beside: Callable[[], int] = lambda: 0,
 ) -> int:
-    """Enter as namespaces.enter() does, and the container's ``own`` namespaces too.
+    """Enter as namespaces.enter() does, and enter the container's ``own`` namespaces too.
 
     With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
     namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
     in them. The PID namespace belongs to the first one, because /proc must be mounted from within it, and stay mounted.
 
-    ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: see Start. ``beside`` is
-    called between the PID namespace and all others: what it starts ends with the container. It returns the namespaces
-    that belong to the first user namespace even if the container is ``nested``. Returns a
+    ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: enter.Start. ``beside`` is
+    called after entering the PID namespace and before all others, so its processes end with the container. It returns
+    the namespaces that belong to the first user namespace even if the container is ``nested``. Returns a
     descriptor of the second user namespace if it exists already, else -1. Raises NamespaceError.
     """
     if not superuser:
@@ -85,7 +85,7 @@ def enter(
 
 
 def _enter_owned(flags: int) -> int:
-    """Create a user namespace and namespaces that belong to it; enter the latter, and return the former.
+    """Create a user namespace, and namespaces that belong to it. Enter the latter, and return the user namespace.
 
     A child creates them: a process that has entered a user namespace cannot return to the parent namespace, whose
     capabilities the mounts need. Raises NamespaceError.
@@ -162,9 +162,10 @@ def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
 
 
 def _is_revealing(option: str) -> bool:
-    """Whether the kernel refuses a new /sys, as parts of the one here are covered, in a pod: mount_namespaces(7).
+    """Return whether the kernel refuses a new /sys because parts of the present /sys are covered: in a pod.
 
-    Then that of the pod stays, read-only: it shows the names of network devices, and gives none of them.
+    Then the pod's /sys stays, read-only. It shows the names of network devices, but gives access to none. See
+    mount_namespaces(7).
     """
     try:
         with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
@@ -199,7 +200,7 @@ def make_dev(root: int, *, own_ipc: bool) -> None:
 
 
 def raise_loopback() -> None:
-    """``ip link set lo up`` in the network namespace of this process. Raises OSError."""
+    """Run ``ip link set lo up`` in the network namespace of this process. Raises OSError."""
     import fcntl
     import socket
     import struct

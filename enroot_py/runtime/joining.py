@@ -1,4 +1,4 @@
-"""Run a command in a running container, and end with the caller everything that the command has started.
+"""Run a command in a running container, and end all its processes with the caller.
 
 Sources: setns(2), namespaces(7), user_namespaces(7).
 """
@@ -21,7 +21,7 @@ _LIST = "penroot list --fancy shows running containers"
 
 
 class Joined:
-    """A container that this process has joined: the environment of one of its processes, and how that is confined."""
+    """A container that this process has joined: the environment and the confinement of one of its processes."""
 
     def __init__(self, pid: int, settings: Settings) -> None:
         """Enter the namespaces and the working directory of ``pid``. Raises ContainerError.
@@ -41,15 +41,15 @@ class Joined:
         _check_owner(spaces, pid)
         self.has_user_namespace = "user" in spaces
         self.has_pid_namespace = "pid" in spaces
-        self.myself = Fd(os.open("/proc/self", _PATH))  # of the node: the container may have another /proc
+        self.myself = Fd(os.open("/proc/self", _PATH))  # the node's: the container may have another /proc
         processes.enter(spaces, pid, new_keyring=settings.unshare_keyring)
         os.chdir(cwd if os.path.isdir(cwd) else "/")
 
     def become_root(self) -> None:
-        """Be root in a user namespace below that of the container. Raises NamespaceError.
+        """Become root in a user namespace below the container's. Raises NamespaceError.
 
-        Until hide(), other processes of the user may trace this one: in a container without root, none of them has
-        the capabilities for that.
+        Until hide(), other processes of the user may trace this one. In a container without root, no process has the
+        capabilities for that.
         """
         namespaces.enter_user(0, 0, myself=self.myself)
         namespaces.hide()
@@ -65,9 +65,9 @@ class Joined:
 
 
 def _check_owner(spaces: dict[str, int], pid: int) -> None:
-    """Refuse to enter another user's container, as root could. Raises ContainerError.
+    """Refuse to enter another user's container, which root could. Raises ContainerError.
 
-    Its files would decide what root of the node executes there, and its root could trace that program.
+    That user's files would decide what the node's root executes there, and the container's root could trace it.
     """
     if "user" in spaces and (owner := processes.owner_of(spaces["user"])) != os.geteuid():
         raise ContainerError(
@@ -93,7 +93,7 @@ def execute_in(
 ) -> int:
     """Run ``command`` in a running container and return its exit status. Raises PenrootError.
 
-    If this process is killed, or after ``timeout_s`` seconds, everything that the command has started is killed.
+    If this process is killed, or after ``timeout_s`` seconds, the command and all its processes are killed.
     """
     options = environ.of_options(env, os.environ)
     ids = _wanted(user)
@@ -119,7 +119,7 @@ def execute_in(
 
 
 def _execute(joined: Joined, command: tuple[str, ...], *, is_root: bool) -> NoReturn:
-    if not is_root or joined.has_user_namespace:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
+    if not is_root or joined.has_user_namespace:  # with ENROOT_ALLOW_SUPERUSER there is no user namespace
         namespaces.confine(remap_root=is_root and not joined.is_confined)
     execute.execute(command, joined.environ)
 
@@ -144,7 +144,7 @@ def _wanted(user: str) -> str:
 
 
 def _refuse(user: str, *, is_root: bool) -> None:
-    """Raise ContainerError for a user that cannot be had in the joined container."""
+    """Raise ContainerError if the joined container cannot have ``user``."""
     if is_root:
         hint = "start the container without --root, and use --user root where you need root"
         raise ContainerError(f"--user {user}: the container was started with --root", hint=hint)

@@ -1,7 +1,7 @@
-"""Do what a login does before its shell, for ENROOT_LOGIN_SHELL, as the image's /etc/login.defs says.
+"""Prepare a login shell, for ENROOT_LOGIN_SHELL, as the image's /etc/login.defs demands.
 
-Done before the root is switched: nothing here is imported afterwards. Sources: login(1),
-login.defs(5), locale.conf(5), lastlog(8), utmp(5).
+Run this before the switch to the new root: afterwards nothing can be imported. Sources: login(1), login.defs(5),
+locale.conf(5), lastlog(8), utmp(5).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LOCALE = frozenset(
 )
 _LASTLOG = "=i32s256s"
 _UTMP = "=hxxi32s4s32s256shhiii16s20s"
-_USER_PROCESS = 7
+_USER_PROCESS = 7  # utmp(5)
 
 
 def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root: bool, given: bool) -> int | None:
-    """Complete ``environ``, set limits, print the messages of a login. Return the umask, or None for the caller's.
+    """Complete ``environ``, set limits, print the login messages. Return the umask, or None for the caller's.
 
-    ``user`` is the caller, ``as_root`` whether he is root inside, ``given`` whether there is a
-    command. Raises ContainerError where logins are closed.
+    ``user`` is the caller, ``as_root`` whether the program is root inside, ``given`` whether there is a command.
+    Raises ContainerError if logins are closed.
     """
     defs = _pairs(root, "/etc/login.defs")
     closed = _read(root, defs.get("NOLOGINS_FILE", "/etc/nologin"))
@@ -61,7 +61,7 @@ def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root:
 
 
 def _pairs(root: int, path: str) -> dict[str, str]:
-    """``KEY VALUE`` or ``KEY=VALUE``; what is behind the first of both is the value, as in ENV_PATH PATH=/bin."""
+    """Parse ``KEY VALUE`` or ``KEY=VALUE`` lines. The first separator counts, as in ENV_PATH PATH=/bin."""
     pairs = {}
     for line in (_read(root, path) or "").splitlines():
         cut = min((at for at in map(line.find, " \t=") if at >= 0), default=-1)
@@ -104,7 +104,7 @@ def _record(root: int, uid: int, name: str) -> None:
             record = (_USER_PROCESS, os.getpid(), line, line[-4:], os.fsencode(name), b"", 0, 0, 0, now, 0, b"", b"")
             os.write(fd, struct.pack(_UTMP, *record))
     except OSError:
-        return  # as in login(1): not a reason to refuse the login
+        return  # as in login(1), log in all the same
 
 
 def _message(root: int, defs: Mapping[str, str]) -> None:

@@ -27,12 +27,12 @@ _ATTRIBUTES = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_AT
 
 
 def cover(root: int) -> None:
-    """Hide these files, or make them read-only, if they exist. Later mounts can cover this. Raises OSError."""
+    """Hide files of /proc, or make them read-only. Later mounts can cover this. Raises OSError."""
     for path in (*_READ_ONLY, *_HIDDEN):
         try:
             descriptor = paths.open_in(root, path)
         except OSError:
-            continue  # not every kernel has each
+            continue  # this kernel lacks the file
         with descriptor as fd:
             if not paths.is_own(root, fd):
                 _cover(fd, path, path in _HIDDEN)

@@ -11,7 +11,7 @@ from enroot_py.runtime.mounting import BIND, SEPARATORS, SQUASHFS, Mount
 
 
 def hint(mount: Mount, error: OSError | PenrootError) -> str:
-    """Return how to fix ``mount``, which failed with ``error``, and who asked for it."""
+    """Return how to fix the failed ``mount``, and who requested it."""
     fix = error.hint if isinstance(error, PenrootError) else _fix(mount, error)
     return "; ".join(filter(None, (fix, mount.origin and f"asked for by {mount.origin}")))
 
@@ -68,24 +68,24 @@ def _fix_type(mount: Mount) -> str:
 
 
 def _given(mount: Mount) -> tuple[str, ...]:
-    """Return the options as the caller gave them, without what parse_option() adds and without x-create."""
+    """Return the caller's options, without the default ones of parse_option() and without x-create."""
     options = mount.options[len(BIND) if _has_default(mount) else 0 :]
     return tuple(option for option in options if not option.startswith("x-create="))
 
 
 def _has_default(mount: Mount) -> bool:
-    """Return whether the options begin with those of a bind mount that names none."""
+    """Return whether the options begin with the default ones of a bind mount."""
     return mount.options[: len(BIND)] == BIND
 
 
 def _options_for_file(mount: Mount) -> tuple[str, ...]:
-    """Return the options of a bind mount that makes its target, in the shortest form."""
+    """Return the options of a bind mount that creates its target, in the shortest form."""
     implied = mount.words.isdisjoint(("bind", "rbind")) or _has_default(mount)
     return (*(() if implied else BIND[1:]), *_given(mount))
 
 
 def _spelled(mount: Mount, target: str, options: tuple[str, ...], fstype: str = "") -> str:
-    """Return a corrected mount in the form that the caller has used: an option, or a line of fstab(5)."""
+    """Return a corrected mount in the caller's form: an option, or a line of fstab(5)."""
     shown = options or (() if fstype else BIND)
     fixed = Mount(mount.source, target, fstype or "none", shown).describe()
     if not mount.origin.startswith("--"):

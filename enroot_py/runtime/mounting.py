@@ -1,6 +1,6 @@
-"""A mount as data, executed later beneath a container's root. fstab.py reads it from fstab(5).
+"""Describe a mount as data, and execute it later beneath a container's root. fstab.py parses it from fstab(5).
 
-Beyond the options of mount(8): x-create=dir|file|auto makes the target, x-move and x-detach move and detach.
+Options beyond mount(8): x-create=dir|file|auto creates the target, x-move and x-detach move and detach a mount.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SET = {
     "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
     "strictatime": linux.MOUNT_ATTR_STRICTATIME,
 }
-# The opposites only undo what the same line said: a user namespace cannot
-# clear what the parent namespace locked, see mount_namespaces(7).
+# These words only undo earlier words of the same line: a user namespace cannot
+# clear flags that the parent namespace locked, see mount_namespaces(7).
 _UNSET = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "atime": "noatime", "diratime": "nodiratime"}
 _PROPAGATION = {
     "shared": linux.MS_SHARED,
@@ -43,16 +43,16 @@ _WORDS = frozenset(
 )
 KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_SPREADING))
 
-_SYNONYMS = {"readonly": "ro", "read-only": "ro", "writable": "rw"}  # of fstab options, in other tools
-SQUASHFS = "sqsh"  # a type of our own
+_SYNONYMS = {"readonly": "ro", "read-only": "ro", "writable": "rw"}  # words of other tools
+SQUASHFS = "sqsh"  # a type of penroot
 _OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto nofail silent".split()))
 
-BIND = ("rbind", "x-create=auto")  # the options of SOURCE:TARGET
+BIND = ("rbind", "x-create=auto")  # the default options of SOURCE:TARGET
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
 SEPARATORS = "a space in a path is \\040, a colon \\072"
 TRUSTED = "if you trust the image, set ENROOT_IMAGE_FSTAB=host or use --mount"
 
-# Mount points of served squashfs files, by path; the server sets them.
+# By path of a squashfs file: a function that mounts it and returns the directory. data.py fills this.
 served: dict[str, Callable[[], str]] = {}
 
 
@@ -61,7 +61,7 @@ _attached: dict[str, tuple[int, int]] = {}
 
 
 class LeftOut(OSError):
-    """A mount of an image that is refused; the image starts without it."""
+    """An image's mount is refused; the image starts without it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EXDEV, why)
@@ -70,8 +70,8 @@ class LeftOut(OSError):
 class Mount:
     """One line of fstab; ``target`` is a path beneath the container's root.
 
-    ``inside`` is the source where that is beneath the container's root too, else empty. ``detached`` is the
-    descriptor of a file system that is mounted already and attached nowhere, or -1.
+    ``inside`` is the source as a path in the container if the source is there too, else "". ``detached`` is the
+    descriptor of a file system that is already mounted but not attached, or -1.
     """
 
     __slots__ = (
@@ -159,8 +159,7 @@ class Mount:
 
     @property
     def _changeable(self) -> int:
-        # How access times are kept is locked with a mount that comes from
-        # another user namespace: only file systems of our own take a word on it.
+        # A bind cannot change how access times are kept: this is locked for mounts from another user namespace.
         return self.attributes & ~(linux.MOUNT_ATTR__ATIME | linux.MOUNT_ATTR_NODIRATIME)
 
     @property
@@ -174,7 +173,7 @@ class Mount:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
             return
         if self.inside and self.inside.strip("/") == self.target.strip("/"):
-            os.close(self._target(root, 0o755))  # a volume of the image that it has no directory for
+            os.close(self._target(root, 0o755))  # the image has no directory for its volume
         if "remount" in self.words or not self.creates:
             self._change(root)
             return
@@ -184,7 +183,7 @@ class Mount:
             if self.confined:
                 self._check_confined(root, target)
             elif self.passno >= 0 and os.readlink(f"/proc/self/fd/{root}") == os.readlink(f"/proc/self/fd/{target}"):
-                raise _root_as_target()  # by a link; fstat(2) could ask a FUSE server. Each system mount would pay too
+                raise _root_as_target()  # the target is a link to /. fstat(2) could wait for a FUSE server
             attach(mount, target)
             _attached[self.target] = paths.inode(mount)
 
@@ -227,8 +226,8 @@ class Mount:
             return self._open_tree(source, "", linux.AT_EMPTY_PATH)
 
     def _place_of_file(self) -> str:
-        """Return the directory of a served file. Raises MountError, and errors of its server."""
-        if self.source not in served:  # a container has left the namespaces in which a server can be started
+        """Return the directory where a squashfs file is mounted. Raises MountError, and errors of its server."""
+        if self.source not in served:  # too late: servers start before the container's namespaces are entered
             hint = "declare it with --mount, --container-mounts or in mounts.d; it cannot be added later"
             raise MountError(f"cannot mount {self.source} on {self.target}: the container exists already", hint=hint)
         return served[self.source]()
@@ -242,7 +241,7 @@ class Mount:
         try:
             tree = linux.open_tree(directory, path, clone | recursive)
         except OSError as e:
-            # Submounts that the parent namespace locked cannot be left out.
+            # A clone cannot leave out submounts that the parent namespace locked.
             if recursive or e.errno != errno.EINVAL:
                 raise
             recursive = linux.AT_RECURSIVE
@@ -254,7 +253,7 @@ class Mount:
             return tree.keep()
 
     def _open_target(self, root: int, mount: int) -> Fd:
-        """Open the target of ``mount``. A file covers a symlink of the image itself, not its destination."""
+        """Open the target of ``mount``. A file covers a symlink of the image, not the destination of the link."""
         if not stat.S_ISDIR(os.fstat(mount).st_mode):
             try:
                 return paths.open_in(root, self.target, os.O_PATH | os.O_NOFOLLOW)
@@ -263,10 +262,10 @@ class Mount:
         return self._target(root)
 
     def _target(self, root: int, mode: int = 0) -> Fd:
-        """Open the target; create it if an option says so.
+        """Open the target; create it if an option asks for that.
 
-        A target that is made has no permissions: an export then knows that it is no part of the image, as enroot's
-        does. In a tree of the host, a target is made only if it was asked for under this name.
+        A created target has no permissions: as in enroot, an export then knows that it is not part of the image. In a
+        directory of the host, a target is created only if the caller named this path.
         """
         for word in self.words:
             if word.startswith("x-create="):
@@ -286,7 +285,7 @@ class Mount:
 
 
 def _root_as_target() -> OSError:
-    """Return the error of a mount that would cover all mounts made before."""
+    """Return the error for a mount that would cover all earlier mounts."""
     return OSError(errno.EBUSY, "the target is the root directory of the container")
 
 
@@ -298,7 +297,7 @@ def attach(mount: int, target: int) -> None:
         onto = stat.S_ISDIR(os.fstat(target).st_mode)
         if onto == stat.S_ISDIR(os.fstat(mount).st_mode):
             raise
-        if onto:  # both of which are EINVAL to the kernel
+        if onto:  # the kernel returns EINVAL in both cases
             raise IsADirectoryError(errno.EISDIR, "the target is a directory, and the source is none") from e
         raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
 
@@ -312,8 +311,8 @@ def attach_at(mount: int, path: str) -> None:
 def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> Fd:
     """Create a file system, detached, and return its mount as a file descriptor.
 
-    ``options`` are ``key=value`` or flags. Raises OSError with the kernel's
-    own message where it gives one (fsopen(2), "message retrieval").
+    ``options`` are ``key=value`` or flags. Raises OSError with the kernel's message, if there is one: fsopen(2),
+    "Message retrieval".
     """
     with linux.fsopen(fstype, linux.FSOPEN_CLOEXEC) as context:
         try:
@@ -335,5 +334,5 @@ def mount_filesystem(fstype: str, source: str, options: list[str], attributes: i
 
 
 def escape(field: str) -> str:
-    """A space and its like are written in octal, fstab(5); ``$`` too, as parse() replaces ``${VAR}``."""
+    """Write spaces and control characters of a field in octal, fstab(5), and ``$`` because parse() expands it."""
     return "".join(c if c > " " and c not in "\\$\x7f" else f"\\{ord(c):03o}" for c in field)

@@ -1,8 +1,8 @@
 """Find the process of a named container without looking at every process of the node.
 
-A start of a container writes its PID into ENROOT_RUNTIME_PATH/named-NAME, unless a container of that name runs already.
-The file is a hint: the process may have ended, or be another one. Whoever reads it asks the kernel whether the process
-runs in the container, and looks through /proc otherwise. The file stays until the container is removed.
+A start writes its PID into ENROOT_RUNTIME_PATH/named-NAME, unless a container of that name runs already. The file is
+only a hint: the process may have ended, and its PID may belong to another process. A reader checks whether the process
+runs in the container, and otherwise searches /proc. The file stays until the container is removed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _path(name: str, runtime_path: str) -> str:
 
 
 def candidates(name: str, runtime_path: str) -> list[int]:
-    """Return the process of the hint and its children, which are in the container if it has a PID namespace."""
+    """Return the process of the hint, and its children: with a PID namespace, these are in the container."""
     from enroot_py.base import proc
 
     pid = _pid_in(_path(name, runtime_path))
@@ -51,7 +51,7 @@ def candidates(name: str, runtime_path: str) -> list[int]:
 
 
 def _pid_in(path: str) -> int:
-    """Return the process of a hint, or 0 if it has ended, or its PID has another user now."""
+    """Return the process of a hint, or 0 if the process has ended or the PID belongs to another user."""
     try:
         with Fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
             pid = int(fd.content(_MAX_BYTES))

@@ -1,6 +1,6 @@
-"""Namespaces of a container. The user namespace maps one user, to the same ID or to root: user_namespaces(7).
+"""Create namespaces of a container. The user namespace maps one user, to the same ID or to root: user_namespaces(7).
 
-A program that is root in the container runs in a second user namespace within the first. There it cannot undo the
+A program that is root in the container runs in a second user namespace within the first, where it cannot undo the
 container's mounts: nest().
 """
 
@@ -26,14 +26,14 @@ def privileged(settings: Settings) -> bool:
 
 
 def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
-    """Unshare the user namespace; the caller is ``uid`` and ``gid`` inside, and nobody else exists.
+    """Unshare the user namespace. The caller becomes ``uid`` and ``gid`` inside; no other user is mapped.
 
-    The process must have one thread. ``myself`` is /proc/self of the host, opened where that is
-    not to be believed now. Raises NamespaceError with what the administrator has to change.
+    The process must have one thread. ``myself`` is the host's /proc/self, for a process whose /proc may be another.
+    Raises NamespaceError with the fix for the administrator.
     """
     outside = os.geteuid(), os.getegid()
     try:
-        # Of a process that may not be looked at the files of /proc/self are root's, proc(5).
+        # The files of /proc/self belong to root if the process is not dumpable: proc(5).
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         linux.unshare(linux.CLONE_NEWUSER)
         map_user(uid, gid, outside, myself)
@@ -70,8 +70,8 @@ def enter(uid: int, gid: int, *, superuser: bool) -> None:
 def unshare_mounts(flags: int = 0, *, superuser: bool) -> None:
     """Unshare the mount namespace, and others by ``flags`` of unshare(2). Raises NamespaceError.
 
-    Mounts of a namespace with another owner arrive as slaves and locked, mount_namespaces(7): nothing done
-    here reaches the host. Without another owner, mounts arrive as peers of the host's.
+    Mounts of a mount namespace with another owner arrive as slaves and locked, mount_namespaces(7): no change here
+    reaches the host. With the same owner, mounts arrive as peers of the host's: make them slaves.
     """
     unshare(linux.CLONE_NEWNS | flags)
     if superuser:
@@ -82,8 +82,8 @@ def nest(user: int, myself: int) -> None:
     """Enter the second user namespace, and copies of the mount and cgroup namespaces that belong to it.
 
     A mount namespace copied by another owner locks its mounts: root inside can neither unmount them nor change
-    their flags, mount_namespaces(7). ``user`` is the namespace that isolated.enter() returned, or -1 to create one.
-    ``myself`` is /proc/self of the host. Raises NamespaceError.
+    their flags, mount_namespaces(7). isolated.enter() returned the namespace ``user``; -1 creates one. ``myself`` is
+    the host's /proc/self. Raises NamespaceError.
     """
     if user < 0:
         enter_user(0, 0, myself=myself)
@@ -101,14 +101,14 @@ def servers() -> ModuleType | None:
 def hide() -> None:
     """Hide this process from all others, even from root of its user namespace, until it executes a program.
 
-    Programs in a container cannot reach its descriptors and memory, which are the host's: ptrace(2), "Ptrace access
-    mode checking".
+    Otherwise programs in a container could reach its descriptors and memory, which are the host's: ptrace(2), "Ptrace
+    access mode checking".
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
 
 
 def unshare(flags: int) -> None:
-    """Unshare further namespaces, owned by the user namespace that was entered. Raises NamespaceError."""
+    """Unshare further namespaces, owned by the present user namespace. Raises NamespaceError."""
     try:
         linux.unshare(flags)
     except OSError as e:
@@ -129,7 +129,7 @@ def advice(error: OSError) -> str:
 
 
 def confine(*, remap_root: bool) -> None:
-    """Drop privileges before exec: no_new_privs, no capabilities unless root inside, the system call filter."""
+    """Drop privileges before execve(2): set no_new_privs, drop capabilities unless root inside, filter system calls."""
     try:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if not remap_root:

@@ -1,7 +1,7 @@
-"""Decide whether a site's bash hook with the name of ours runs, and whether it is enroot's original.
+"""Decide whether a site's bash hook with the name of our hook runs, and whether it is enroot's original.
 
-A node that had enroot has the files of its hooks, most of them as they were shipped: those
-are known by their digests in originals.b2sum, over all versions that enroot has had.
+A node that had enroot still has the files of enroot's hooks, mostly unchanged. originals.b2sum has the digests of these
+files in all versions of enroot.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # in old versio
 
 
 def idle(path: str) -> str:
-    """Return why a script is switched off, or ""."""
+    """Return why a script does not run, or ""."""
     try:
-        if not os.path.getsize(path):  # that of /dev/null is 0
+        if not os.path.getsize(path):  # 0 for /dev/null too
             return "is empty"
     except OSError as e:
         return f"cannot be read: {e.strerror}"
@@ -28,16 +28,16 @@ def idle(path: str) -> str:
 
 
 def is_original(path: str, name: str, digests: str) -> bool:
-    """Whether the script ``path`` is enroot's original of the hook ``name``: see ``digests``. Raises ConfigError."""
+    """Return whether ``path`` is enroot's original of the hook ``name``: see ``digests``. Raises ConfigError."""
     line = f"{blake2b(files.content(path) or b'', digest_size=16).hexdigest()}  {name}.sh\n"
     with open(digests) as known:
         return line in known.read()
 
 
 def substitute(name: str, places: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
-    """Return our hook that replaces one of enroot's optional hooks.
+    """Return the path of our hook that replaces one of enroot's optional hooks.
 
-    "" where no hook has to, as the plugin or 20-mpi does; None where nothing of ours does.
+    Returns "" if the plugin or 20-mpi does this already, and None if we have no replacement.
     """
     step = "PYXIS_VERSION" in host
     if name == "50-slurm-pmi" and (step or settings.mpi and environ.is_rank(host)):

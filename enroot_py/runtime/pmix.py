@@ -1,8 +1,7 @@
 """Make PMIx work in a container: the server's rendezvous files, and a credential that both sides support.
 
-Slurm's mpi/pmix and mpirun listen on a socket and keep files under PMIX_SERVER_TMPDIR;
-a client needs both. PMI2's open file descriptor passes as it is. Source: slurm.conf(5)
-MpiDefault, PMIx client environment.
+Slurm's mpi/pmix and mpirun listen on a socket and keep files under PMIX_SERVER_TMPDIR; a client needs both. PMI2 uses
+an inherited file descriptor, which needs nothing here. Source: slurm.conf(5), MpiDefault; PMIx client environment.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
-# Directories in which ld.so(8) searches libraries of distributions.
+# Directories where ld.so(8) of a distribution searches.
 _LIBRARIES = (*(f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"), "/usr/local/lib")
 _OPEN_MPI = ("libpmix.so.2", "libmpi.so.40")
 _MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
 
 
 def used(environ: Mapping[str, str]) -> bool:
-    """True where the step or rank runs under PMIx; stray PMIX_ variables of the user do not count.
+    """Return whether the step or rank runs under PMIx. Stray PMIX_ variables of the user do not count.
 
-    A rank of mpirun does, whatever srun has started mpirun's daemon with.
+    A rank of mpirun does, whatever plugin srun used for mpirun's daemon.
     """
     kind = "pmix" if "OMPI_COMM_WORLD_RANK" in environ else environ.get("SLURM_MPI_TYPE", "pmix")
     return kind.startswith("pmix") and "PMIX_NAMESPACE" in environ
@@ -65,7 +64,7 @@ def _without_munge(environ: Mapping[str, str]) -> str:
 
 
 def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:
-    """Return variables that lead a client to a server that refuses it, whose slurmstepd would never end."""
+    """Return the variables to remove, if the server would refuse the client and the step would never end."""
     if not (remap_root and used(environ) and _without_munge(environ)):
         return ()
     return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
@@ -74,8 +73,8 @@ def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]
 def check_root(environ: Mapping[str, str], tasks: int, option: str = "--container-remap-root") -> str:
     """Return why a PMIx client cannot connect as root of a user namespace, or "": it would hang, not fail.
 
-    Raises ConfigError where several tasks, ``tasks`` in the step, would wait for each other. One task may
-    well be a shell on a cluster whose MpiDefault is pmix, and is told only.
+    Raises ConfigError for several ``tasks`` in the step, because they would wait for each other. A single task is only
+    warned: it may be a shell on a cluster whose MpiDefault is pmix.
     """
     lack = _without_munge(environ) if used(environ) else ""
     if not lack:
@@ -93,7 +92,7 @@ def check_root(environ: Mapping[str, str], tasks: int, option: str = "--containe
 
 
 class Libraries:
-    """Libraries that a program of the container finds; ``exists`` checks a path, ``search`` is LD_LIBRARY_PATH."""
+    """Find libraries as a program of the container does; ``exists`` checks a path, ``search`` is LD_LIBRARY_PATH."""
 
     def __init__(self, exists: Callable[[str], bool], search: str) -> None:
         self._exists = exists
@@ -115,15 +114,15 @@ def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
 
 
 def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """Return the server's offers that a client in the container supports, by FITTED. Raises ConfigError for none."""
+    """Return the server's offers, FITTED, reduced to those that the client supports. Raises ConfigError for none."""
     return {**security(environ, libraries, remap_root=remap_root), **stores(environ)}
 
 
 def stores(environ: Mapping[str, str]) -> dict[str, str]:
-    """The server's offers of ways to the data of a job, less those that no client in a container can take.
+    """Return the server's offers of ways to the data of a job, without those that need the node's /tmp.
 
-    PMIx 5 has the data in a file of the launcher's, in /tmp of the node, to share its memory; a client that does not
-    find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
+    PMIx 5 keeps the data in a file in the node's /tmp, to share its memory. A client that does not find the file gives
+    up, and a client of PMIx 4 complains. All servers and clients support "hash".
     """
     modules = environ.get("PMIX_GDS_MODULE", "").split(",")
     left = [module for module in modules if not module.startswith("shmem")]
@@ -133,7 +132,7 @@ def stores(environ: Mapping[str, str]) -> dict[str, str]:
 def told(
     environ: Mapping[str, str], libraries: Libraries, inside: Mapping[str, str], *, remap_root: bool
 ) -> dict[str, str]:
-    """Return fitted() with copies for scripts that do not find them ``inside``. Raises ConfigError."""
+    """Return fitted(), and copies for scripts unless ``inside`` has them. Raises ConfigError."""
     fit = fitted(environ, libraries, remap_root=remap_root)
     offers = {name: environ[name] for name in FITTED if name in environ}
     return {**copies({**offers, **fit}, libraries, {**environ, **inside}), **fit}
@@ -143,9 +142,10 @@ _EVERYWHERE = frozenset(("native", "hash"))
 
 
 def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) -> dict[str, str]:
-    """Return ``fit`` under the names of pyxis's hook, which scripts read, without those that the step ``has``.
+    """Return ``fit`` under the names of pyxis's hook, which scripts read, except names in ``has``.
 
-    With these names PMIx fails for a component that it lacks: use only components of every PMIx, or images without one.
+    PMIx fails if a value under these names lists a component that it lacks. So copy only components of every PMIx,
+    unless the image has no Open MPI.
     """
     named = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
     alone = not libraries.have(*_OPEN_MPI)
@@ -153,7 +153,7 @@ def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) ->
 
 
 def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """Return the server's offers without those that the image does not support, about which a client would complain.
+    """Return the server's offers without those that the image does not support: a client would complain about them.
 
     Raises ConfigError if nothing is left for the image's MPI.
     """
@@ -175,7 +175,7 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
 
 
 def mismatch(kind: str, libraries: Libraries) -> str:
-    """Return why the image's MPI does not support ``srun --mpi=kind``, so that each task would be alone, or ""."""
+    """Return why the image's MPI does not support ``srun --mpi=kind``, or "". Each task would be alone."""
     if kind.startswith("pmix") and libraries.have(*_MPICH) and not libraries.have(*_OPEN_MPI):
         return "the image's MPI is MPICH or related, without PMIx, so each task would be rank 0 of 1: use --mpi=pmi2"
     if kind == "pmi2" and libraries.have(*_OPEN_MPI) and not libraries.have(*_MPICH):

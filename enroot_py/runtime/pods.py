@@ -1,6 +1,6 @@
 """Find settings of the machine or the pod that keep users from starting containers.
 
-Imported only where a start has failed, and by ``penroot doctor``: both then say the same.
+Imported only after a failed start, and by ``penroot doctor``, so that both print the same hints.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
-# An overlay takes no other one's directories to write to, and makes no whiteouts: the kernel's filesystems/overlayfs.
+# An overlay accepts no upperdir on another overlay, which makes no whiteouts: the kernel's filesystems/overlayfs.
 ON_OVERLAY = "is on an overlay, as the root file system of a pod or a live image is"
 MACHINE = "on the machine of this pod"
 
@@ -21,7 +21,7 @@ _FILTERED = "2"  # Seccomp in proc_pid_status(5)
 def advice(error: OSError, proc: str = "/proc") -> str:
     """Return a hint for refused namespaces or mounts, from ``error`` and ``proc``."""
     node = os.uname().nodename
-    # Where a runtime has made /proc/sys read-only, root of the pod cannot help.
+    # If a runtime made /proc/sys read-only, root of the pod cannot change it.
     here = f"{MACHINE} ({node})" if is_read_only(f"{proc}/sys") else f"on {node}"
     for path, bad, command in (
         ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
@@ -123,7 +123,7 @@ def _profile(proc: str) -> str:
 
 
 def _apparmor_profile() -> str:
-    """The profile that comes with penroot: in an installation under share/, in a source tree under configs/."""
+    """Return the profile that comes with penroot: under share/ in an installation, under configs/ in a source tree."""
     from enroot_py.base import versions  # rarely needed
 
     prefix = os.path.dirname(os.path.dirname(versions.link()))

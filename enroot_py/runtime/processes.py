@@ -1,6 +1,6 @@
 """Find running containers in /proc, list and join them.
 
-A running container has no daemon and no record: the root mount of its processes names the container. Sources: proc(5),
+No daemon and no record lists running containers: the root mount of a process names its container. Sources: proc(5),
 namespaces(7).
 """
 
@@ -18,13 +18,13 @@ from enroot_py.runtime import detached, execute, named, rootfs
 from enroot_py.runtime.namespaces import hide
 
 # In the order in which they can be joined: the user namespace gives the
-# capabilities for the others, setns(2).
+# capabilities to join the others, setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
-_ROOT_BYTES = 256  # of mountinfo that are read at a time
+_ROOT_BYTES = 256  # read from mountinfo at a time
 _MAX_READS = 100  # of a directory that changes meanwhile
-_FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
+_FUSE = "fuse-overlayfs:"  # fuseoverlay.py puts this before the path
 
 
 class Process:
@@ -66,13 +66,13 @@ def running(settings: Settings) -> list[Process]:
 
 
 def by_mount_namespace() -> dict[int, list[int]]:
-    """Return the processes that this one may inspect, by their mount namespaces, except its own namespace."""
+    """Return the processes that this process may inspect, by mount namespace, except those of its own namespace."""
     spaces: dict[str, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
                 spaces.setdefault(os.readlink(f"/proc/{entry}/ns/mnt"), []).append(int(entry))
-            except OSError:  # it has ended, or belongs to another user
+            except OSError:  # the process has ended, or belongs to another user
                 continue
     spaces.pop(os.readlink("/proc/self/ns/mnt"), None)
     return {int(link[5:-1]): pids for link, pids in spaces.items()}  # mnt:[4026531841]
@@ -114,7 +114,7 @@ def _container(pid: int, settings: Settings) -> str | None:
         return None
     data, fuse = settings.data_path + "/", root.source.startswith(_FUSE)
     if not fuse and root.fstype != "overlay":
-        # A bind of a directory is named from the root of its own file system, which may be mounted anywhere.
+        # mountinfo names a bound directory from the root of its file system, which may be mounted anywhere.
         name = root.root.rpartition("/")[2]
         return name if name and _is_root(pid, data + name) else None
     options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
@@ -131,7 +131,7 @@ def _container(pid: int, settings: Settings) -> str | None:
 
 def _root_mount(pid: int) -> Mounted | None:
     """Return the mount that is the root of a process. Raises OSError."""
-    # The root is among the first mounts: mounts that are not read are not formatted by the kernel either.
+    # The root is among the first mounts. The kernel formats only the part that is read.
     with Fd(os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)) as fd:
         rest = b""
         while part := os.read(fd, _ROOT_BYTES):
@@ -143,7 +143,7 @@ def _root_mount(pid: int) -> Mounted | None:
 
 
 def changing(upper: str) -> Process | None:
-    """Return the lowest PID in a container with the upper directory ``upper``, or None."""
+    """Return the process with the lowest PID in a container with the upper directory ``upper``, or None."""
     seen = {inode(os.getpid(), "mnt")}
     for entry in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
         try:
@@ -156,15 +156,15 @@ def changing(upper: str) -> Process | None:
                 continue
             if ("upperdir", upper) in root.settings() and _changes(int(entry), upper) or root.source == _FUSE + upper:
                 return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
-        except OSError:  # it has gone, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return None
 
 
 def _changes(pid: int, upper: str) -> bool:
-    """Whether the overlay of a process has the directory ``upper``, not one of that name that was removed before.
+    """Return whether the overlay of a process has the directory ``upper``, not a removed directory of that name.
 
-    The root of an overlay has the times of its upper directory, and nobody sets the time of a change, inode(7).
+    The root of an overlay has the times of its upper directory, and nobody can set a ctime: inode(7).
     """
     try:
         for _ in range(_MAX_READS):
@@ -177,7 +177,7 @@ def _changes(pid: int, upper: str) -> bool:
         return False
     except PermissionError:
         pass
-    return True  # for all that can be seen
+    return True  # the check is not possible
 
 
 def _is_root(pid: int, directory: str) -> bool:
@@ -209,7 +209,7 @@ def find(target: str, settings: Settings) -> int:
                 named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
     if pid:
-        return pid  # join() says why that cannot be
+        return pid  # join() reports why this fails
     raise ContainerError(
         f"no running container {target} on {os.uname().nodename}",
         hint="penroot list --fancy shows the running containers",
@@ -226,7 +226,7 @@ def _of_record(name: str, settings: Settings) -> int:
 
 
 def inside(pid: int, settings: Settings) -> int:
-    """Return ``pid`` if it is in a container, or its child that is if ``pid`` waits for one; 0 if there is none."""
+    """Return ``pid`` if it is in a container, else its child in a container, else 0. ``pid`` may wait for the child."""
     return next((each for each in (pid, *proc.children(pid)) if pid and is_inside(each, settings)), 0)
 
 
@@ -239,7 +239,7 @@ def _other_container(pid: int, settings: Settings) -> str | None:
     """Return the name of the user's container in which ``pid`` runs, if it is not this process's container."""
     try:
         return container_of(pid, settings) if inode(pid, "mnt") != inode(os.getpid(), "mnt") else None
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return None
 
 
@@ -277,7 +277,7 @@ def owner_of(space: int) -> int:
 
 
 def _is_own(pid: int) -> bool:
-    """Return whether the user made the container of a process. Others can name a mount as they like. Raises OSError."""
+    """Return whether the user made the container of a process: anybody can choose a mount's name. Raises OSError."""
     with Fd(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)) as space:
         return os.path.samestat(os.fstat(space), os.stat("/proc/self/ns/user")) or owner_of(space) == os.geteuid()
 
@@ -285,14 +285,14 @@ def _is_own(pid: int) -> bool:
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     """Open the namespaces of a process that differ from ours, in the order in which they can be joined.
 
-    ``mnt`` is what its mount namespace must be. Raises OSError.
+    The mount namespace must be ``mnt``, unless that is 0. Raises OSError.
     """
     if mnt and inode(pid, "mnt") != mnt:
         raise ProcessLookupError(pid)
     names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
     spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
     if "pid" in spaces and "user" in spaces:
-        # Root's PID namespace, and perhaps the network namespace, belong to the user namespace around the program's:
+        # The PID namespace of a root container, and perhaps its network namespace, belong to the outer user namespace:
         # isolated.enter().
         from fcntl import ioctl
 
@@ -306,7 +306,7 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
 
 def enter(spaces: dict[str, int], pid: int, *, new_keyring: bool) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
-    hide()  # from what runs there
+    hide()  # from the programs in the container
     execute.withhold(new_keyring=new_keyring)
     rootfs.import_no_files()
     try:

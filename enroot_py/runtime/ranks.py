@@ -1,7 +1,7 @@
-"""MPI ranks: variables of their launcher, and one container for the ranks of a node.
+"""MPI ranks: get the launcher's variables, and share one container between the ranks of a node.
 
 UCX and cross-memory attach work only within one user namespace, so ranks that a launcher starts one by one join the
-container of the first. Only the ranks hold the container. Their record is locked while a rank makes it or joins.
+container of the first rank. Only the ranks hold the container. A rank locks the record while it makes or joins it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _LAUNCHERS = (
 # Variables about the host's MPI, which do not apply to the image's.
 _HOSTS = ("PREFIX", "LIBDIR", "DATADIR", "component_path", "I_MPI_ROOT", "PMIX_SECURITY_MODE")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-# Prefixes of variables by which hooks select devices: ranks that differ in them get separate containers.
+# Prefixes of variables that select devices for hooks. Ranks with different values get separate containers.
 _SELECTORS = ("NVIDIA_", "MELLANOX_")
 
 
 def variables(host: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return the variables that a rank has from its launcher. Raises ConfigError if MPI would hang."""
+    """Return the variables that the launcher gives to a rank. Raises ConfigError if MPI would hang."""
     if not (settings.mpi and environ.is_rank(host)):
         return {}
     variables = {key: value for key, value in host.items() if key.startswith(_LAUNCHERS) and not key.endswith(_HOSTS)}
     if settings.remap_root:
         size = next((host[name] for name in _SIZE if host.get(name, "").isdecimal()), "1")
         if pmix.check_root(host, int(size), "--root"):
-            return {}  # one process alone, mostly a shell: its programs are no ranks
+            return {}  # a single process, usually a shell whose programs are not ranks
     return variables
 
 
@@ -74,22 +74,22 @@ class Record:
             raise ContainerError(f"cannot join the other ranks: {reason}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
-        """Enter the container of the other ranks, if one runs; return its variables and the image's."""
+        """Enter the container of the other ranks, if it runs. Return its variables and the names with origins."""
         try:
             self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))
         except (EOFError, ValueError, TypeError):
-            return None  # no rank has made one, or it was killed meanwhile
+            return None  # no rank has made a container, or the first rank was killed meanwhile
         self._members = [member for member in self._members if _started(member[0]) == member[1]]
         if any(rank == self._rank for _, _, rank in self._members):
             self._members = []
             os.close(self._fd)
-            self._fd = -1  # this rank has one, and wants another
+            self._fd = -1  # this rank is a member already: make another container
             return None
         for pid, _, _ in self._members:
             try:
                 spaces = processes.namespaces(pid, space)
             except OSError:
-                continue  # it ends in this moment
+                continue  # this rank is ending
             self._write(space, umask, variables, origins)
             processes.enter(spaces, pid, new_keyring=self._new_keyring)
             os.chdir("/")
@@ -99,7 +99,7 @@ class Record:
         return None
 
     def keep(self, variables: Mapping[str, str], origins: Mapping[str, str], own_names: Iterable[str]) -> None:
-        """As the first rank, admit the others; variables in ``own_names`` are only for this rank."""
+        """Admit the other ranks to this first rank's container. Variables in ``own_names`` are not shared."""
         if self._fd < 0:
             return
         umask = os.umask(0o022)
@@ -108,14 +108,14 @@ class Record:
         self._write(processes.inode(os.getpid(), "mnt"), umask, shared, [key for key in origins if key in shared])
 
     def sweep(self) -> None:
-        """Remove records of ended launchers without a session directory, as Hydra's."""
+        """Remove records of ended launchers that have no session directory, such as Hydra."""
         for name in os.listdir(self._directory):
             words = name.split("-")
             if words[0] == "ranks" and len(words) == 4 and _has_ended(int(words[1]), int(words[2])):
                 try:
                     os.unlink(f"{self._directory}/{name}")
                 except FileNotFoundError:
-                    continue  # another one has swept too
+                    continue  # another rank was faster
 
     def _write(self, space: int, umask: int, variables: dict[str, str], origins: list[str]) -> None:
         me = os.getpid()
@@ -125,7 +125,7 @@ class Record:
 
 
 def _await_rank(fd: int) -> str:
-    """Wait for the rank that makes or joins the container. Return why the wait was given up, or ""."""
+    """Wait until the rank that makes or joins the container is done. Return why the wait failed, or ""."""
     from enroot_py.base import waits
 
     return waits.lock(fd, "starting the shared container of this node's ranks")
@@ -152,19 +152,19 @@ def _has_ended(pid: int, began: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's, whose /proc/PID may be hidden
+    except PermissionError:  # another user's process: /proc/PID may be hidden
         pass
     return _started(pid) != began
 
 
 def _launcher(rank: list[str]) -> int:
-    """Return the process that started this rank: its nearest ancestor that is not part of the rank."""
+    """Return the launcher of this rank: the nearest ancestor that is not part of the rank."""
     pid = os.getppid()
     while any(rank) and pid > 1:
         try:
             if environ.rank(processes.of_process(pid)) != rank:
                 break
             pid = proc.Stat(pid).parent
-        except OSError:  # another user's, as slurmstepd is
+        except OSError:  # another user's process, such as slurmstepd
             break
     return pid

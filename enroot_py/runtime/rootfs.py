@@ -1,8 +1,7 @@
 """The root file system of a container, mounted at one place in a new mount namespace.
 
-An overlay over layer trees, over a FUSE-mounted squashfs, or over a plain
-directory; a writable plain directory is used as it is. Changes of a container
-that is not writable go to a tmpfs which nobody else sees.
+The root is an overlay over layer trees, over a FUSE-mounted squashfs, or over a plain directory. A writable plain
+directory is used as it is. A container that is not writable puts its changes into a private tmpfs.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 _MOUNT_OPTIONS_BYTES = 4096  # a page, with the final NUL: mount(2)
 _MAX_LABEL_BYTES = 80  # of the name of a step whose container has no name
-_MAX_PATH_END_BYTES = 80  # bytes of a path: of a layer or an image in the store, all that is below the store
-_WRITTEN = ("etc",)  # by every start
+_MAX_PATH_END_BYTES = 80  # of a layer's or an image's path: everything below the store
+_WRITTEN = ("etc",)  # every start writes there
 _USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
@@ -33,13 +32,12 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 class Source:
     """The source of a root file system: directories from top to bottom, or one squashfs image.
 
-    The image begins at ``offset`` of its file, as in a bundle; it lies below ``lowerdirs``, if there are any.
-    ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
-    without one a writable container keeps them in memory. ``shared`` is the detached mount
-    of the same container where it runs already, or -1. If the container ``lends`` its root file
-    system to later steps, ``shared`` is that mount once it has been entered. An overlay shows ``label``
-    as its source, by which a container without a directory of its own is known. Changes that are
-    ``is_volatile`` disappear with the container: the kernel does not write them to the disk at the end.
+    The image begins at ``offset`` of its file, as in a bundle. It is the lowest layer, below ``lowerdirs``. A container
+    that keeps its changes has the directory ``changes``, with the changes in ``upper``; otherwise a writable container
+    keeps its changes in memory. ``shared`` is the detached root mount of the same container if it runs already, else
+    -1. If the container ``lends`` its root file system to later steps, enter() sets ``shared``. An overlay shows
+    ``label`` as its source: this names a container without a directory. Changes that are ``is_volatile`` disappear
+    with the container: the kernel does not write them to the disk at the end.
     """
 
     __slots__ = (
@@ -77,12 +75,12 @@ class Source:
 
     @property
     def upper(self) -> str:
-        """The upper directory, or "" if changes are lost."""
+        """Return the upper directory, or "" if changes are lost."""
         return self.changes and self.changes + "/upper"
 
     @property
     def work(self) -> str:
-        """The workdir of that overlay."""
+        """Return the workdir of the overlay with ``upper``, or ""."""
         return self.changes and self.changes + "/work"
 
     @property
@@ -105,9 +103,9 @@ class Source:
 
 
 def make_scratch(settings: Settings) -> str:
-    """Return the directory under which a start mounts, in its own namespace. Raises ContainerError.
+    """Return the directory beneath which a start mounts, in its own namespace. Raises ContainerError.
 
-    Only the caller can replace it. If that does not hold for the setting's directory, a private one is used.
+    Only the caller can replace this directory. If others could replace the setting's directory, use a private one.
     """
     path = settings.runtime_path
     try:
@@ -131,9 +129,9 @@ def make_scratch(settings: Settings) -> str:
 
 
 def mount_scratch(scratch: str) -> None:
-    """Cover an existing directory with an empty file system, in a mount namespace of our own.
+    """Cover an existing directory with an empty file system, in a private mount namespace.
 
-    The first mount of a start. Raises NamespaceError where none is allowed.
+    This is the first mount of a start. Raises NamespaceError if the kernel forbids mounts.
     """
     try:
         mounting.attach_at(mounting.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
@@ -144,15 +142,15 @@ def mount_scratch(scratch: str) -> None:
 
 
 def hide(scratch: str) -> None:
-    """Leave ``scratch`` out of recursive binds from now on: a mount of /tmp does not bring what lies in it."""
+    """Exclude ``scratch`` from later recursive binds: a bind of /tmp does not include it."""
     linux.mount_setattr(linux.AT_FDCWD, scratch, 0, 0, 0, linux.MS_UNBINDABLE)
 
 
 def mount(source: Source, scratch: str, server: Server | None, *, writable: bool, made: int = -1) -> int:
     """Mount ``source`` on its mount point and return that directory as a file descriptor.
 
-    A squashfs image has its ``server``. Of what is mounted already ``made`` is the
-    detached mount. Raises ContainerError, ImageError.
+    A squashfs image has a ``server``. ``made`` is the detached mount of a root that is mounted already, or -1. Raises
+    ContainerError, ImageError.
     """
     root = source.mount_point(scratch)
     os.mkdir(root, 0o755)
@@ -166,7 +164,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
     if server is not None:
         server.attach(scratch + "/lower")
         lowerdirs = (*lowerdirs, scratch + "/lower")
-        options.append("xino=off")  # FUSE gives it no room for layer numbers
+        options.append("xino=off")  # FUSE inode numbers leave no bits for layer numbers
     if upper and writable and source.is_volatile:
         options.append("volatile")
     if not (upper and writable):
@@ -185,12 +183,11 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
 
 
 def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
-    """Make directories in an ``upper`` of tmpfs, as they are in ``lower``.
+    """Create directories in ``upper``, a tmpfs, with the modes that they have in ``lower``.
 
-    Each saves the kernel requests to the FUSE server of an image, which has to wake up for every one: six for
-    attributes and flags when a hook writes in it, one for the origin of a directory that only one layer has.
-    Without a server it is the copy of what is written to that takes longer. What is not root's in the image, or not
-    there, is left to the kernel.
+    With a FUSE server, each directory saves requests that wake the server: six for attributes and flags when a hook
+    writes there, and one for the origin of a directory that only one layer has. Without a server, each saves the copy
+    of a directory that is written to. The kernel handles directories that are missing, or not root's, in the image.
     """
     own_ids = os.geteuid(), os.getegid()
     for name in names:
@@ -207,8 +204,8 @@ def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
     """Create an overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
 
-    Without ``upper`` it is read-only. The source of the mount is the ``label``. If proc_pid_mountinfo(5) shows
-    descriptors instead of long paths, the source also has the ends of the first of these paths. Source: the kernel's
+    Without ``upper``, the overlay is read-only. The source of the mount is the ``label``. If proc_pid_mountinfo(5)
+    shows descriptors instead of long paths, the source also has the ends of the first long paths. Source: the kernel's
     filesystems/overlayfs.
     """
     if not upper and len(lowerdirs) == 1:
@@ -223,7 +220,7 @@ def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str
         except OSError as e:
             if e.errno != errno.EINVAL:
                 raise
-    # Kernels before 6.7 know no lowerdir+: one option with all of them.
+    # Kernels before 6.7 lack lowerdir+: pass all directories in one option.
     return overlay_by_mount(lowerdirs, upper, work, options, label)
 
 
@@ -242,9 +239,9 @@ class _ShortNames:
             os.close(fd)
 
     def short(self, path: str, limit: int = 255) -> str:
-        """A name of at most ``limit`` bytes: a string of fsconfig(2) ends at 255, a descriptor's name is short.
+        """Return a name of at most ``limit`` bytes: ``path``, or a descriptor's name. fsconfig(2) accepts 255 bytes.
 
-        It has no backslash, which quotes in some options of fsconfig(2) and not in others.
+        The name has no backslash, because only some options of fsconfig(2) treat a backslash as a quote.
         """
         if len(os.fsencode(path)) <= limit and "\\" not in path:
             return path
@@ -253,7 +250,7 @@ class _ShortNames:
         return f"/proc/self/fd/{self._held[-1]}"
 
     def source(self, label: str) -> str:
-        """The source of an overlay of these directories: the label, and how the first long paths end."""
+        """Return the source for the overlay: the label and the ends of the first long paths."""
         ends = self._ends[: 2 if label else 3]  # at most 255 bytes in all
         return ":".join(filter(None, (label[:_MAX_LABEL_BYTES], *ends))) or "overlay"
 
@@ -261,7 +258,7 @@ class _ShortNames:
 def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
     """Do the same as overlay() with mount(2). Raises OSError."""
     with _ShortNames() as names:
-        limit = _MOUNT_OPTIONS_BYTES // (len(lowerdirs) + 3) - 1  # all options together may fill a page
+        limit = _MOUNT_OPTIONS_BYTES // (len(lowerdirs) + 3) - 1  # all options together must fit into a page
         joined = ":".join(escape(names.short(path, limit)) for path in lowerdirs)
         source = names.source(label)
         every = [*options, f"lowerdir={joined}"]
@@ -271,7 +268,7 @@ def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options:
 
 
 def _overlay_by_mount(source: str, data: str, over: str) -> int:
-    """An overlay by mount(2), whose options may fill a page, taken off again as a detached mount."""
+    """Create an overlay by mount(2), whose options may fill a page, and return it as a detached mount."""
     linux.mount(source, over, "overlay", linux.MS_NOSUID | linux.MS_NODEV, data)
     with linux.open_tree(linux.AT_FDCWD, over, linux.OPEN_TREE_CLOEXEC) as mounted:
         tree = linux.open_tree(mounted, "", linux.OPEN_TREE_CLOEXEC | linux.OPEN_TREE_CLONE | linux.AT_EMPTY_PATH)
@@ -280,7 +277,7 @@ def _overlay_by_mount(source: str, data: str, over: str) -> int:
 
 
 def escape(path: str) -> str:
-    """Escape a path for the option string of an overlay, in which ``:`` and ``,`` separate."""
+    """Escape a path for the options of an overlay, where ``:`` and ``,`` are separators."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
 
 
@@ -295,9 +292,9 @@ def bind(directory: str) -> int:
 def lend(root: str) -> int:
     """Clone the root mount without the mounts beneath it, before it is sealed and before mounts are locked.
 
-    Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
-    "Sharing and copying layers"); one overlay mounted twice is not. Returns -1 for a plain directory in which the
-    host has mounts, which cannot be left out. Raises OSError.
+    Two overlays with one upperdir have undefined behaviour, one overlay mounted twice has not: the kernel's
+    filesystems/overlayfs, "Sharing and copying layers". Returns -1 for a plain directory in which the host has mounts,
+    because a clone cannot leave them out. Raises OSError.
     """
     try:
         return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
@@ -343,9 +340,9 @@ def is_on_initramfs() -> bool:
 def _cover_initramfs() -> None:
     """Mount the working directory over / and make it the root, as switch_root(8) does. Raises OSError.
 
-    chroot(2) confines nobody, the mount does: a path through "/", ".." or setns(2) ends at the topmost mount of /. It
-    can be removed only with CAP_SYS_ADMIN in the user namespace that owns the mount namespace. A program in a
-    container does not have it, and namespaces that it creates lock the mount: mount_namespaces(7).
+    chroot(2) confines nobody, the mount does: a path through "/", ".." or setns(2) ends at the topmost mount of /.
+    Removing that mount needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace. A program in a
+    container lacks this capability, and namespaces that the program creates lock the mount: mount_namespaces(7).
     """
     linux.mount(".", "/", None, linux.MS_MOVE)
     import_no_files()
@@ -354,9 +351,9 @@ def _cover_initramfs() -> None:
 
 
 def import_no_files() -> None:
-    """Import no module from a file any more. Call it before an image's files are in the place of the node's.
+    """Stop importing modules from files. Call this before an image's files replace the node's.
 
-    A module of that name in the image would run here, with the node's descriptors, before anything confines it.
+    Otherwise a module in the image would run in this process, with the node's descriptors, before it is confined.
     """
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter]
 

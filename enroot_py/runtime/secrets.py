@@ -1,4 +1,4 @@
-"""Recognise secrets among the caller's variables. Imported only for an image that asks for some of them."""
+"""Recognise secrets among the caller's variables. Imported only if an image asks for variables."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from _collections_abc import Mapping
 
 from enroot_py.base import log
 
-# The names of secrets. A name consists of words, with "_" between them.
-SECRET_WORDS = frozenset(  # one word of several
+# The names of secrets. A name consists of words separated by "_".
+SECRET_WORDS = frozenset(  # a whole word
     "AUTH BEARER CRED CREDS DSN KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG SIGNATURE".split()
 )
-SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word,
-HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # but of none of these
+SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word
+HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # exceptions from SECRET_ENDS
 SECRET_PARTS = (  # anywhere in a name
     *("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "CREDENTIAL", "WEBHOOK"),
     *("JWT", "COOKIE", "AUTHORIZATION"),
     *("APIKEY", "ACCESSKEY", "ACCOUNTKEY", "PRIVATEKEY", "SSHKEY"),
     *("CONNECTION_STRING", "CONNECTIONSTRING", "CONN_STR", "CONNSTR"),
 )
-_DIGESTS = ("sha256:", "sha512:")  # follow the "@" of an image
+_DIGESTS = ("sha256:", "sha512:")  # these follow the "@" of an image reference
 
 
 def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
-    """Return ``host`` without the secrets that the ``text`` of /etc/environment asks for, and warn of each."""
+    """Return ``host`` without secrets that the ``text`` of /etc/environment asks for, and warn about each."""
     left = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
         del left[name]
@@ -34,7 +34,7 @@ def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether a variable has a secret's name, or a value that holds a secret."""
-    inner = [_last_name(text) for text in value.split("=")[:-1]]  # as in "Server=db;Password=…"
+    inner = [_last_name(text) for text in value.split("=")[:-1]]  # "Server=db;Password=…"
     return (
         _names_secret(name, "_" in name)
         or any(_names_secret(each, True) for each in inner)

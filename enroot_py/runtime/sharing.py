@@ -1,17 +1,19 @@
 """Share the FUSE server of a squashfs image among the containers of a user. On the start path of an image.
 
-The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that one. A
-later start of the same file enters that user namespace, and mounts the file system once more by the server's own
-/dev/fuse: the kernel returns what is mounted already, with its caches. Source: fuse_get_tree() since Linux 5.15.
+The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that. A
+later start of the same file enters the server's user namespace, and mounts the file system once more through the
+server's /dev/fuse: the kernel returns the existing file system, with its caches. Source: fuse_get_tree() since Linux
+5.15.
 
 - No process counts the containers: the kernel ends the connection with the last mount, and thereby the server. A start
-  that comes too late gets an error from mount(2), and starts a server of its own.
+  that comes too late gets an error from mount(2), and starts its own server.
 - The only lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. A start that takes the lock passes the descriptor to
   its server and closes its own copy: the kernel releases the lock when the server ends. A start waits for at most
   _SERVER_TIMEOUT_S.
 - The entry has a PID: the server has this PID or one of the next. The PID is only a hint, because a container may have
   the directory mounted: _device() checks that a process is the server.
-- A server dies with its control group, and is charged to it. So containers share only within one: in Slurm, a step.
+- A server dies with its control group and is charged to it. So containers share a server only within a control group:
+  in Slurm, within a step.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ _FUSE_DEVICE = os.makedev(10, 229)
 
 
 class Entry:
-    """The entry of an image file: its server, or the ``lock`` for the one that will be started.
+    """The entry of an image file: its running server, or the lock for a new server.
 
-    ``pidfd`` is the server, ``lock`` what the new one has to inherit; each is -1 if there is none.
+    ``pidfd`` is the running server, ``lock`` the descriptor that a new server must inherit. Each may be -1.
     """
 
     __slots__ = ("key", "lock", "pidfd", "_device")
@@ -50,7 +52,7 @@ class Entry:
         self.pidfd, self._device = pidfd, device
 
     def enter(self) -> bool:
-        """Enter the user namespace of the server. Return False if there is no server, or not any more."""
+        """Enter the user namespace of the server. Return False if no server runs."""
         try:
             if self.pidfd >= 0:
                 linux.setns(self.pidfd, linux.CLONE_NEWUSER)
@@ -69,19 +71,19 @@ class Entry:
         return linux.pidfd_getfd(self.pidfd, self._device)
 
     def note(self, pid: int) -> None:
-        """Write from which PID on the new server is found, and leave the lock to the server."""
+        """Record the first PID that the new server can have, and leave the lock to the server."""
         with Fd(self.lock) as lock:
             self.lock = -1
             try:
                 _write(lock, pid)
-            except OSError:  # the disk is full, or the entry is no file: nobody shares the server
+            except OSError:  # the disk is full, or the entry is no regular file: the server is not shared
                 return
 
 
 def find(image: str, offset: int, scratch: str) -> Entry | None:
-    """Return the entry of the image at ``offset`` of a file, or None if it is not to be shared.
+    """Return the entry of the image at ``offset`` of a file, or None if its server cannot be shared.
 
-    Call this before any namespace is entered.
+    Call this before this process enters a namespace.
     """
     try:
         state = os.stat(image)
@@ -96,14 +98,14 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
                 import time
 
                 time.sleep(_TICK_S)
-            _write(file, _NO_PID)  # the next start does not wait for a server that is not found
+            _write(file, _NO_PID)  # the next start does not wait for this server
     except (OSError, ValueError):
-        pass  # no descriptor is left, or the directory is not ours alone: the start will work, or say more
+        pass  # out of descriptors, or others can write to the directory: start without sharing
     return None
 
 
 def _key(state: os.stat_result, offset: int) -> str:
-    """Return a word for the content of a file, and for the limits of this process, which a server inherits."""
+    """Return a key for the content of a file and the limits of this process, which a server inherits."""
     facts = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, offset
     limits = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))
     text = f"{facts} {limits}\n{_group()}\n{_read('/proc/self/limits')}"
@@ -111,7 +113,7 @@ def _key(state: os.stat_result, offset: int) -> str:
 
 
 def _group() -> str:
-    """Return the control groups of this process; of a step of Slurm those of all of its tasks."""
+    """Return the control groups of this process. In a Slurm step, all tasks get the same text."""
     lines = []
     for line in _read("/proc/self/cgroup").splitlines():
         before, step, after = line.partition("/step_")
@@ -139,7 +141,7 @@ def _write(file: int, pid: int) -> None:
 
 
 def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
-    """Look for the server of a locked entry. Return whether to look again, as its start may not have noted it yet."""
+    """Look for the server of a locked entry. Return whether to look again: its start may not have noted it yet."""
     text = os.pread(file, _PID_DIGITS, 0)
     if not text:
         return True
@@ -153,24 +155,24 @@ def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
                     continue
                 stat = proc.Stat(pid)
                 if stat.session != pid:
-                    continue  # it will fork the server
+                    continue  # the parent of the server
                 if pid != first:
                     _write(file, pid)
                 device = -1 if stat.is_stopped else _device(pid, state)
-                pidfd_send_signal(pidfd, 0)  # raises if all this was of a later process with the same PID
+                pidfd_send_signal(pidfd, 0)  # raises if the PID now belongs to a later process
                 if device >= 0:
                     entry.set_server(pidfd.keep(), device)
                 return False
-        except OSError:  # it is gone, or another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return True
 
 
 def _device(pid: int, state: os.stat_result) -> int:
-    """Return the descriptor of /dev/fuse in the server of a file, or -1 if a process is no such server. Raises OSError.
+    """Return the server's descriptor of /dev/fuse, or -1 if a process is not the server of a file. Raises OSError.
 
-    A server has the file open. It is root of a user namespace directly below that of this process, which no program in
-    a container is: namespaces.nest().
+    The server has the file open. It is root of a user namespace directly below this process's user namespace. No
+    program in a container is: namespaces.nest().
     """
     from fcntl import ioctl
 

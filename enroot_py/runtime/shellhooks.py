@@ -1,4 +1,4 @@
-"""Run a site's bash hooks and the configuration scripts of ``start --conf``. No other part of a start runs a shell.
+"""Run a site's bash hooks, and configuration scripts of ``start --conf``. Nothing else in a start runs a shell.
 
 The scripts run in the container's namespaces before pivot_root(2), with all capabilities there, as in enroot. Source:
 enroot(1), configuration.
@@ -28,7 +28,7 @@ _BASH = "/bin/bash"
 
 
 def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the settings in ``#ENROOT_NAME=VALUE`` lines of a configuration script, with their lines.
+    """Return the settings in ``#ENROOT_NAME=VALUE`` lines of a configuration script, and where they are set.
 
     Raises ConfigError.
     """
@@ -72,7 +72,7 @@ class Scripts:
         self._shell = 0
 
     def source(self, conf: str, command: tuple[str, ...]) -> None:
-        """Run the configuration script ``conf``; its exports are for all hooks. Raises HookError, ConfigError."""
+        """Run the configuration script ``conf``. All hooks get its exports. Raises HookError, ConfigError."""
         if log.explain:
             log.explain(f"hook     {conf}")
         self._conf = conf
@@ -81,7 +81,7 @@ class Scripts:
         self._wait(conf)
 
     def environ(self) -> None:
-        """Let environ() of the configuration script add to the environment of the container. Raises HookError."""
+        """Let environ() of the configuration script add variables of the container. Raises HookError."""
         self._run_function("environ")
 
     def hook(self, path: str) -> None:
@@ -101,16 +101,16 @@ class Scripts:
         self._read_environ()
 
     def finish(self) -> tuple[list[Mount], str | None]:
-        """After the hooks, run hooks() of the configuration script, then mounts() and rc().
+        """Run hooks(), mounts() and rc() of the configuration script, after the hooks.
 
-        Returns the mounts that come after those of the system, and the command script. Raises PenrootError.
+        Returns the mounts to add after the system's, and the command script. Raises PenrootError.
         """
         self._run_function("hooks")
         context = self._context
         if context.settings.mpi and "PMIX_NAMESPACE" in context.host and environ.is_rank(context.host):
             from enroot_py.runtime import pmix
 
-            if pmix.used(context.host):  # a hook that copies all of PMIx's variables undoes what 20-mpi did
+            if pmix.used(context.host):  # a hook that copies all PMIx variables undoes the work of 20-mpi
                 libraries = pmix.Libraries(context.exists, context.environ.get("LD_LIBRARY_PATH", ""))
                 variables = context.environ
                 for name in [name for name, value in variables.items() if pmix.is_copy(name, value, context.host)]:
@@ -125,7 +125,7 @@ class Scripts:
         return later, _read(self._out + "/rc") if os.path.exists(self._out + "/rc") else None
 
     def _run_function(self, name: str) -> None:
-        """Let the shell of the configuration script go on to where the function ``name`` has run."""
+        """Continue the shell of the configuration script until it has run the function ``name``."""
         if self._shell:
             self._write_environ()
             os.kill(self._shell, SIGCONT)
@@ -133,7 +133,7 @@ class Scripts:
             self._read_environ()
 
     def _wait(self, action: str) -> None:
-        """Wait until the shell of the configuration script stops itself, after it wrote what it exports, or ends."""
+        """Wait until the shell of the configuration script has written its exports and stopped, or has ended."""
         _, status = os.waitpid(self._shell, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             self._shell = 0
@@ -146,11 +146,11 @@ class Scripts:
             self._take_exported()
 
     def _take_exported(self) -> None:
-        """Let what the configuration script exports be the environment of hooks, and their settings."""
+        """Use the exports of the configuration script as environment and settings of the hooks."""
         context, before = self._context, self._exported
         records = _read(self._out + "/exported").split("\0")[:-1]
         exported = {key: value for key, _, value in (record.partition("=") for record in records)}
-        # Functions, and what is no name to a shell.
+        # Keep functions, and other names that no shell can export.
         exported.update((key, value) for key, value in before.items() if not environ.is_name(key))
         for variable, setting in all_settings().items():
             text = exported.get(variable, "")
@@ -164,7 +164,7 @@ class Scripts:
         self._exported = context.host = exported
 
     def _write_environ(self) -> None:
-        """Update the file ENROOT_ENVIRON, and keep lines that scripts have written."""
+        """Update the file ENROOT_ENVIRON without losing lines that scripts wrote."""
         path = self._out + "/environ"
         now = _writable(self._context.environ)
         gone = self._lines.keys() - now.keys()
@@ -179,7 +179,7 @@ class Scripts:
         self._variables = now
 
     def _read_environ(self) -> None:
-        """Apply a script's changes in ENROOT_ENVIRON: of several lines the last one counts."""
+        """Apply a script's changes to ENROOT_ENVIRON. The last line of a variable counts."""
         lines: dict[str, str] = {}
         for line in _read(self._out + "/environ").split("\n"):
             key, equals, value = etc.assignment(line)
@@ -193,7 +193,7 @@ class Scripts:
 
 
 def _writable(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that fit into one line of a file."""
+    """Return the variables that can be written as a line of a file."""
     return {
         key: value
         for key, value in variables.items()
@@ -207,7 +207,7 @@ def _environ(context: hooks.Context, out: str) -> dict[str, str]:
     for variable, setting in all_settings().items():
         text = context.settings.text(setting)
         if setting.kind.startswith("bool"):
-            # A hook asks [ -n "${ENROOT_X-}" ], so that "no" must be nothing.
+            # Hooks test [ -n "${ENROOT_X-}" ], so "no" must be unset.
             exported.pop(variable, None)
             if setting.parse(text):
                 exported[variable] = "y"
@@ -231,9 +231,10 @@ def _environ(context: hooks.Context, out: str) -> dict[str, str]:
 
 
 def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_conf: bool = False) -> int:
-    """Start a program with our capabilities, and with ``stderr`` if that is given; returns its pid.
+    """Start a program with this process's capabilities, and with ``stderr`` unless that is -1. Return its PID.
 
-    What hooks print on stdout is dropped. The shell of a configuration script is killed with us, as it may be stopped.
+    The stdout of a hook is discarded. The shell of a configuration script is killed with this process: it may be
+    stopped.
     """
     child = os.fork()
     if child:
@@ -252,7 +253,7 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
         except OSError as e:
             if e.errno != ENOEXEC:
                 raise
-            os.execve(_BASH, [_BASH, *argv], variables)  # without #!, as a shell does
+            os.execve(_BASH, [_BASH, *argv], variables)  # no #! line: run it with a shell, as a shell does
     except OSError as e:
         os.write(2, f"[ERROR] cannot run {argv[0]}: {e.strerror}\n".encode())
     finally:

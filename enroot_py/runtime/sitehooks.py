@@ -1,6 +1,6 @@
-"""Hooks in Python that a site or a user has written. They run in this process, and may not end it or fill its memory.
+"""Run Python hooks of a site or a user in this process, so that they can neither end it nor fill its memory.
 
-Imported only if there is such a hook.
+Imported only for such a hook.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ T = TypeVar("T")
 
 _TICK_S = 0.0005
 _THREAD_END_TIMEOUT_S = 1
-# With these a hook would end the start before the program runs, and the caller would see success.
+# By these functions a hook could end the start before the program runs, and the caller would see success.
 _ENDING = ("_exit", "execv", "execve")
 
 
 def call(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function of a hook. Raises SystemExit if the hook ends this process.
+    """Call a function of a hook. Raises SystemExit if the hook tries to end this process.
 
-    A process that the hook has forked may end as it likes. In a step, where nobody sees stderr, the user is shown what
-    the hook wrote there.
+    A child that the hook forked may exit. In a step, where nobody sees stderr, print the hook's stderr for the user.
     """
     originals = {name: getattr(os, name) for name in _ENDING}
     try:
@@ -41,7 +40,7 @@ def call(function: Callable[..., T], *arguments: object) -> T:
 
 
 def _guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of os so that it cannot end this process."""
+    """Return a replacement for ``os.name`` that ends only children of this process."""
     process = os.getpid()
 
     def end(*arguments: object) -> Any:
@@ -64,7 +63,7 @@ def _captured(function: Callable[..., T], *arguments: object) -> T:
 
 
 class _Redirected:
-    """Descriptor 2 leads into a pipe while this ``with`` lasts, and a thread reads it: nobody who writes waits."""
+    """Redirect stderr to a pipe that a thread reads, so that no writer blocks. Use in a ``with``."""
 
     def __init__(self, output: capture.Capture) -> None:
         self._output = output
@@ -89,8 +88,8 @@ class _Redirected:
     def __exit__(self, failure: object, *_: object) -> None:
         sys.stderr.flush()
         os.dup2(self._stderr, 2)
-        os.write(self._wake, b".")  # a process that the hook has forked has this pipe open too
-        # A process with two threads enters no user namespace, unshare(2).
+        os.write(self._wake, b".")  # the pipe stays open if the hook has forked a process
+        # A process with two threads cannot enter a user namespace: unshare(2).
         deadline = time.monotonic() + _THREAD_END_TIMEOUT_S
         while (count := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:
             time.sleep(_TICK_S)

@@ -21,8 +21,8 @@ _START_TIMEOUT_S = 60  # the image may be on a slow file system
 _READ_AHEAD_WINDOW_BYTES = 128 << 10  # of a FUSE mount
 SERVER_FDS = 8  # open files that a server needs
 _PROGRAM_READ_AHEAD_BYTES = 8 << 20
-# glibc gives each block that the server decompresses back to the kernel, and takes it anew
-# for the next one, unless told otherwise, mallopt(3): a fifth of the server's time.
+# By default, glibc returns each block that the server decompresses to the kernel, and requests memory again for the
+# next block: a fifth of the server's time. mallopt(3).
 _ENVIRON = {
     "PATH": "/usr/bin:/bin",
     "MALLOC_MMAP_THRESHOLD_": "8388608",
@@ -30,7 +30,7 @@ _ENVIRON = {
     "MALLOC_TOP_PAD_": "1048576",
 }
 
-# The kernel asks squashfuse_ll once for a name, and squashfuse again after a second unless told otherwise.
+# By default, the kernel asks squashfuse_ll only once for a name, but squashfuse again after a second.
 _KEEP_NAMES = ("-o", "entry_timeout=31536000,attr_timeout=31536000")  # seconds
 
 INSTEAD = "penroot create IMAGE; ENROOT_UNPACK=yes"
@@ -42,19 +42,21 @@ _served = ""  # the image that this process has mounted
 class Server:
     """The FUSE server of a squashfs image, and its detached mount.
 
-    Create it in a mount namespace that the container then leaves: the server stays there and pins no mount. The server
-    ends with the FUSE connection, which the kernel ends with the last process of the container. It starts while the
-    caller goes on. Containers of one file share a server: sharing.py.
+    Create the server in a mount namespace that the container then leaves: the server stays there and pins no mount.
+    The server starts while the caller continues. It ends with the FUSE connection, which the kernel ends with the last
+    process of the container. Containers of one file share a server: sharing.py.
     """
 
     def __init__(
         self, image: str, opened: int = -1, *, superuser: bool = False, offset: int = 0, entry: Entry | None = None
     ) -> None:
-        """Start it. Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
+        """Start the server, or join the server of ``entry``.
 
-        The image begins at ``offset`` of its file. ``entry`` has a server to share, or is where to enter the new one.
-        ``opened`` is the descriptor of a data file, whose modes only a ``superuser`` has to obey. The files keep
-        their owners for a superuser. Everybody else owns all files, as in an image that was unpacked.
+        Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
+
+        The image begins at ``offset`` of its file. A new server is recorded in ``entry``. ``opened`` is the descriptor
+        of a data file. A ``superuser`` must obey the modes of a data file, and sees the owners of all files. Everybody
+        else owns all files, as in an unpacked image.
         """
         global _served
         self.image = image
@@ -86,7 +88,7 @@ class Server:
             entry.note(self._starter)
 
     def _join(self, entry: Entry) -> bool:
-        """Mount what the server of ``entry`` serves. Return False if it is gone, or the kernel cannot do that."""
+        """Mount the file system of the running server in ``entry``. Return False if that failed."""
         self._starter = 0
         try:
             with entry.open_device() as fuse:
@@ -111,7 +113,7 @@ class Server:
             raise self.failure
 
     def await_start(self) -> None:
-        """Wait until the server runs, and keep what failed for ``wait``."""
+        """Wait until the server runs. Store a failure for ``wait``."""
         starter, self._starter = self._starter, 0
         if not starter:
             return
@@ -137,24 +139,24 @@ class Server:
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Make the server decompress a program while this process continues.
 
-        Otherwise that comes page by page when it is executed. Of a dynamic program also
-        its loader, and the C library beside that. ``search`` is the PATH.
+        Otherwise execve(2) would wait for each page. A dynamic program also gets its loader and the C library beside
+        the loader. ``search`` is the PATH.
         """
         for directory in ("",) if "/" in program else search.split(":"):
             try:
                 start, _ = _read_ahead(root, f"{directory}/{program}")
-                name = start.find(b"/lib")  # PT_INTERP of elf(5): linkers put it into the first page
+                name = start.find(b"/lib")  # PT_INTERP, elf(5): linkers put it into the first page
                 loader = os.fsdecode(start[name : start.find(b"\0", name)])
                 if start.startswith(b"\x7fELF") and "/ld-" in loader:
                     _, place = _read_ahead(root, loader)
                     _read_ahead(root, place.rpartition("/")[0] + "/libc.so.6")
                 return
-            except OSError:  # it is not there, or no file: who executes it will say so
+            except OSError:  # not found, or not a file: execve(2) will report it
                 continue
 
 
 def why(error: BaseException) -> ImageError | None:
-    """Return the error of the mounted image, if it explains ``error``, or None."""
+    """Return the failure of the mounted image if it explains ``error``, else None."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, OSError):
         seen = seen.__cause__ or seen.__context__
@@ -172,7 +174,7 @@ def report_killed(image: str = "") -> None:
     The servers are children of this process if it has PR_SET_CHILD_SUBREAPER.
     """
     if any(server.failure for server in starting):
-        return  # the container did not start, and an error says why
+        return  # the container did not start, and the error explains it
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -188,15 +190,15 @@ def report_killed(image: str = "") -> None:
 
 
 def _fault() -> int | None:
-    """Return the errno of a root file system that loses names: EIO if it is damaged, ENOTCONN if its server is gone.
+    """Return the errno of a root file system with unreadable names: EIO if damaged, ENOTCONN if the server is gone.
 
-    squashfuse says ENOENT of a damaged inode, so a directory may list what then cannot be found.
+    squashfuse returns ENOENT for a damaged inode, so a directory may list names that cannot be found.
     """
     for directory in ("/", "/bin", "/usr", "/usr/bin", "/etc"):
         try:
             names = os.listdir(directory)
             if directory == "/" and not names:
-                return errno.EIO  # glibc takes ENOENT for the end of a directory, and here is at least /proc
+                return errno.EIO  # glibc takes ENOENT for the end of a directory; / has at least /proc
             for name in names:
                 os.lstat(f"{directory}/{name}")
         except OSError as e:
@@ -219,11 +221,11 @@ def _damaged(image: str) -> ImageError:
 
 
 def wait_for(starter: int) -> int:
-    """Wait for a process that starts a FUSE server; return its wait status, SIGKILL if the server was killed.
+    """Wait for a process that starts a FUSE server. Return its wait status, or SIGKILL if the server was killed.
 
-    libfuse makes the server in a child and waits for the child's word. If the child is killed before that, libfuse
-    waits for ever, since the process holds both ends of the pipe. Raises TimeoutError with the reason, after which
-    neither process is left.
+    libfuse forks the server and waits until the server reports on a pipe. If the server is killed before that, libfuse
+    waits for ever, because it holds both ends of the pipe. Raises TimeoutError with the reason, after killing both
+    processes.
     """
     before = pthread_sigmask(SIG_BLOCK, (SIGCHLD,))
     ticks = stopped = 0
@@ -256,20 +258,20 @@ def wait_for(starter: int) -> int:
 
 
 def _spawn(command: list[str], fds: set[int]) -> int:
-    """Start a FUSE server that becomes a daemon, with ``fds``, of which -1 is none; return the process to wait for.
+    """Start a FUSE server that becomes a daemon, with the open descriptors ``fds``. Return the process to wait for.
 
-    Not by fork(2), which costs a Python process a millisecond.
+    fork(2) would cost a Python process a millisecond. A descriptor of -1 is ignored.
     """
     actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     # The server must not keep a pipe of the caller open. POSIX_SPAWN_CLOSE fails for descriptors above the limit of
-    # open files, posix_spawn(3).
+    # open files: posix_spawn(3).
     changed = [(fd, True) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _is_inheritable(fd)]
     changed += [(fd, False) for fd in fds if fd >= 0]
     for fd, inheritable in changed:
         os.set_inheritable(fd, not inheritable)
     try:
-        # Signals that end or stop the container must not reach its server.
+        # A signal that ends or stops the container must not reach its server.
         return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
     finally:
         for fd, inheritable in changed:
@@ -279,15 +281,15 @@ def _spawn(command: list[str], fds: set[int]) -> int:
 def _is_inheritable(fd: int) -> bool:
     try:
         return os.get_inheritable(fd)
-    except OSError:  # it was that of the list
+    except OSError:  # the descriptor of the directory that was listed
         return False
 
 
 def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> list[str]:
     """Return the FUSE server for ``image`` with its options. Raises ImageError if none is installed.
 
-    A user namespace of one user has no number for other owners: they would be nobody, whose directories overlayfs
-    does not change, path_resolution(7).
+    A user namespace with one user maps no other owners. Their directories would belong to nobody, and overlayfs would
+    not change them: path_resolution(7).
     """
     offset_option = ["-o", f"offset={offset}"] if offset else []
     owner: list[str] = []
@@ -311,7 +313,7 @@ def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> lis
 
 
 def _takes_owner(program: str) -> bool:
-    """Return whether squashfuse_ll has the options uid and gid, as since 0.2.0. libfuse has them for squashfuse."""
+    """Return whether squashfuse_ll has the options uid and gid, added in 0.2.0. squashfuse has them from libfuse."""
     if not program:
         return False
     with Fd(os.open(program, os.O_RDONLY | os.O_CLOEXEC)) as text:
@@ -319,7 +321,7 @@ def _takes_owner(program: str) -> bool:
 
 
 def installed(*names: str) -> str:
-    """Return the first installed FUSE server, ignoring the user's PATH, or ""."""
+    """Return the path of the first installed FUSE server, or "". Ignores the user's PATH."""
     for name in names:
         if command := carried.command(name):
             return command[-1]
@@ -330,7 +332,10 @@ def installed(*names: str) -> str:
 
 
 def open_device(instead: str) -> Fd:
-    """Open /dev/fuse in the user namespace of the mount, fuse(4); ``instead`` works without. Raises NamespaceError."""
+    """Open /dev/fuse in the user namespace of the mount: fuse(4). Raises NamespaceError.
+
+    ``instead`` names, for the hint, a command that works without /dev/fuse.
+    """
     try:
         return Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except OSError as e:
@@ -340,7 +345,7 @@ def open_device(instead: str) -> Fd:
 
 
 def _mount(fuse: int, *, checks_modes: bool = True) -> Fd:
-    """Mount a file system that the owner of the descriptor ``fuse`` serves, detached. Raises OSError."""
+    """Mount, detached, the file system of the server that holds ``fuse``. Raises OSError."""
     attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
     options = mount_options(fuse, checks_modes=checks_modes)
     return mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
@@ -355,7 +360,7 @@ def mount_options(fuse: int, *, checks_modes: bool = True) -> list[str]:
 def _read_ahead(root: int, path: str) -> tuple[bytes, str]:
     """Return the first page of a file, and its real path beneath the root. Raises OSError."""
     with paths.open_in(root, path, os.O_RDONLY | os.O_NONBLOCK) as fd:
-        # The kernel takes no more than one window of a call.
+        # One call reads at most one window.
         for offset in range(0, min(os.fstat(fd).st_size, _PROGRAM_READ_AHEAD_BYTES), _READ_AHEAD_WINDOW_BYTES):
             os.posix_fadvise(fd, offset, _READ_AHEAD_WINDOW_BYTES, os.POSIX_FADV_WILLNEED)
         place = os.readlink(f"/proc/self/fd/{fd}").removeprefix(os.readlink(f"/proc/self/fd/{root}"))

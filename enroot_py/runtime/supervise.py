@@ -1,4 +1,4 @@
-"""Run a program in a child process, forward signals to it, or let it keep capabilities."""
+"""Run a program in a child process, forward signals to it, and let it keep capabilities."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _SI_KERNEL = 0x80  # sigaction(2)
-of_child: list[int] = []  # descriptors that the parent closes when it has forked
+of_child: list[int] = []  # descriptors that the parent closes after fork()
 _GUARD = f"{LIBRARY}/libexec/penroot-guard"
 _MAX_CHECKS = 200  # of a running program, a millisecond apart
 
 
 def fork() -> int:
-    """fork(2) a child for wait(). No signal ends the parent from here on, and the child ends with the parent."""
+    """fork(2) a child for wait(). From now on no signal ends the parent, and the child ends with the parent."""
     mask, child = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE), 0
-    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # the parent keeps ``held`` open until it ends
+    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # only the parent keeps ``held`` open
     try:
         child = os.fork()
     finally:
@@ -46,9 +46,9 @@ def fork() -> int:
 
 
 def _end_with_parent(lifetime: int, held: int) -> None:
-    """In a child: end with the parent, which keeps ``held``, the other end of the pipe ``lifetime``, until it ends.
+    """End this child with its parent, which holds the other end of the pipe ``lifetime``.
 
-    The parent may have ended before. In a new PID namespace getppid(2) is 0 in any case.
+    The parent may have ended before prctl(2). getppid(2) does not show this: in a new PID namespace it returns 0.
     """
     os.close(held)
     linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
@@ -60,11 +60,11 @@ def _end_with_parent(lifetime: int, held: int) -> None:
 
 
 def wait(child: int) -> int:
-    """Wait for the ``child`` of fork() and forward all signals to it; return its exit status as a shell reports it.
+    """Wait for the ``child`` of fork(), and forward all signals to it. Return its exit status as a shell does.
 
     If the child stops, stop too: the caller's shell then sees a stopped job. SIGCONT continues both.
     """
-    signals.restore()  # the kernel drops a signal that is ignored
+    signals.restore()  # the kernel drops ignored signals
     while True:
         pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if pid and not os.WIFSTOPPED(status):
@@ -73,18 +73,18 @@ def wait(child: int) -> int:
         if pid:
             os.kill(os.getpid(), SIGSTOP)
         caught = sigwaitinfo(signals.CATCHABLE)
-        if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # not the kernel's: somebody has sent it
+        if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # a SIGCHLD that a process has sent
             _forward(child, caught.si_signo, from_kernel=caught.si_code == _SI_KERNEL)
 
 
 def guard(timeout_s: float | None) -> int:
     """Continue this process in a grandchild, and return the child between them for wait(). Returns 0 in the grandchild.
 
-    The child is c_shims/programs/guard.c: it kills the grandchild and all that it has started when this process has
-    ended, or after ``timeout_s`` seconds. Raises OSError.
+    The child is c_shims/programs/guard.c. When this process has ended, or after ``timeout_s`` seconds, it kills the
+    grandchild and all processes that the grandchild has started. Raises OSError.
     """
     mask = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)
-    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # this process keeps ``held`` open until it ends
+    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # only this process keeps ``held`` open
     child = -1
     try:
         child = linux.fork_below(_GUARD, "penroot-guard", str(int((timeout_s or 0) * 1000)), lifetime)
@@ -98,7 +98,7 @@ def guard(timeout_s: float | None) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """End as the child has ended, by the same signal if there was one."""
+    """End this process with the child's ``status``, by the same signal if a signal ended the child."""
     if status > 128:
         number = status - 128
         if number in signals.CATCHABLE:
@@ -109,7 +109,7 @@ def end(status: int) -> NoReturn:
 
 
 def _forward(child: int, number: int, *, from_kernel: bool) -> None:
-    """Send a signal to ``child``, unless the terminal has sent it to the process group of both."""
+    """Send a signal to ``child``, unless the terminal has sent it to both processes already."""
     if number in signals.STOPPING and ignores_default(child, number):
         os.kill(child, SIGSTOP)
     elif not (from_kernel and number in signals.OF_TERMINALS and os.getpgid(child) == os.getpgrp()):
@@ -125,7 +125,7 @@ def ignores_default(child: int, number: int) -> bool:
 
     for _ in range(_MAX_CHECKS):
         try:
-            os.readlink("/proc/self")  # fails if /proc is the child's, with other numbers
+            os.readlink("/proc/self")  # fails if /proc belongs to the child's PID namespace
             with open(f"/proc/{child}/status") as f:
                 status = dict(line.split(":\t", 1) for line in f if ":\t" in line)
             with open(f"/proc/{child}/wchan") as f:
@@ -136,14 +136,14 @@ def ignores_default(child: int, number: int) -> bool:
             return False
         if any(int(status[name], 16) & 1 << number - 1 for name in ("SigBlk", "SigIgn", "SigCgt")):
             return False
-        if place != "0":  # it sleeps: sigtimedwait(2) meanwhile does not block what it waits for
+        if place != "0":  # it sleeps; in sigtimedwait(2) the awaited signals do not appear as blocked
             return "sigtimedwait" not in place
         sleep(0.001)
     return True
 
 
 def keep_capabilities() -> None:
-    """Let a program that this process executes have its capabilities, capabilities(7) "ambient"."""
+    """Pass this process's capabilities on to the program that it executes: capabilities(7), "ambient"."""
     permitted = linux.capget_permitted()
     linux.capset(permitted, permitted, permitted)
     for capability in range(permitted.bit_length()):

@@ -1,8 +1,8 @@
-"""Mount a /sys for the caller's network, if the mounted one shows another network namespace.
+"""Mount a /sys for the caller's network, if the mounted /sys shows another network namespace.
 
-The caller has entered a user and a network namespace, as `unshare -Urn` or rootless networking does, and /sys still is
-the node's. Only root of that user namespace may mount /sys for its network, and only before the container's own user
-namespace is entered. Not on the start path of a caller without privileges.
+The caller may have entered a user and a network namespace, as `unshare -Urn` or rootless networking does, while /sys
+is still the node's. Only root of that user namespace may mount /sys for its network, and only before the container's
+own user namespace is entered. Not on the start path of a caller without privileges.
 """
 
 from __future__ import annotations
