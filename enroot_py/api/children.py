@@ -1,4 +1,4 @@
-"""Children of the launcher, one for each request: make containers, run programs in them, copy files."""
+"""Children of the launcher, one for each request: create containers, run programs in them, copy files."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
     Request = Mapping[str, Any]
 
-NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID  # of a child that is cloned
+NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID  # the flags for a cloned child
 _INIT = f"{LIBRARY}/libexec/penroot-init"
 
 
 class Tools:
-    """The launcher's descriptors for its children, and the limits to restore for programs."""
+    """Descriptors of the launcher for its children, and the limits to restore for programs."""
 
     __slots__ = ("reports", "life", "init", "limits")
 
@@ -60,7 +60,7 @@ class Tools:
 
 
 def preload() -> None:
-    """Load what starts need, once for all children: our hooks, and the libraries of nsswitch.conf(5)."""
+    """Load once, for all children, what starts need: our hooks, and the libraries of nsswitch.conf(5)."""
     hooks.preload()
     try:
         pwd.getpwuid(os.geteuid())
@@ -70,7 +70,7 @@ def preload() -> None:
 
 
 def can_clone() -> bool:
-    """Return whether this process may clone a child into new namespaces: a seccomp filter may know no clone3(2)."""
+    """Return whether this process can clone a child into new namespaces: a seccomp filter may lack clone3(2)."""
     try:
         child = linux.clone3(NAMESPACES)
     except OSError:
@@ -82,11 +82,11 @@ def can_clone() -> bool:
 
 
 def open_init() -> int:
-    """Return a descriptor of penroot-init that no container can write to, even if it can open the file."""
+    """Return a descriptor of penroot-init. No container can write to the copy, even if it can open the file."""
     with Fd(os.open(_INIT, os.O_RDONLY | os.O_CLOEXEC)) as file:
         try:
             sealed = os.memfd_create("penroot-init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:  # vm.memfd_noexec of sysctl(8)
+        except OSError:  # sysctl vm.memfd_noexec forbids it
             return file.keep()
         os.write(sealed, file.content())
     import fcntl
@@ -98,7 +98,7 @@ def open_init() -> int:
 
 
 def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoReturn]) -> NoReturn:
-    """Answer a request in a child, in which only ``fds`` and stderr stay open."""
+    """Answer a request in a child. Only ``fds`` and stderr stay open."""
     try:
         linux.close_others((0, 1, 2, *fds))
         log.sink = conversation.log
@@ -112,7 +112,7 @@ def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoRetur
 
 
 def take_environment(request: Request) -> Request:
-    """Take on the environment of the API process."""
+    """Replace the environment by the API process's."""
     if request["environ"] != os.environ:
         os.environ.clear()
         os.environ.update(request["environ"])
@@ -123,7 +123,7 @@ def _enter_directory(request: Request) -> None:
     """Enter the working directory of the API process, for relative paths."""
     try:
         os.chdir(request["cwd"])
-    except OSError:  # it is gone
+    except OSError:  # the directory was removed
         os.chdir("/")
 
 
@@ -132,13 +132,13 @@ def _never(_: int) -> None:
 
 
 class Plan:
-    """A container to start. The launcher reads what a simple start needs once, and a child of it all other starts.
+    """A container to start. A simple start is read and prepared once in the launcher; other starts in the child.
 
-    ``flags`` are the namespaces into which the launcher clones the child for a prepared start, or 0.
+    The launcher clones the child of a prepared start into the namespaces ``flags``; these are 0 for other starts.
     """
 
     def __init__(self, request: Request, *, may_prepare: bool) -> None:
-        """Prepare a simple start in the launcher, if it ``may_prepare``. Raises PenrootError."""
+        """Prepare a simple start in the launcher, if ``may_prepare``. Raises PenrootError."""
         self.flags = 0
         self._request = request
         self._ids = os.geteuid(), os.getegid()
@@ -161,21 +161,21 @@ class Plan:
         return bool(self._request["writable"])
 
     def make_changes(self) -> Directory | None:
-        """In the launcher: make the directory for the changes of a prepared start, if any. Raises ContainerError."""
+        """In the launcher: create the directory for the changes of a prepared start. Raises ContainerError."""
         return throwaway.make(self.settings, sweep=False) if self.flags and self.is_writable else None
 
     def use(self, changes: Directory | None) -> None:
-        """In a child: use the directory of make_changes()."""
+        """In a child: use the directory that make_changes() created."""
         if changes:
             self.start.source.changes = changes.path
 
     def release(self) -> None:
-        """Release the image, which children hold."""
+        """Release the image that the children hold."""
         if self._image is not None:
             self._image.release()
 
     def enter(self, forked: Callable[[int], None], keep: Callable[[Directory], None]) -> Container:
-        """In a child: enter the container. ``keep`` gets the directory of its changes. Raises PenrootError."""
+        """In a child: enter the container. ``keep`` gets the directory of the changes. Raises PenrootError."""
         _enter_directory(self._request)
         if self._site is not None:
             namespaces.map_user(*self._ids, self._ids)
@@ -199,7 +199,7 @@ class Plan:
         settings = load(host).replace("enroot_py", rootfs_writable=request["writable"], unshare_pid=True, **changes)
         for name, value in request["flags"]:
             settings = command_line.changed(settings, name, value)
-        superuser = namespaces.privileged(settings)  # before the start: in a user namespace, its root looks like root
+        superuser = namespaces.privileged(settings)  # check now: in a user namespace, everybody may look like root
         self.settings = settings
         self.confinement = {"root": settings.remap_root, "superuser": superuser, "keyring": settings.unshare_keyring}
 
@@ -217,7 +217,7 @@ class Plan:
         )
 
     def _find(self) -> Source:
-        """Return the root file system of a stored image, or of what ``penroot start`` accepts. Raises PenrootError."""
+        """Return the root file system of a stored image or of a ``penroot start`` argument. Raises PenrootError."""
         image, settings = self._request["image"], self.settings
         if isinstance(image, str):
             return command_line.find(image, settings)
@@ -236,7 +236,7 @@ class Plan:
 
 
 def start(tools: Tools, conversation: Conversation, number: int, plan: Plan, changes: Directory | None) -> NoReturn:
-    """Make a container, and become its process 1."""
+    """Create a container, and become its process 1."""
     plan.use(changes)
 
     def keep(directory: Directory) -> None:
@@ -269,7 +269,7 @@ def run_once(
     plan: Plan,
     changes: Directory | None,
 ) -> NoReturn:
-    """Run a program as process 1 of a new container. Unless the start is prepared, the parent waits for it."""
+    """Run a program as process 1 of a new container. Unless the start is prepared, the parent waits for the program."""
     plan.use(changes)
     status, *standard = fds
     directories: list[Directory] = []
@@ -290,7 +290,7 @@ def run_once(
 
 
 def _watch(child: int, status: _socket.socket, life: int, directories: list[Directory]) -> NoReturn:
-    """Wait for process 1 of a container. Kill it if the API process or the launcher ends, or send its signals."""
+    """Wait for process 1 of a container. Kill it if the API process or the launcher ends; forward signals."""
     namespaces.hide()
     poll = select.poll()
     with Fd(os.pidfd_open(child)) as process:
@@ -318,8 +318,8 @@ def _confine(*, root: bool, superuser: bool, keyring: bool) -> None:
 def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
     """Let penroot-init keep capabilities that programs lack, so that no program can trace it: ptrace(2).
 
-    Its bounding set is empty, as a program's: processes that join it get none. In a container with root, programs have
-    the same capabilities.
+    Its bounding set is empty, so processes that join it get no capabilities. In a container with root, programs have
+    the same capabilities as penroot-init.
     """
     if not (root or superuser):
         supervise.keep_capabilities()
@@ -331,7 +331,7 @@ def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
 def join(
     tools: Tools, conversation: Conversation, first: int, program: int, standard: list[int], request: Request
 ) -> NoReturn:
-    """Run a program in a container. The parent reports its PID and exits, and the launcher gets the exit status."""
+    """Run a program in a container. The parent reports the PID and exits: the launcher gets the exit status."""
     confinement = request["confinement"]
     variables = {**_join(first, new_keyring=confinement["keyring"]), **request["env"]}
     child = os.fork()
@@ -345,7 +345,7 @@ def join(
 
 
 def _join(first: int, *, new_keyring: bool) -> dict[str, str]:
-    """Enter the namespaces and the working directory of process 1; return its environment. Raises ContainerError."""
+    """Enter the namespaces and the working directory of process 1. Return its environment. Raises ContainerError."""
     try:
         variables = processes.of_process(first)
         workdir = os.readlink(f"/proc/{first}/cwd")
@@ -375,12 +375,12 @@ def _execute(
     is_first: bool = False,
     **confinement: bool,
 ) -> NoReturn:
-    """Execute a program in a session of its own. Raises CommandError, NamespaceError."""
+    """Execute a program in its own session. Raises CommandError, NamespaceError."""
     os.setsid()
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
     _confine(**confinement)
-    if is_first:  # it ends with the parent; other programs end with process 1
+    if is_first:  # process 1 ends with its parent, and all other programs end with process 1
         linux.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
         if select.select([tools.life], [], [], 0)[0]:
             os._exit(1)
@@ -389,7 +389,7 @@ def _execute(
 
 
 def act(conversation: Conversation, request: Request) -> NoReturn:
-    """Do what needs no container: pull an image, write an image."""
+    """Handle a request that needs no container: pull or write an image."""
     gc.enable()
     _enter_directory(request)
     from enroot_py.api import images
@@ -399,7 +399,7 @@ def act(conversation: Conversation, request: Request) -> NoReturn:
 
 
 def copy(conversation: Conversation, first: int, request: Request) -> NoReturn:
-    """Copy a file or a directory into a container, or out of it, as the user that programs run as."""
+    """Copy a file or a directory into a container, or out of it, as the user of its programs."""
     from enroot_py.api import copying
 
     copying.copy(request["source"], request["target"], lambda: _join(first, new_keyring=False), into=request["into"])
@@ -408,7 +408,7 @@ def copy(conversation: Conversation, first: int, request: Request) -> NoReturn:
 
 
 def remove(directory: str, then: Callable[[], None]) -> NoReturn:
-    """Remove the changes of a container that has ended. The next sweep tries again if that fails."""
+    """Remove the changes of a container that has ended. After a failure, the next sweep tries again."""
     try:
         trees.remove(directory)
     except OSError as e:

@@ -1,7 +1,7 @@
-"""The API process's side of its launcher: start the launcher, send requests, and raise its errors here.
+"""The API process's side of its launcher: start the launcher, send requests, and raise the launcher's errors.
 
-A request is a packet on one socket, which several threads may send at once, and a conversation on a socket of its own.
-So threads share nothing but the launcher.
+A request is a packet on one socket, which all threads use, and a conversation on a private socket. Threads share
+nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enroot_py.api.messages import Conversation, encoded
 from enroot_py.base import errors
 from enroot_py.base.errors import ContainerError, PenrootError
 
-# Our dependencies come first from where penroot has them, then from where the API process has them.
+# Search our dependencies first in penroot's directory, then where the API process searches.
 _MAIN = """
 import sys
 sys.path.insert(0, {library!r})
@@ -34,7 +34,7 @@ from enroot_py.api import launcher
 launcher.main({fd})
 """
 _SHORT_BYTES = 1 << 15
-_END_TIMEOUT_S = 30.0  # for the launcher to end all containers
+_END_TIMEOUT_S = 30.0  # in which the launcher must end all containers
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING}
 _log = logging.getLogger("penroot")
 
@@ -53,7 +53,7 @@ class Launcher:
         program = _MAIN.format(library=LIBRARY, path=path, fd=theirs.fileno())
         try:
             with theirs:
-                # A session of its own: a Ctrl-C in the terminal is for the API process, which ends its containers.
+                # A separate session: Ctrl-C in the terminal reaches only the API process, which ends its containers.
                 self._process = subprocess.Popen(
                     [sys.executable, "-IS", "-c", program],
                     stdin=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ class Launcher:
             raise PenrootError(f"cannot start the launcher {sys.executable}: {e.strerror}") from e
 
     def is_alive(self) -> bool:
-        """Return whether the launcher has its end of the socket. A process that is killed closes it first of all."""
+        """Return whether the launcher runs: the kernel closes its socket as soon as it is killed."""
         poll = select.poll()
         poll.register(self._socket, 0)
         return not poll.poll(0)
@@ -87,7 +87,7 @@ class Launcher:
             lines = b"".join(encoded(message) for message in body)
             try:
                 with theirs:
-                    # The launcher reads the request at once. A long one would fill the socket before.
+                    # The launcher reads the request after the packet. A long request would fill the socket before.
                     is_short = len(lines) <= _SHORT_BYTES
                     if is_short:
                         ours.sendall(lines)
@@ -116,7 +116,7 @@ class Launcher:
             self._process.kill()
 
     def forget(self) -> None:
-        """In a child of fork(2): leave the launcher to the parent."""
+        """Close the launcher in a child of fork(2), and leave it to the parent."""
         self._socket.close()
         self._process.returncode = 0
 
@@ -134,7 +134,7 @@ def _error(message: Mapping[str, Any]) -> PenrootError:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what a child of the launcher takes on: the environment and the working directory of this process."""
+    """Return the environment and the working directory of this process, for a child of the launcher."""
     try:
         cwd = os.getcwd()
     except FileNotFoundError:
@@ -147,7 +147,7 @@ _lock = threading.Lock()
 
 
 def launcher() -> Launcher:
-    """Return the launcher of this process; start it if there is none, or if it was killed. Raises PenrootError."""
+    """Return the launcher of this process. Start one if none runs. Raises PenrootError."""
     global _current
     with _lock:
         if _current is not None and not _current.is_alive():

@@ -22,14 +22,14 @@ Path = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class Image:
-    """An image in the store of this user, as pull() returns it.
+    """An image in this user's store, returned by pull().
 
     Attributes:
-        reference: the name that was pulled, such as ``docker://ubuntu:24.04``.
+        reference: the pulled name, such as ``docker://ubuntu:24.04``.
         digest: digest of the manifest, ``sha256:`` and 64 hexadecimal digits.
-        config: the ``config`` object of the OCI image config: Env, Entrypoint, Cmd, WorkingDir, Labels and others.
-        layers: a mapping for each layer, from the bottom: digest, size in bytes, diff_id and mediaType.
-        size: sum of the sizes of the compressed layers in bytes.
+        config: the ``config`` object of the OCI image config: Env, Entrypoint, Cmd, WorkingDir, Labels and so on.
+        layers: a mapping for each layer, lowest first: digest, size in bytes, diff_id and mediaType.
+        size: total size of the compressed layers in bytes.
     """
 
     reference: str
@@ -40,11 +40,11 @@ class Image:
 
 
 def pull(reference: str, *, arch: str | None = None) -> Image:
-    """Pull an image into the store, and return it. An image that is stored already costs one request.
+    """Pull an image into the store and return it. A stored image costs one request to the registry.
 
     Args:
         reference: a URI as for ``penroot import``, such as ``docker://ubuntu:24.04`` or ``dockerd://IMAGE``.
-        arch: architecture as in Debian or OCI, such as ``amd64`` (default: of this machine).
+        arch: architecture as in Debian or OCI, such as ``amd64`` (default: this machine's).
 
     Raises:
         enroot_py.PenrootError: ImageReferenceError, RegistryError, ImageError, PolicyError or ConfigError.
@@ -58,24 +58,24 @@ def pull(reference: str, *, arch: str | None = None) -> Image:
 
 
 class Container:
-    """A running container, which ends with the ``with`` block, with close(), and with this process.
+    """A running container. It ends with the ``with`` block, with close(), or with this process.
 
-    A process of penroot is the container's process 1, and each program joins it. The end of the container kills all its
-    processes, and leaves no mount and no directory behind. Threads may share a container.
+    Process 1 of the container belongs to penroot, and each program joins the container. The end of the container kills
+    all its processes and leaves no mount or directory behind. Threads may share a container.
 
     Args:
-        image: an Image of pull(), a reference such as ``docker://ubuntu:24.04``, the path of a squashfs image, or the
-            name of a container that ``penroot create`` has made. Its files never change.
+        image: an Image, a reference such as ``docker://ubuntu:24.04``, the path of a squashfs image, or the name of a
+            container that ``penroot create`` made. The container never changes this image.
         mounts: ``SOURCE:TARGET[:OPTIONS]``, as for ``penroot start --mount``.
-        env: variables for all programs. They take precedence over those of the image.
-        writable: keep changes in a directory below ENROOT_DATA_PATH that disappears with the container. Otherwise the
-            root file system is read-only.
+        env: variables for all programs. They override the image's variables.
+        writable: keep changes in a directory below ENROOT_DATA_PATH until the container ends. Otherwise the root file
+            system is read-only.
         root: let programs be root inside the container (default: ENROOT_REMAP_ROOT).
         net: the network, as for ``penroot start --net``: none, host, pasta, proxy=SOCKET (default: ENROOT_UNSHARE_NET).
-        publish: ports of the host that lead to the container with net="pasta", as for ``penroot start --publish``.
+        publish: host ports for the container with net="pasta", as for ``penroot start --publish``.
 
-    The settings are those of ``penroot start``, from files and from ENROOT_* in ``os.environ``. Containers always have
-    a PID namespace. They do not run the image's entrypoint.
+    The settings are those of ``penroot start``, from files and from ENROOT_* in ``os.environ``. A container always has
+    a PID namespace. It does not run the image's entrypoint.
 
     Raises:
         enroot_py.PenrootError: a subclass for the cause, such as ImageError, MountError, ContainerError.
@@ -113,11 +113,11 @@ class Container:
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Return whether close() was called."""
         return not self._end.alive
 
     def close(self) -> None:
-        """End the container, and return when nothing is left of it. The second call does nothing."""
+        """End the container, and return when it is gone. Further calls do nothing."""
         self._end()
 
     def popen(
@@ -134,17 +134,17 @@ class Container:
         errors: str | None = None,
         bufsize: int = -1,
     ) -> Process:
-        """Start a program in the container. It gets stdin, stdout and stderr of this process, unless they are given.
+        """Start a program in the container. By default it uses stdin, stdout and stderr of this process.
 
         Args:
-            argv: the words of the command; the first is looked up in the container's PATH.
+            argv: the words of the command; the first word is looked up in the container's PATH.
             cwd: working directory in the container (default: the image's).
-            env: variables, besides the container's.
+            env: variables, in addition to the container's.
             stdin, stdout, stderr, text, encoding, errors, bufsize: as for subprocess.Popen.
 
         Raises:
-            enroot_py.CommandError: the program is not there (``exit_code`` 127) or cannot be executed (126).
-            enroot_py.ContainerError: the container has ended, or there is no directory ``cwd``.
+            enroot_py.CommandError: the program is missing (``exit_code`` 127) or cannot be executed (126).
+            enroot_py.ContainerError: the container has ended, or the directory ``cwd`` is missing.
         """
         self._check_open()
         launcher, number, program = self._launcher, self._number, next(self._launcher.numbers)
@@ -185,7 +185,7 @@ class Container:
         timeout: float | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[Any]:
-        """Run a program in the container, and wait for it, as subprocess.run() does.
+        """Run a program in the container and wait for it, as subprocess.run() does.
 
         Args:
             input: bytes, or a string with ``text``, for the program's stdin.
@@ -217,7 +217,7 @@ class Container:
         timeout: float | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[Any]:
-        """Do as run() does, and let the event loop of asyncio run meanwhile.
+        """Do the same as run(), without blocking the event loop of asyncio.
 
         If the task is cancelled, the program and its process group are killed.
         """
@@ -232,9 +232,9 @@ class Container:
     def copy_from(self, source: str, target: Path) -> None:
         """Copy a file or a directory out of the container.
 
-        If the target is a directory, or ends with ``/``, the copy is put into it, else it becomes the target. Missing
-        directories are made, files are replaced, and directories are merged. Symbolic links are copied as links. Other
-        kinds of files in a directory are skipped with a warning. No link below the target is followed.
+        If the target is a directory, or ends with ``/``, the copy goes into it; otherwise the copy becomes the target.
+        Missing directories are created, files are replaced, and directories are merged. Symbolic links are copied as
+        links. Other kinds of files in a directory are skipped with a warning. No link below the target is followed.
 
         Raises:
             enroot_py.ContainerError: a file cannot be read or written, or the container has ended.
@@ -243,10 +243,10 @@ class Container:
         self._copy(source, path, into=False)
 
     def export(self, path: Path, *, overwrite: bool = False) -> None:
-        """Write the root file system to a squashfs image, without the mounts. Programs may run meanwhile.
+        """Write the root file system, without the mounts, to a squashfs image. Programs may run meanwhile.
 
         Args:
-            path: the new file, which ``penroot start`` takes.
+            path: the new file, an image for ``penroot start``.
             overwrite: replace an existing file.
 
         Raises:
@@ -288,7 +288,7 @@ def run(
     timeout: float | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[Any]:
-    """Run one program in a new container, and wait for it. This takes half the time of Container and run().
+    """Run one program in a new container and wait for it. This is twice as fast as Container and Container.run().
 
     The program is process 1 of the container, so it receives only SIGKILL, SIGSTOP and signals that it handles. For
     arguments and errors see Container and Container.run().
@@ -331,7 +331,7 @@ class _Ending:
 
 
 def _end(launcher: client.Launcher, number: int) -> None:
-    """End a container, or another request. A launcher that was killed has ended it."""
+    """End a container or another request. If the launcher was killed, they have ended already."""
     try:
         launcher.request("end", number)
     except client.LauncherEnded:
@@ -366,7 +366,7 @@ def _described(
 
 
 def _streams(input: Any, stdin: Stream, stdout: Stream, stderr: Stream, *, capture_output: bool) -> dict[str, Any]:
-    """Return the streams of a program, as subprocess.run() does. Raises UsageError."""
+    """Return the arguments for the program's streams, as subprocess.run() does. Raises UsageError."""
     if input is not None and stdin is not None:
         raise UsageError("stdin and input exclude each other", hint="give one of them")
     if capture_output and (stdout is not None or stderr is not None):

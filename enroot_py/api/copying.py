@@ -1,4 +1,4 @@
-"""Copy files between this machine and a container, in a process that enters the container with an open directory."""
+"""Copy files between this machine and a container: open a directory, enter the container, open the other one, copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def copy(source: str, target: str, enter: Callable[[], object], *, into: bool) -> None:
-    """Copy ``source`` to ``target``, one of which is in the container that ``enter`` enters. Raises ContainerError."""
+    """Copy ``source`` to ``target``. ``into`` the container or out of it; ``enter`` enters it. Raises ContainerError."""
     try:
         first, name = _above(source) if into else _parent(target, source)
         with first:
@@ -36,7 +36,7 @@ def copy(source: str, target: str, enter: Callable[[], object], *, into: bool) -
 
 
 def _above(source: str) -> tuple[Fd, str]:
-    """Open the directory above a source, and return the name of the source in it. Raises OSError."""
+    """Open the parent directory of a source, and return the name of the source in it. Raises OSError."""
     path = os.path.realpath(source, strict=True)
     return Fd(os.open(os.path.dirname(path), _DIRECTORY)), os.path.basename(path) or "."
 

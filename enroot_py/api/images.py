@@ -1,4 +1,4 @@
-"""Pull and write images, in a child of the launcher. The import is slow, and a start does not need it."""
+"""Pull and write images in a child of the launcher. The import is slow, and starts do not need it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enroot_py.store.pull import pull as pull_image
 
 
 def pull(settings: Settings, uri: str, arch: str | None) -> dict[str, Any]:
-    """Pull an image and describe it, as api/container.py's Image. Raises PenrootError."""
+    """Pull an image and return the fields of api/container.py's Image. Raises PenrootError."""
     reference = of_command_line(uri)
     image = pull_image(reference, settings, arch=arch)
     described = images.stored(image.path, str(reference))

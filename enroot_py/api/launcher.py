@@ -1,9 +1,9 @@
-"""The launcher: a process beside each API process, which has loaded our modules and forks for each container.
+"""The launcher: a process beside each API process, which has loaded our modules and forks a child for each container.
 
-The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation,
-on which the launcher reads the request and a child answers (children.py). The launcher has one thread. Its children
-report PIDs to it on another socket. Process 1 of a container becomes a child of the launcher when its parent exits, and
-so does a program that joins a container: PR_SET_CHILD_SUBREAPER of prctl(2).
+The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation:
+the launcher reads the request there, and a child answers (children.py). The launcher has one thread. Its children
+report PIDs to it on another socket. When its parent exits, process 1 of a container becomes a child of the launcher,
+and so does a program that joins a container: prctl(2), PR_SET_CHILD_SUBREAPER.
 
 The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
 """
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 
     from enroot_py.base.making import Directory
 
-_PACKET_BYTES = 8192  # PATH_MAX, and some
+_PACKET_BYTES = 8192  # more than PATH_MAX
 _MAX_FDS = 5
-_PLAN_S = 0.5  # during which starts reuse the settings and hooks that the last start has read
-_GRACE_S = 30  # for the end of all containers when the API process has ended
+_PLAN_S = 0.5  # starts reuse the settings and hooks of the last start for this time
+_GRACE_S = 30  # to end all containers after the API process has ended
 
 
 class Held:
-    """A container, or another request that can be ended."""
+    """A container or another request that can be ended."""
 
     __slots__ = ("builder", "first", "changes", "lock", "is_ending", "waiting")
 
     def __init__(self, builder: int) -> None:
         self.builder = builder  # the process that answers the request, or 0
         self.first = 0  # process 1 of the container, or 0
-        self.changes = ""  # the directory on disk that disappears with the container
+        self.changes = ""  # a directory on disk, to remove with the container
         self.lock = -1  # an open descriptor of that directory, which is locked
         self.is_ending = False
-        self.waiting: list[_socket.socket] = []  # conversations that close when nothing is left
+        self.waiting: list[_socket.socket] = []  # conversations to close when the container is gone
 
 
 class Launcher:
-    """The event loop."""
+    """The launcher's event loop."""
 
     def __init__(self, requests: _socket.socket) -> None:
         self._requests = requests
@@ -65,17 +65,17 @@ class Launcher:
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # a container may take one descriptor
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # each container may need a descriptor
         self._tools = children.Tools(theirs, life, children.open_init(), limits)
-        self._held: dict[int, Held] = {}  # by the number of the container
+        self._held: dict[int, Held] = {}  # by number of the container
         self._numbers: dict[int, int] = {}  # of containers, by builder or process 1
         self._joining: dict[int, int] = {}  # numbers of programs, by the process that starts the program
-        self._programs: dict[int, int] = {}  # numbers of programs, by process
-        self._statuses: dict[int, _socket.socket] = {}  # by the number of the program
+        self._programs: dict[int, int] = {}  # numbers of programs, by PID
+        self._statuses: dict[int, _socket.socket] = {}  # sockets of exit statuses, by number of the program
         self._plan: children.Plan | None = None  # of the last start
         self._last_line, self._plan_until = b"", 0.0
         self._can_clone = children.can_clone()
-        self._has_swept = False  # leftovers of killed launchers from the directory for changes
+        self._has_swept = False  # whether leftovers of killed launchers are removed
 
     def serve(self) -> NoReturn:
         """Serve until the API process ends."""
@@ -115,12 +115,12 @@ class Launcher:
                 os.close(fd)
 
     def _do_act(self, conversation: Conversation, fds: list[int], number: int) -> None:
-        """Let a child do what the request names."""
+        """Let a child handle a request that needs no container."""
         request = children.take_environment(next(conversation.receive()))
         self._hold(number, self._fork(conversation, fds, partial(children.act, conversation, request)))
 
     def _do_start(self, conversation: Conversation, fds: list[int], number: int) -> None:
-        """Make a container."""
+        """Create a container."""
         tools, plan = self._tools, self._planned(next(conversation.lines()))
         changes = plan.make_changes()
         act = partial(children.start, tools, conversation, number, plan, changes)
@@ -130,13 +130,13 @@ class Launcher:
             self._note_first(number, child)
 
     def _planned(self, line: bytes) -> children.Plan:
-        """Return the plan of a start. If it is like the last one, nothing is read again for a moment."""
+        """Return the plan of a start. If the request equals the last one, reuse the last plan for a short time."""
         if line != self._last_line or time.monotonic() > self._plan_until:
             self._forget_plan()
             request = children.take_environment(decoded(line))
             may_prepare = self._can_clone and (self._has_swept or not request["writable"])
             plan = children.Plan(request, may_prepare=may_prepare)
-            self._has_swept |= plan.is_writable  # a child does it now
+            self._has_swept |= plan.is_writable  # a child sweeps now
             self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
         assert self._plan is not None
         return self._plan
@@ -158,7 +158,7 @@ class Launcher:
         self._numbers[pid] = number
 
     def _do_once(self, conversation: Conversation, fds: list[int], number: int) -> None:
-        """Run a program as process 1 of a container. Unless it is a child, the child waits for it."""
+        """Run a program as process 1 of a container. The launcher or a child waits for it."""
         lines = conversation.lines()
         tools, plan, request = self._tools, self._planned(next(lines)), decoded(next(lines))
         changes = plan.make_changes()
@@ -178,14 +178,14 @@ class Launcher:
         self._statuses[program] = _socket.socket(fileno=os.dup(fds[1]))
 
     def _do_copy(self, conversation: Conversation, fds: list[int], number: int) -> None:
-        """Copy files into a container or out of it."""
+        """Copy files into a container, or out of it."""
         first, request = self._first(number), next(conversation.receive())
         self._fork(conversation, fds, partial(children.copy, conversation, first, request))
 
     def _first(self, number: int) -> int:
         """Return process 1 of a container. Raises ContainerError if the container has ended."""
         held = self._held.get(number)
-        while held is not None and held.builder and not held.first:  # the builder has not reported yet
+        while held is not None and held.builder and not held.first:  # wait for the builder's report
             select.select([self._reports.fileno(), self._wakeup], [], [])
             self._hear()
             self._reap()
@@ -202,11 +202,11 @@ class Launcher:
                 os.killpg(pid, number)
             elif pid:
                 os.kill(pid, number)
-        except ProcessLookupError:  # it has no group yet
+        except ProcessLookupError:  # the process has no group yet
             os.kill(pid, number)
 
     def _do_end(self, _: Conversation, fds: list[int], number: int) -> None:
-        """End a container. The conversation closes when nothing of the container is left."""
+        """End a container. Close the conversation when the container is gone."""
         held = self._held.get(number)
         if held is not None:
             held.waiting.append(_socket.socket(fileno=os.dup(fds[0])))
@@ -218,7 +218,7 @@ class Launcher:
             os.kill(pid, _signal.SIGKILL)
 
     def _fork(self, conversation: Conversation, fds: list[int], act: Callable[[], NoReturn], flags: int = 0) -> int:
-        """Fork a child for a request, into new namespaces by ``flags``. Raises OSError.
+        """Fork a child for a request, into new namespaces given by ``flags``. Raises OSError.
 
         Only ``fds``, the conversation and the tools stay open in the child.
         """
@@ -236,7 +236,7 @@ class Launcher:
         return child
 
     def _hear(self) -> None:
-        """Note what children report."""
+        """Handle the reports of children."""
         while True:
             try:
                 data, fds = receive_with_fds(self._reports, _PACKET_BYTES, 1)
@@ -255,7 +255,7 @@ class Launcher:
                     self._kill(held)
 
     def _reap(self) -> None:
-        """Reap the children that have ended."""
+        """Reap children that have ended."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._ended(*ended)
@@ -306,12 +306,12 @@ class Launcher:
 
 
 def main(requests: int) -> NoReturn:
-    """Run the launcher of the API process at the other end of the socket ``requests``."""
+    """Run the launcher for the API process at the other end of the socket ``requests``."""
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     children.preload()
     launcher = Launcher(_socket.socket(fileno=requests))
     gc.collect()
-    gc.freeze()  # the garbage collector of a child would copy all pages
+    gc.freeze()  # garbage collection in a child would copy all pages
     gc.disable()
     try:
         launcher.serve()

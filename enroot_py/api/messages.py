@@ -1,4 +1,4 @@
-"""Messages between an API process, its launcher and the launcher's children: lines of JSON, and descriptors."""
+"""Messages between an API process, its launcher and the launcher's children: lines of JSON, with descriptors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Message = Mapping[str, Any]
 
 _RECEIVE_BYTES = 1 << 16
-STATUS_BYTES = 4  # of an exit status as subprocess reports it, in the byte order of the machine
+STATUS_BYTES = 4  # an exit status as subprocess reports it, in the machine's byte order
 
 
 def encoded(message: Message) -> bytes:
@@ -31,32 +31,32 @@ def decoded(line: bytes) -> Message:
 
 
 class Conversation:
-    """One request and its answer. The end of the child that answers, or its execve(2), ends the conversation."""
+    """One request and its answer. It ends when the answering child exits or executes a program."""
 
     def __init__(self, socket: _socket.socket) -> None:
         self.socket = socket
 
     def send(self, message: Message) -> None:
-        """Raises OSError if the peer has ended."""
+        """Send one message. Raises OSError if the peer has ended."""
         self.socket.sendall(encoded(message))
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the messages of the peer as text until the conversation ends. Raises OSError."""
+        """Yield the peer's messages as text until the conversation ends. Raises OSError."""
         rest = b""
         while part := self.socket.recv(_RECEIVE_BYTES):
             *lines, rest = (rest + part).split(b"\n") if b"\n" in part else [rest + part]
             yield from lines
 
     def receive(self) -> Iterator[Message]:
-        """Yield the messages of the peer until the conversation ends. Raises OSError, ValueError."""
+        """Yield the peer's messages until the conversation ends. Raises OSError, ValueError."""
         return map(decoded, self.lines())
 
     def log(self, level: str, text: str) -> None:
-        """Send a line of log.py."""
+        """Send a log message: a sink for log.py."""
         self.send({"log": text, "level": level})
 
     def fail(self, error: BaseException) -> None:
-        """Send an error: its class and text, or the place of our bug."""
+        """Send an error: its class and text, or the place of a bug of penroot."""
         error = cause(error) or error
         if not isinstance(error, PenrootError):
             error = unexpected(error)
@@ -65,7 +65,7 @@ class Conversation:
 
 
 def unexpected(error: BaseException) -> PenrootError:
-    """Return an error for a failed system call, or with the place of our bug."""
+    """Return an error for a failed system call or for a bug of penroot, with its place."""
     from enroot_py.base import filesystems
 
     place = filesystems.place(error)
@@ -76,13 +76,13 @@ def unexpected(error: BaseException) -> PenrootError:
 
 
 def send_with_fds(socket: _socket.socket, data: bytes, fds: tuple[int, ...]) -> None:
-    """Send one packet with descriptors: SCM_RIGHTS of unix(7). Raises OSError."""
+    """Send one packet with descriptors: unix(7), SCM_RIGHTS. Raises OSError."""
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     socket.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else [])
 
 
 def receive_with_fds(socket: _socket.socket, max_bytes: int, max_fds: int) -> tuple[bytes, list[int]]:
-    """Return one packet and its descriptors, without waiting. Raises OSError."""
+    """Return one packet and its descriptors without waiting. Raises OSError."""
     room, flags = _socket.CMSG_SPACE(4 * max_fds), _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
     data, controls, _, _ = socket.recvmsg(max_bytes, room, flags)
     return data, [fd for _, _, content in controls for fd in _numbers(content)]
@@ -93,7 +93,7 @@ def _numbers(data: bytes) -> list[int]:
 
 
 def send_status(socket: _socket.socket, status: int) -> None:
-    """Send the exit status of waitpid(2) as subprocess reports it. The peer may have lost interest."""
+    """Send the exit status of waitpid(2) in the form of subprocess. The peer may have closed its socket."""
     try:
         socket.send(os.waitstatus_to_exitcode(status).to_bytes(STATUS_BYTES, sys.byteorder, signed=True))
     except OSError as e:

@@ -17,19 +17,19 @@ from typing import IO, Any
 from enroot_py.api.messages import STATUS_BYTES
 from enroot_py.base.errors import UsageError
 
-# Starts a program: its words, working directory, variables, the socket of its exit status and stdin, stdout and stderr.
-# Returns its PID.
+# Start a program, and return its PID. Arguments: words, working directory, variables, and descriptors (the socket of the
+# exit status, stdin, stdout, stderr).
 Launch = Callable[[list[str], str, dict[str, str], Sequence[int]], int]
-# Sends a signal to the program of a Process, or with True to its process group.
+# Send a signal to the program of a Process, or with True to its process group.
 Signal = Callable[["Process", int, bool], None]
 
 
 class Process(subprocess.Popen[Any]):
     """A program that runs in a container.
 
-    Attributes and methods are those of subprocess.Popen: ``stdin``, ``stdout``, ``stderr``, ``pid``, ``returncode``,
+    It has the attributes and methods of subprocess.Popen: ``stdin``, ``stdout``, ``stderr``, ``pid``, ``returncode``,
     ``poll()``, ``wait()``, ``communicate()``, ``send_signal()``, ``terminate()`` and ``kill()``. The program is not a
-    child of this process, and runs in a session of its own. It ends with its container at the latest.
+    child of this process, and has its own session. It ends no later than its container.
     """
 
     def __init__(self, launch: Launch, send_signal: Signal, argv: Sequence[str], **options: Any) -> None:
@@ -37,7 +37,7 @@ class Process(subprocess.Popen[Any]):
         self._waiting = threading.Lock()
         super().__init__(checked_argv(argv), **options)
 
-    # Popen.__init__() makes the pipes, and calls this instead of fork(2).
+    # Popen.__init__() creates the pipes, and calls this instead of fork(2).
     def _execute_child(self, *arguments: Any) -> None:
         argv, cwd, env, handles = arguments[0], arguments[5], arguments[6], arguments[10:16]
         standard = [
@@ -50,7 +50,7 @@ class Process(subprocess.Popen[Any]):
                 self.pid = self._launch(argv, cwd or "", env or {}, (theirs.fileno(), *standard))
         except BaseException as e:
             ours.close()
-            if not isinstance(e, Exception):  # interrupted: the program may run already
+            if not isinstance(e, Exception):  # interrupted: the program may already run
                 self._send_signal(self, signal.SIGKILL, True)
             raise
         self._child_created = True
@@ -73,9 +73,9 @@ class Process(subprocess.Popen[Any]):
         return self.returncode
 
     def _await(self, timeout: float | None) -> int | None:
-        """Wait for the exit status. If the launcher was killed, so was the program."""
+        """Wait for the exit status. If the launcher was killed, the program was killed too."""
         if not self._waiting.acquire(timeout=-1 if timeout is None else timeout):
-            return self.returncode  # another thread waits
+            return self.returncode  # another thread is waiting
         try:
             if self.returncode is None:
                 self._status.settimeout(timeout)
@@ -95,11 +95,11 @@ class Process(subprocess.Popen[Any]):
         self._status.close()
 
     def ask(self, number: int) -> None:
-        """Let the process that waits for the program send it a signal."""
+        """Ask the process that waits for the program to send it a signal."""
         try:
             self._status.send(bytes((number,)))
         except OSError:
-            return  # it has ended
+            return  # the program has ended
 
     def send_signal(self, sig: int) -> None:
         """Send a signal to the program, unless it has ended."""
@@ -107,12 +107,12 @@ class Process(subprocess.Popen[Any]):
             self._send_signal(self, sig, False)
 
     def kill_group(self) -> None:
-        """Kill the program and the processes that it has started, except those in sessions of their own."""
+        """Kill the program and the processes that it has started, except those with their own sessions."""
         if self.poll() is None:
             self._send_signal(self, signal.SIGKILL, True)
 
     async def wait_async(self) -> int:
-        """Wait for the exit status, and let the event loop run meanwhile."""
+        """Wait for the exit status without blocking the event loop."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         if self.poll() is None:
             loop.add_reader(self._status.fileno(), ended.set)
@@ -126,7 +126,7 @@ class Process(subprocess.Popen[Any]):
 
 
 def checked_argv(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command. Raises UsageError for a string, and for what is no text."""
+    """Return the words of a command. Raises UsageError for a single string, and for words that are not text."""
     if isinstance(argv, (str, bytes)) or not argv:
         raise UsageError(
             f"the command {argv!r} is not a list of words", hint="run(['ls', '-l']), or ['sh', '-c', TEXT]"
@@ -138,7 +138,7 @@ def checked_argv(argv: Sequence[str]) -> list[str]:
 
 
 def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return variables. Raises UsageError for what no environment can hold."""
+    """Return variables. Raises UsageError for names or values that no environment can hold."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
             raise UsageError(f"{name!r}: {value!r} cannot be a variable", hint="env={'NAME': 'VALUE'}, both strings")
@@ -148,7 +148,7 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
 def finish(
     process: Process, input_data: Any, timeout: float | None, *, check: bool
 ) -> subprocess.CompletedProcess[Any]:
-    """Return the result of a process as subprocess.run() does, and end the process in any case.
+    """Return the result of a process as subprocess.run() does. The process has ended, even after an exception.
 
     Raises subprocess.TimeoutExpired, subprocess.CalledProcessError.
     """
@@ -159,13 +159,13 @@ def finish(
             process.kill_group()
             process.wait()
             if isinstance(e, subprocess.TimeoutExpired) and timeout is not None:
-                e.timeout = timeout  # not what was left of it when the output had come
+                e.timeout = timeout  # communicate() has replaced it by the remaining time
             raise
     return result(process, out, err, check=check)
 
 
 def result(process: Process, out: Any, err: Any, *, check: bool) -> subprocess.CompletedProcess[Any]:
-    """Raises subprocess.CalledProcessError."""
+    """Return the result of a process that has ended. Raises subprocess.CalledProcessError."""
     done = subprocess.CompletedProcess(process.args, process.wait(), out, err)
     if check:
         done.check_returncode()
@@ -173,19 +173,19 @@ def result(process: Process, out: Any, err: Any, *, check: bool) -> subprocess.C
 
 
 async def finish_async(
-    process: Process, given: Any, timeout: float | None, *, check: bool, text: bool | None
+    process: Process, input_data: Any, timeout: float | None, *, check: bool, text: bool | None
 ) -> subprocess.CompletedProcess[Any]:
-    """Do as finish() does, and let the event loop run meanwhile. Cancellation ends the process.
+    """Do the same as finish(), without blocking the event loop. Cancellation ends the process.
 
-    The pipes of ``process`` are binary. With ``text``, ``given`` and the output are strings.
+    The pipes of ``process`` are binary. With ``text``, ``input_data`` and the output are strings.
     """
-    if text and given is not None:
-        given = given.encode(locale.getpreferredencoding(False))
+    if text and input_data is not None:
+        input_data = input_data.encode(locale.getpreferredencoding(False))
     streams = (process.stdout, process.stderr)
     readers = [await _reader(stream) if stream else None for stream in streams]
     try:
         output = asyncio.gather(*(_content(reader) for reader in readers))
-        work = asyncio.gather(_feed(process.stdin, given), output, process.wait_async())
+        work = asyncio.gather(_feed(process.stdin, input_data), output, process.wait_async())
         _, (out, err), _ = await asyncio.wait_for(work, timeout)
     except BaseException as e:
         process.kill_group()
@@ -218,7 +218,7 @@ async def _content(reader: asyncio.StreamReader | None) -> bytes | None:
 
 
 async def _feed(stream: IO[bytes] | None, data: bytes | None) -> None:
-    """Write to the program's stdin, and close it."""
+    """Write ``data`` to the program's stdin, and close it."""
     if stream is None:
         return
     loop = asyncio.get_running_loop()
@@ -236,5 +236,5 @@ async def _feed(stream: IO[bytes] | None, data: bytes | None) -> None:
                 finally:
                     loop.remove_writer(stream.fileno())
     except BrokenPipeError:
-        pass  # the program has ended, or reads no more
+        pass  # the program has ended, or has closed its stdin
     stream.close()
