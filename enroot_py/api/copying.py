@@ -17,7 +17,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def copy(source: str, target: str, enter: Callable[[], object], *, into: bool) -> None:
-    """Copy ``source`` to ``target``. ``into`` the container or out of it; ``enter`` enters it. Raises ContainerError."""
+    """Copy a file ``into`` the container, or out of it; ``enter`` enters the container. Raises ContainerError."""
     try:
         first, name = _above(source) if into else _parent(target, source)
         with first:

@@ -17,8 +17,8 @@ from typing import IO, Any
 from enroot_py.api.messages import STATUS_BYTES
 from enroot_py.base.errors import UsageError
 
-# Start a program, and return its PID. Arguments: words, working directory, variables, and descriptors (the socket of the
-# exit status, stdin, stdout, stderr).
+# Start a program, and return its PID. Arguments: words, working directory, variables, and descriptors (the socket of
+# the exit status, stdin, stdout, stderr).
 Launch = Callable[[list[str], str, dict[str, str], Sequence[int]], int]
 # Send a signal to the program of a Process, or with True to its process group.
 Signal = Callable[["Process", int, bool], None]

@@ -53,7 +53,7 @@ class Capture:
 def wait(child: int, output: Capture) -> int:
     """Read ``output`` until ``child`` ends, and return the child's wait status.
 
-    Processes that the child leaves behind may still write: nothing waits for them.
+    Do not wait for processes that the child leaves behind, although they may still write.
     """
     with Fd(os.pidfd_open(child)) as process:
         poll = select.poll()
@@ -70,14 +70,14 @@ _shared: Capture | None = None
 
 
 def shared() -> Capture:
-    """Return the one pipe for all programs that this process runs on its way into a container."""
+    """Return the shared pipe of all programs that this process runs before it enters a container."""
     global _shared
     _shared = _shared or Capture()
     return _shared
 
 
 def left_open() -> int:
-    """Return the descriptor of the shared pipe if a process that was left behind may write to it, else -1."""
+    """Return the descriptor of the shared pipe if a leftover process may write to it, else -1."""
     if _shared is None:
         return -1
     os.close(_shared.writer)

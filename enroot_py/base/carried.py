@@ -1,4 +1,4 @@
-"""Programs that a bundle carries. Their own loader and libraries run them, whatever the host has. On the start path."""
+"""Programs in a bundle. They run with the bundle's loader and libraries, not the host's. On the start path."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ directory = ""  # where a bundle has unpacked itself; features/bundle/bundled.py
 
 
 def command(name: str) -> list[str]:
-    """Return the command that runs a program of the bundle, without arguments; nothing outside a bundle.
+    """Return the command that runs a program of the bundle, without arguments, or [] outside a bundle.
 
-    The kernel names the process after the file that it executes, so each program has a link to the loader.
+    The kernel names a process after the executed file, so each program has a link to the loader.
     """
     program = f"{directory}/programs/{name}"
     if not directory or not os.path.exists(program):

@@ -29,7 +29,7 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
 
 
 def asleep(pid: int) -> str:
-    """Return why a process is not running (stopped or suspended); "" if it may run, or is not visible."""
+    """Return why a process is stopped or suspended, or "" if it may run or is not visible."""
     try:
         if _is_frozen(pid):
             return "its job is suspended"
@@ -39,7 +39,7 @@ def asleep(pid: int) -> str:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Return whether a process is in a frozen group: Slurm suspends jobs so. Raises OSError if it is gone."""
+    """Return whether a process is in a frozen group, as in a suspended Slurm job. Raises OSError if it has ended."""
     for mount, path, is_v2 in places(pid, "freezer"):
         try:
             with open(f"{mount}{path}/{'cgroup.events' if is_v2 else 'freezer.state'}") as f:

@@ -94,7 +94,7 @@ class _Gzip(_Decoder):
 
 
 class _Limited(_Decoder):
-    """BZ2Decompressor or LZMADecompressor: they keep input that exceeds the output limit."""
+    """A BZ2Decompressor or LZMADecompressor, which keeps the input that did not fit into the output limit."""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         yield self._decoder.decompress(data, _PIECE_BYTES)
@@ -103,7 +103,7 @@ class _Limited(_Decoder):
 
 
 class _ZstdSource:
-    """The blob as zstandard reads it. zstandard does not report a truncated last frame, so _END_FRAME is appended."""
+    """A blob with _END_FRAME appended, for zstandard: it does not report a truncated last frame."""
 
     def __init__(self, data: bytes, more: Callable[[], bytes]) -> None:
         self._data = data

@@ -77,7 +77,7 @@ def _copy_file(above: int, name: str, below: int, new: str) -> None:
 
 
 def _copy_state(made: int, state: os.stat_result) -> None:
-    os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777)  # no set-user-ID of a container
+    os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777)  # drop set-user-ID of a container's file
     os.utime(made, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 

@@ -1,7 +1,7 @@
 """Digests of content: ``sha256:`` and 64 hex digits.
 
 Source: OCI image specification, "Digests", which calls the hex digits the encoded part. Other algorithms are
-optional there, and no registry is known to use one. On the start path.
+optional, and no registry is known to use them. On the start path.
 """
 
 from __future__ import annotations

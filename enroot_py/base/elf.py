@@ -134,7 +134,7 @@ class _ElfFile:
         return self.strings[at:end].decode("utf-8", "surrogateescape")
 
     def _needs(self) -> list[tuple[str, tuple[str, ...]]]:
-        """DT_VERNEED: a chain of libraries, each with a chain of versions."""
+        """Read DT_VERNEED: a chain of libraries, each with a chain of versions."""
         count, left = self.tags.get(_VERNEEDNUM, 0), _VERSIONS
         if not count or _VERNEED not in self.tags:
             return []
@@ -156,7 +156,7 @@ class _ElfFile:
         return listed
 
     def _versions(self) -> list[str]:
-        """DT_VERDEF: a chain of versions, each with a chain of names: its own, then its parents'."""
+        """Read DT_VERDEF: a chain of versions, each with a chain of names, its own name first."""
         count = self.tags.get(_VERDEFNUM, 0)
         if not count or _VERDEF not in self.tags:
             return []

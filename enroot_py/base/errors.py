@@ -1,4 +1,4 @@
-"""Errors that users are expected to see, each with a hint if there is one."""
+"""Errors for users, most of them with a hint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 class PenrootError(Exception):
     """A failure with a cause that the user can act on.
 
-    Printed as one ``[ERROR]`` line, then ``hint`` if there is one. Anything
-    that is not a PenrootError is a bug and shows its traceback.
+    main() prints one ``[ERROR]`` line, and the ``hint`` if it is not empty. Any other exception is a bug and shows its
+    traceback.
     """
 
     exit_code = 1
@@ -21,11 +21,11 @@ class PenrootError(Exception):
         self.hint = hint
 
 
-OWN_ERROR = 125  # as docker: an error of ours, not of the command
+OWN_ERROR = 125  # as in docker: penroot failed, not the command
 
 
 def with_status(error: PenrootError, status: int) -> PenrootError:
-    """Give an error the exit status of its verb, unless its class has another one."""
+    """Set an error's exit status to that of its verb, unless the error's class defines a status."""
     if error.exit_code == PenrootError.exit_code:
         error.exit_code = status
     return error
@@ -40,7 +40,7 @@ class UsageError(PenrootError):
 
 
 class ConfigError(PenrootError):
-    """A setting is wrong: look at the file or variable that is named."""
+    """A setting is wrong: look at the file or variable in the message."""
 
 
 class ImageReferenceError(PenrootError):
@@ -68,7 +68,7 @@ class ImageError(PenrootError):
 
 
 class PolicyError(PenrootError):
-    """A policy does not admit an image: look at the rule that is named."""
+    """A policy rejects an image: look at the rule in the message."""
 
 
 class ContainerError(PenrootError):
@@ -80,7 +80,7 @@ class MountError(PenrootError):
 
 
 class NamespaceError(PenrootError):
-    """The kernel or its settings do not allow what a container needs."""
+    """The kernel or its settings do not allow containers."""
 
 
 class HookError(PenrootError):
@@ -93,7 +93,7 @@ class CommandError(PenrootError):
     exit_code = 126
 
 
-# The code that mounts an image sets this: return the error of the mount if it caused the given error, else None.
+# Return the error of the image's mount if it caused the given error, else None. Set when an image is mounted.
 of_image: Callable[[BaseException], PenrootError | None] | None = None
 
 

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Limit of the variable that a feature sends along with a job. c_shims/spank/options.c has the other limits.
+# The limit of a feature's variable in a job. c_shims/spank/options.c has the other limits.
 CARRIED_BYTES = 64 << 10
 
 SOCKETS = {
     "hooks": "a folder with hooks: see hooks/README.md",
-    "outside": "looks_outside(settings, host): whether a hook has to be loaded before a namespace is entered",
+    "outside": "looks_outside(settings, host): whether to load a hook before entering a namespace",
     "settings": "SETTINGS: rows of the table of settings",
     "beside": "begin(settings): processes of a container that stay in its caller's network namespace; returns the "
-    "namespaces over which root in the container has no power",
-    "start": "finish(context): the last setup of a container, if a setting of a feature asks for it; returns who asks",
+    "namespaces in which root of the container has no power",
+    "start": "finish(context): the last setup of a container, for settings of a feature; returns the setting's origin",
     "flags": "FLAGS: options of penroot start that change settings",
     "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
-    "admission": "checks of an image before it is used, if there are policies: see store/policies.py",
+    "admission": "checks of an image before its use, if there are policies: see store/policies.py",
     "doctor": "findings(settings): for penroot doctor and pyxis-py check",
     "verbs": "add(group): verbs of penroot",
     "admin": "add(group): verbs of pyxis-py",
@@ -40,21 +40,21 @@ SOCKETS = {
 
 # Functions that the step module of a feature may have. All are optional.
 PARTS = {
-    "settings": "(step): settings that it changes",
-    "at_submit": "(job, request): data that a job or a step takes along, as pairs for the plugin",
+    "settings": "(step): changed settings",
+    "at_submit": "(job, request): data for the nodes, as pairs for the plugin",
     "describe": "(job, name, origin): the description of a container that an option names",
-    "must_resolve": "(request): whether srun resolves a tag, even if the site's configuration says no",
+    "must_resolve": "(request): whether srun must resolve a tag, even if the site's configuration forbids it",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
     "shares": "(plugin): whether srun may offer images to nodes",
     "offer": "(job, image, digest, allocation): with an invitation and serve(channel), the work of srun for its nodes",
     "peers": "(job, plugin): the other nodes of a step: Peers of registry/sources.py, or None",
     "send": "(job, request, plugin, learns_later=): with serve(channel), a file that srun sends to its nodes",
-    "receive": "(job, request, plugin, settings): that file in the store of a node",
+    "receive": "(job, request, plugin, settings): the file from send, in the store of a node",
     "attach": "(step, held): additions to a running container when a step joins it: see pyxis_py/node/attached.py",
     "clean_up": "(job, notes): removes the feature's leftovers at the end of a job",
 }
 
-# The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
+# The sockets of each feature, and its parts of a step. Rows, verbs and calls follow this order.
 FEATURES = {
     "enroot_py.features.devices": "hooks settings flags",
     "enroot_py.features.fabric": "hooks outside settings verbs manual",
@@ -72,7 +72,7 @@ FEATURES = {
 
 
 def parts(name: str) -> Iterator[Any]:
-    """Yield the function of PARTS from each feature that has it. Imports no other feature."""
+    """Yield the function ``name`` of PARTS from each feature that has it. Imports only these features."""
     assert name in PARTS
     for module in plugged(f"step.{name}"):
         yield getattr(module, name)
@@ -94,5 +94,5 @@ def plugged(socket: str) -> Iterator[ModuleType]:
             except ModuleNotFoundError as e:
                 if e.name != package and getattr(sys.modules.get(package), "__file__", None):
                     raise
-                continue  # the folder was removed, or its modules
+                continue  # the feature was removed
             yield sys.modules[name]

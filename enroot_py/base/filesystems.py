@@ -7,8 +7,8 @@ import os
 
 from enroot_py.base import mountinfo
 
-# Types as /proc/self/mountinfo has them. On these, flock(2) may be local to a node, file
-# operations are round trips, and overlayfs cannot write.
+# Types in /proc/self/mountinfo. On these file systems, flock(2) may be local to a node, file operations are round
+# trips, and overlayfs cannot write.
 NETWORK = frozenset(
     "nfs nfs4 lustre gpfs beegfs cifs smb3 ceph afs 9p pvfs2 orangefs panfs wekafs gfs2 ocfs2 glusterfs "
     "fuse.glusterfs fuse.sshfs fuse.juicefs fuse.ceph-fuse fuse.cvmfs2 fuse.s3fs fuse.gcsfuse fuse.daosfs".split()
@@ -24,7 +24,7 @@ OF_PROCESS = {
 
 
 def kind(path: str) -> str:
-    """Return the type of the file system that holds ``path``, or its nearest parent that exists; "" if unknown."""
+    """Return the type of the file system of ``path`` or of its nearest existing parent, or "" if unknown."""
     number = os.stat(existing(path)).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     return next((mount.fstype for mount in mountinfo.read() if mount.device == device), "")
@@ -37,7 +37,7 @@ def hint_for(error: OSError, place: str, setting: str = "") -> str:
     other = f"set {setting} to another place" if setting else "choose another place"
     if error.errno == errno.ENOSPC:
         free = os.statvfs(existing(place))
-        # File systems that allocate inodes on demand report no number of them.
+        # File systems that allocate inodes on demand report 0 for their number.
         inodes = free.f_files and not free.f_favail and free.f_bavail
         full = "has space, but no inode left (df -i)" if inodes else "is full (df, df -i)"
         return f"the file system of {place} {full}: remove some files there, or {other}"
@@ -91,7 +91,7 @@ def _is_gone(directory: str) -> bool:
 
 
 def existing(path: str) -> str:
-    """Return ``path``, or its nearest parent that exists."""
+    """Return ``path`` or its nearest existing parent."""
     while not os.path.exists(path):
         path = os.path.dirname(path) or "/"
     return path

@@ -1,4 +1,4 @@
-"""The holder of a lock file: node, boot and process. flock(2) need not reach the other nodes."""
+"""Record the holder of a lock file: node, boot and process. flock(2) may not reach other nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_BYTES = 4096  # read limit for a lock file
 
 
 class Holder(Frozen):
-    """A process of a node, which a lock file names. ``boot`` is the boot ID of the node, or the beginning of it."""
+    """The process that a lock file names. ``boot`` is the boot ID of its node, or the beginning of the ID."""
 
     node: str
     boot: str
@@ -22,7 +22,7 @@ class Holder(Frozen):
 
     @property
     def is_here(self) -> bool:
-        """Return whether the process is one of this node, of this boot or an earlier one."""
+        """Return whether the process belongs to this node, in this boot or an earlier one."""
         return self.node == os.uname().nodename
 
     @property
@@ -31,7 +31,7 @@ class Holder(Frozen):
         return not linux.boot_id().startswith(self.boot) or not os.path.exists(f"/proc/{self.pid}")
 
     def asleep(self) -> str:
-        """Return why a process of this node does nothing for now; "" if it runs, or is of another node."""
+        """Return why a process of this node is stopped or suspended, or "" if it may run or is elsewhere."""
         return cgroups.asleep(self.pid) if self.is_here and linux.boot_id().startswith(self.boot) else ""
 
     def dumps(self) -> bytes:

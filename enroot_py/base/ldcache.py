@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Not struct or array, for a quick start: array imports collections.
+# Not struct or array: array imports collections, which slows a start.
 from _struct import error as StructError  # type: ignore[attr-defined]
 from _struct import pack, unpack
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
-    """Return the libraries of a cache whose file names begin with one of ``parts``; [] if ``data`` is not a cache."""
+    """Return the libraries in a cache whose names begin with one of ``parts``, or [] if ``data`` is not a cache."""
     data = _new_part(data)
     entries = _entries(data)
     flags = dict(zip(entries[2::6], entries[0::6], strict=True))
@@ -114,7 +114,7 @@ def drivers_of_compat(file: BinaryIO) -> set[int]:
 
 
 def extend(data: bytes, libraries: list[Library]) -> bytes:
-    """Insert ``libraries`` into the cache ``data`` before other libraries of the same names.
+    """Insert ``libraries`` into the cache ``data``, before present libraries of the same names.
 
     Returns ``data`` unchanged if the cache already has all libraries.
     """

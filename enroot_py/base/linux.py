@@ -1,8 +1,7 @@
 """System calls under the names of their man pages.
 
-Each wraps one call, knows nothing of containers, and raises OSError with the
-errno and, where the call takes one, the path. Calls that Python has already
-(memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are used from os.
+Each function wraps one call, knows nothing of containers, and raises OSError with errno and path. Calls that Python
+offers (memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are used from os.
 """
 
 from __future__ import annotations
@@ -185,7 +184,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def flock(fd: int, operation: int) -> bool:
-    """flock(2), without the module fcntl, whose import takes 0.1 ms; returns False if somebody else has the lock"""
+    """flock(2), without importing fcntl, which takes 0.1 ms. Returns False if another process has the lock."""
     try:
         _check(lib.flock(fd, operation))
     except BlockingIOError:
@@ -204,7 +203,7 @@ def close_range(first: int, last: int, flags: int) -> None:
 
 
 def close_others(kept: Iterable[int]) -> None:
-    """Close all descriptors of this process but ``kept``: for a child that uses no object of its parent."""
+    """Close all descriptors except ``kept``, in a child that uses no objects of its parent."""
     numbers = sorted({*kept})
     for before, after in zip((-1, *numbers), (*numbers, 0x7FFFFFFF), strict=True):
         if before + 1 < after:
@@ -222,7 +221,7 @@ def capset(effective: int, permitted: int, inheritable: int) -> None:
 
 
 def capget_permitted() -> int:
-    """The permitted set of capget(2) as a mask of bits 1 << CAP_x"""
+    """Return the permitted set of capget(2) as a mask of bits 1 << CAP_x"""
     out = ffi.new("uint64_t *")
     _check(lib.linux_capget_permitted(out))
     return int(out[0])
@@ -255,16 +254,16 @@ def renew_keyring() -> None:
 
 
 def digest(path: str) -> str:
-    """Return a word that differs if the text of a file differs; "" if it cannot be read: c_shims/digest.h"""
+    """Return a digest of the text of a file, or "" if the file cannot be read: c_shims/digest.h"""
     word = ffi.new("char[]", 40)  # PENROOT_DIGEST_BYTES
     return "" if lib.penroot_digest_format(_text(path), word) < 0 else ffi.string(word).decode()
 
 
 def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_ms: int, *, orphan: bool) -> int:
-    """Execute a program with ``fds``, in ascending order, from 3 on, and do not wait for it: c_shims/background.h
+    """Execute a program in the background, with ``fds`` (in ascending order) from 3 on: c_shims/background.h
 
-    If the first of ``fds`` becomes readable or closed within ``delay_ms``, nothing is executed. Returns the process to
-    wait for: the program, or with ``orphan`` a process that ends at once. Call it once.
+    Nothing is executed if the first of ``fds`` becomes readable or closed within ``delay_ms``. Returns the process to
+    wait for: the program, or with ``orphan`` a process that ends at once. Call this once per process.
     """
     words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
     memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)
@@ -273,9 +272,9 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
 
 
 def fork_below(path: str, name: str, word: str, fd: int) -> int:
-    """Fork a program with ``fd`` as descriptor 3, and below it a copy of this process: c_shims/guard.h
+    """Fork a program with ``fd`` as descriptor 3; the program's child is a copy of this process: c_shims/guard.h
 
-    Returns the PID of the program, or 0 in the copy. Block all signals before.
+    Returns the PID of the program, or 0 in the copy. Block all signals before the call.
     """
     return _check(lib.penroot_fork_below(_text(path), name.encode(), word.encode(), fd), path)
 

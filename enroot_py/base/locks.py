@@ -31,9 +31,9 @@ def attempt(fd: int) -> bool | None:
 
 
 def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
-    """Wait for the lock of an open file. Return False when that takes longer than ``seconds``. Raises OSError.
+    """Wait at most ``seconds`` for the lock of an open file. Return whether it is locked. Raises OSError.
 
-    Uses SIGALRM, so call it in the main thread.
+    Call this in the main thread: it uses SIGALRM.
     """
     if flock(fd, shared=shared):
         return True
@@ -65,7 +65,7 @@ def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Return whether the open file is still at ``path``: it may have been renamed or removed before it was locked."""
+    """Return whether the open file is still at ``path``, in case it was renamed or removed before the lock."""
     try:
         at_path = os.lstat(path)
     except FileNotFoundError:

@@ -50,7 +50,7 @@ def captured() -> bool:
 
 
 def rewrite(text: str) -> None:
-    """Replace the last line that rewrite() showed; "" removes it."""
+    """Replace the last line of rewrite(); "" removes it."""
     global _rewriting
     _rewriting = bool(text)
     sys.stderr.write(f"\r\x1b[K{text}")

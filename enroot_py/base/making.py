@@ -1,9 +1,9 @@
-"""Make and remove files and directories under hidden names, and remove what killed processes left.
+"""Create and remove files and directories under hidden names, and remove leftovers of killed processes.
 
 ``.NAME.NODE.PID-RANDOM.making`` becomes NAME by rename when it is complete. ``.NAME.NODE.PID-RANDOM.trash`` was NAME
-until its deletion began. The process that works on a hidden entry holds its flock(2). The kernel frees the lock of a
-killed process, and the next process that makes a file in the directory removes the entry. Nodes may share a file
-system but not its locks: there each node removes its own entries, and other nodes' entries after a day.
+until its deletion began. A process holds the flock(2) of its hidden entry. The kernel frees the lock of a killed
+process, and the next process that creates a file in the directory removes the entry. If nodes share a file system but
+not its locks, each node removes its own entries, and other nodes' entries after a day.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def hidden(path: str, kind: str) -> str:
 
 
 def shortened(name: str) -> str:
-    """Shorten a name so that a suffix fits."""
+    """Shorten a name to leave room for a suffix."""
     return os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTES])
 
 
@@ -38,7 +38,7 @@ def _node() -> str:
 
 
 class Directory:
-    """A directory that gets its name in publish(). The end of the ``with`` removes an unpublished directory."""
+    """A new directory without its final name until publish(). The end of the ``with`` removes it if unpublished."""
 
     def __init__(self, target: str, mode: int) -> None:
         self._target = target
@@ -92,9 +92,9 @@ class Directory:
 
 
 class File:
-    """A file that gets its name in publish(). The end of the ``with`` removes an unpublished file.
+    """A new file without its final name until publish(). The end of the ``with`` removes it if unpublished.
 
-    Until then the file has no name (O_TMPFILE of open(2)), or a hidden name on file systems without O_TMPFILE: NFS.
+    Before, the file has no name (open(2), O_TMPFILE), or a hidden name on file systems without O_TMPFILE such as NFS.
     """
 
     def __init__(self, path: str) -> None:
@@ -196,7 +196,7 @@ def hold(path: str) -> Fd | None:
     except FileNotFoundError:
         raise
     except OSError:
-        return None  # a symbolic link, or another user's: removed without a lock
+        return None  # a symbolic link, or another user's file: remove it without a lock
     locks.attempt(fd)
     return fd
 
@@ -213,7 +213,7 @@ def _open_whatever_its_modes(path: str, flags: int) -> Fd:
 
 
 def _is_ours(fd: int, path: str) -> bool:
-    """Lock a new entry. Return False if another process's sweep() took it before. Raises OSError."""
+    """Lock a new entry. Return False if another process's sweep() was faster. Raises OSError."""
     return locks.attempt(fd) is not False and locks.is_at(fd, path)
 
 

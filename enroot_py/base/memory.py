@@ -1,4 +1,4 @@
-"""Return how much memory a program that we start may use, within the limits of this process's control groups.
+"""Compute how much memory a child program may use within the limits of this process's control groups.
 
 Sources: the kernel's cgroup-v1/memory ("memory.stat") and cgroup-v2 ("Memory Interface Files"); cgroups(7), proc(5).
 """

@@ -10,7 +10,7 @@ class Mounted:
     """One mount: the directory ``root`` of a file system is mounted at ``target``.
 
     ``options`` are the mount's options. ``data`` are the file system's options in the kernel's format. ``is_first`` is
-    True for the mount of a mount namespace that lies on no other one.
+    True for the lowest mount of a mount namespace.
     """
 
     __slots__ = ("number", "is_first", "device", "root", "target", "options", "fstype", "source", "data")
@@ -42,7 +42,7 @@ def parse(text: bytes) -> Iterator[Mounted]:
 
 
 def unescape(field: str) -> str:
-    """Replace ``\\ooo``, three octal digits, by the byte of that number: also in fstab(5)."""
+    """Replace ``\\ooo``, three octal digits, by that byte. fstab(5) has the same escapes."""
     if "\\" not in field:
         return field
     out, rest = b"", os.fsencode(field)

@@ -1,4 +1,4 @@
-"""Report operations to a feature that records them. Costs nothing without such a feature. On the start path."""
+"""Report operations to features that record events. Without such a feature this costs nothing. On the start path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ event: OperationEvent | None = None  # the current operation
 
 
 class Operation:
-    """Record the operation in a ``with`` as one event, if the settings ask for it or it is ``timed``.
+    """Record the operation in the ``with`` as one event, if the settings ask for events or it is ``timed``.
 
     An event within another event is recorded too, and passes some facts to the outer event.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-    Kept = tuple[str, str, CodeType | None]  # a module, its file beneath LIBRARY, and its code unless it is in C
+    Kept = tuple[str, str, CodeType | None]  # a module, its file beneath LIBRARY, and its code (None if it is in C)
 
 LIBRARY = __file__.rpartition("/enroot_py/")[0]  # the directory on sys.path
 MODULES = f"{LIBRARY}/modules.zip"
@@ -49,14 +49,14 @@ class Pack:
     """Import the modules in PACK: a finder and a loader, see importlib.abc."""
 
     def __init__(self) -> None:
-        """Raises OSError if there is no PACK of this archive."""
+        """Open PACK. Raises OSError if there is no PACK of this archive."""
         self._head = _read(HEAD_BYTES, 0)
         if not self._head.startswith(stamp()):
             raise FileNotFoundError(PACK)
         self._found: dict[str, Kept] = {}  # modules in C that load() found
 
     def load(self, line: str) -> None:
-        """Import the modules of a line, each after the modules that it imports."""
+        """Import the modules of a line. Their order satisfies all imports among them."""
         for module in self.kept(line):
             if module[2] is None:
                 self._found[module[0]] = module
@@ -80,7 +80,7 @@ class Pack:
         setattr(sys.modules[above], last, module)
 
     def kept(self, name: str) -> "list[Any]":
-        """Return the list that a line locates; [] if there is no such line, or PACK is damaged."""
+        """Return the list of a line, or [] if there is no such line or PACK is damaged."""
         begin = self._head.find(b"\n%s " % name.encode()) + 1
         if not begin:
             return []
@@ -158,7 +158,7 @@ def load(line: str) -> None:
 
 
 def help_text() -> str:
-    """Return what ``penroot --help`` prints in 80 columns or more; "" without a PACK."""
+    """Return the text of ``penroot --help`` for 80 columns or more, or "" without a PACK."""
     return "".join(current.kept(HELP)) if current else ""
 
 

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.base.pack import Kept
 
-_PIECE_BYTES = 100_000  # from 128 KiB on malloc(3) maps new memory, which the kernel has to clear
+_PIECE_BYTES = 100_000  # less than 128 KiB, from which malloc(3) maps new memory that the kernel must clear
 _IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
 
 
@@ -33,7 +33,7 @@ def write() -> None:
 
 
 def rewrite() -> None:
-    """Do the work of write(), in a process that has imported no module of ours but this one."""
+    """Do the work of write(), in a process that has imported only this module of ours."""
     modules = dict(_modules())
     recorder = _Recorder(modules)
     sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not pack.current)]
@@ -74,7 +74,7 @@ def rewrite() -> None:
 
 
 class _Recorder(pack.Pack):
-    """Import compiled modules, and record the order in which their imports end."""
+    """Import compiled modules, and record the order in which they are complete."""
 
     def __init__(self, modules: dict[str, Kept]) -> None:
         self._modules = modules
@@ -88,7 +88,7 @@ class _Recorder(pack.Pack):
         self._imported.append(self._modules[module.__name__])
 
     def record(self, *names: str) -> list[Kept]:
-        """Import modules, and return all Python modules that they import."""
+        """Import ``names``, and return all Python modules of ours that were imported."""
         self._imported = []
         for name in self._modules.keys() - _IN_C:
             sys.modules.pop(name, None)

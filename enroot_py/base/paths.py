@@ -1,11 +1,10 @@
-"""Paths beneath a root: no symlink and no ``..`` of an image leads outside.
+"""Resolve paths beneath a root, so that no symlink and no ``..`` of an image leads outside.
 
-Every function takes ``root``, an open directory, and resolves with openat2(2)
-RESOLVE_IN_ROOT, as chroot(2) would.
+Every function takes ``root``, an open directory, and resolves paths as chroot(2) would: openat2(2), RESOLVE_IN_ROOT.
 
-Host trees are mounted beneath the root too, and an image may link into them: /etc to /dev/shm, a file
-to /proc/self/environ. These functions therefore read and create files only on the root's mount or on a
-tmpfs of the container. They accept a path in a host tree only if it has no symlink: then the mount was requested there.
+Host trees are mounted beneath the root too, and an image may link into them: /etc to /dev/shm, a file to
+/proc/self/environ. Therefore these functions read and create files only on the root's mount or on a tmpfs of the
+container. They accept a path in a host tree only if it has no symlink, because then the user requested this path.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 
 _MAXSYMLINKS = 40  # path_resolution(7)
-_MAX_FILE_BYTES = 16 << 20  # of an image file that is read into memory, such as /etc/passwd
+_MAX_FILE_BYTES = 16 << 20  # of an image's file to read into memory, such as /etc/passwd
 _MAX_SKELETON_FILES = 2000
 _OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -48,7 +47,7 @@ def open_mounted(root: int, path: str, known: tuple[int, int] | None) -> Fd:
             raise
     with open_in(root, path) as mounted:
         if inode(mounted) != known:
-            raise OSError(errno.EXDEV, "a link of the image leads to what is mounted under another name")
+            raise OSError(errno.EXDEV, "a link of the image leads to a mount with another name")
         return mounted.keep()
 
 
@@ -110,7 +109,7 @@ def check_own(root: int, path: str, *, named: bool = False, entered: bool = Fals
     """Return whether the existing ``path`` belongs to the container.
 
     For a path in a host mount, return False if ``named`` and the path has no symlink, else raise Foreign.
-    Pass ``entered`` in a process that has entered the container: /proc is not to be trusted there. Raises OSError.
+    Pass ``entered`` in a process that has entered the container, because /proc is not trusted there. Raises OSError.
     """
     try:
         with open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV):
@@ -170,9 +169,10 @@ def text(root: int, path: str) -> str:
 
 
 def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
-    """Open the directory ``path`` beneath ``root`` with O_PATH. Make missing directories of ``path``.
+    """Open the directory ``path`` beneath ``root`` with O_PATH. Create missing directories of ``path``.
 
-    Makes the target of a dangling symlink. Makes nothing where check_own() raises Foreign. Raises OSError.
+    Creates the target of a dangling symlink. Creates nothing in a directory for which check_own() raises Foreign.
+    Raises OSError.
     """
     return _Maker(root, named=named, entered=entered).make(path, mode, directory=True)
 
@@ -183,7 +183,7 @@ def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False, e
 
 
 class _Maker:
-    """Make the missing components of a path beneath a root, by the rules of check_own()."""
+    """Create the missing components of a path beneath a root, by the rules of check_own()."""
 
     def __init__(self, root: int, *, named: bool, entered: bool) -> None:
         self._root = root
@@ -212,7 +212,7 @@ class _Maker:
                 try:
                     target = os.readlink(name, dir_fd=parent)
                 except OSError:
-                    return open_in(self._root, path)  # another process made it in the meantime
+                    return open_in(self._root, path)  # another process has created it meanwhile
                 follower = _Maker(self._root, named=False, entered=self._entered)
                 target = target if target.startswith("/") else f"{above}/{target}"
                 return follower.make(target, mode, directory=directory, depth=depth + 1)
@@ -263,9 +263,9 @@ def foreign_group(error: BaseException) -> str:
 
 
 def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
-    """Write a file beneath ``root`` by rename, so that a reader sees the old or the new one. Raises OSError.
+    """Write a file beneath ``root`` by rename, so that a reader sees the old or the new content.
 
-    Refuses a host tree.
+    Raises OSError, also for a path in a host tree.
     """
     above, _, name = path.strip("/").rpartition("/")
     temporary = f".penroot.{os.getpid()}"  # the same for all files: each new name costs a request to the FUSE server

@@ -13,7 +13,7 @@ class Stat:
     __slots__ = ("comm", "_fields")
 
     def __init__(self, pid: int) -> None:
-        """Raises OSError if the process has gone."""
+        """Read /proc/PID/stat. Raises OSError if the process has ended."""
         with Fd(os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             before, _, after = os.fsdecode(fd.content()).rpartition(")")
         self.comm = before.partition("(")[2]
@@ -21,7 +21,7 @@ class Stat:
 
     @property
     def state(self) -> str:
-        """One letter, as R, S or Z. T is stopped by a signal, t by a debugger."""
+        """Return one letter, such as R, S or Z. T means stopped by a signal, t by a debugger."""
         return self._fields[0]
 
     @property
@@ -34,21 +34,21 @@ class Stat:
 
     @property
     def session(self) -> int:
-        """The session; its own PID for a process that has called setsid(2)."""
+        """Return the session: the PID of the process that called setsid(2)."""
         return int(self._fields[3])
 
     @property
     def started(self) -> int:
-        """Clock ticks from the boot to the start of the process. With the PID they identify a process."""
+        """Return the start time in clock ticks after boot. PID and start time identify a process."""
         return int(self._fields[19])
 
     def processor_s(self, *, with_children: bool = False) -> float:
-        """Return the seconds of processor time, those of ended children included if ``with_children``."""
+        """Return the CPU seconds of the process, and ``with_children`` also those of its ended children."""
         return sum(map(int, self._fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def look(pid: int) -> Stat | None:
-    """Return the state of a process, or None if it has gone."""
+    """Return the state of a process, or None if it has ended."""
     try:
         return Stat(pid)
     except OSError:
@@ -56,7 +56,7 @@ def look(pid: int) -> Stat | None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children that the first thread of a process has made; none if the process has gone."""
+    """Return the children of the first thread of a process, or none if the process has ended."""
     try:
         with Fd(os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             return [int(child) for child in fd.content().split()]

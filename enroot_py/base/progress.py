@@ -1,4 +1,4 @@
-"""Show the progress of an import: on a terminal one line that is rewritten, elsewhere a line every few seconds."""
+"""Show the progress of an import: on a terminal in one changing line, elsewhere in a new line every few seconds."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def bar(label: str, done: int, total: int, seconds: float, width: int, *facts: s
 
 
 class Progress:
-    """Count the bytes that several processes have read of ``total``, each of its own part.
+    """Count the bytes that several processes have read of ``total``, each process in its own part.
 
-    Create it before the processes are forked: they count in shared memory. tick() calls ``go_on`` if they have
-    read data since the last tick().
+    Create this before forking the processes, because they count in shared memory. tick() calls ``go_on`` if a process
+    has read data since the last tick().
     """
 
     def __init__(self, label: str, parts: int, total: int, go_on: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class Progress:
         self._go_on = go_on
         self._seen = 0  # bytes
         if log.on_terminal():
-            self.tick(0)  # before the fork, so that the processes know that their log lines must clear a line
+            self.tick(0)  # before the fork: the log lines of the processes must clear this line
 
     def part(self, number: int) -> Callable[[int], None]:
         """Return a function that sets the number of bytes read of a part, for use in any process."""

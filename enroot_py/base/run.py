@@ -36,15 +36,15 @@ class Program:
     stdout: int | None = None  # a descriptor
     before: Callable[[], None] | None = None  # called in the child before execve(2)
     timeout: float | None = None  # seconds until it is killed
-    tolerate: Callable[[int, list[str]], bool] | None = None  # whether this exit status with these lines is a success
+    tolerate: Callable[[int, list[str]], bool] | None = None  # whether a status with these lines of stderr is a success
     warnings: bool = False  # show its stderr even if it succeeds
     expected: str = "\n"  # do not show stderr lines with this prefix
 
     def run(self) -> str:
-        """Run the program to its end and return its stdout, or "" if stdout is redirected. It dies with this process.
+        """Run the program, and return its stdout, or "" if stdout is redirected. The program dies with this process.
 
-        Raises ``error`` with a line of its stderr, or of its stdout if stderr is empty: the first line that begins
-        with the program's name, as a usage text may follow, or else the last two lines.
+        Raises ``error`` with lines of stderr, or of stdout if stderr is empty: the first line that begins with the
+        program's name, because a usage text may follow, or else the last two lines.
         """
         log.debug("run " + " ".join(self.command))
         done = self._done()

@@ -9,9 +9,9 @@ CATCHABLE = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
 STOPPING = (_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU)
 # The terminal sends these to the whole foreground process group.
 OF_TERMINALS = (*STOPPING, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGWINCH)
-# A process that holds a container or serves its files ignores these, and ends only with the step or the container:
-# scancel may send a signal that is meant for the step's programs to all its processes (SignalChildrenProcesses of
-# cgroup.conf). A fault in the process still ends it, and SIGCHLD still arrives.
+# A process that holds a container or serves its files ignores these signals, and ends only with the step or the
+# container: scancel may signal all processes of a step, not only its programs (cgroup.conf, SignalChildrenProcesses).
+# A fault in the process still ends it, and SIGCHLD still arrives.
 UNHEARD = tuple(CATCHABLE - {_signal.SIGCHLD})
 
 

@@ -11,14 +11,14 @@ import os
 SIZE_BYTES = 96
 _MAGIC = b"hsqs"
 _LAST_COMPRESSION = 6  # zstd
-# A metadata block: its size with the bit for "not compressed", and one ID. No program compresses four bytes.
+# A metadata block with one ID: size, with the bit for "not compressed", and ID. No program compresses four bytes.
 _ONLY_ROOT = b"\x04\x80" + bytes(4)
 
 
 def fault(fd: int, offset: int = 0) -> tuple[str, str]:
-    """Return what is wrong with a newly opened squashfs file, and the fix; both empty if nothing is.
+    """Return the fault of a newly opened squashfs file, and the fix; both are empty for a good file.
 
-    The squashfs begins at ``offset``: a bundle has other data before it. Raises OSError.
+    The squashfs begins at ``offset``, because a bundle has other data first. Raises OSError.
     """
     try:
         block, size = (
@@ -40,7 +40,7 @@ def fault(fd: int, offset: int = 0) -> tuple[str, str]:
 
 
 def compression_fault(fd: int, offset: int = 0) -> tuple[str, str]:
-    """Return what is wrong with the compression of a squashfs file, and the fix; both empty if known.
+    """Return an error for the unknown compression of a squashfs file, and the fix; both are empty if it is known.
 
     Raises OSError.
     """

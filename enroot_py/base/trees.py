@@ -28,7 +28,7 @@ def make(path: str, mode: int) -> None:
     except PermissionError:
         return  # a file system with one group for all files, for example by its option gid=
     except FileNotFoundError:
-        return  # another process's sweep removed it before it was locked: the caller's open(2) fails
+        return  # another process's sweep removed the new directory: the caller's open(2) fails
 
 
 def drop_acl(path: str, mode: int) -> None:

@@ -1,9 +1,8 @@
-"""Check paths that another user could have made, changed or swapped, before they are used.
+"""Check paths that another user could have created, changed or swapped, before using them.
 
-A file in a directory that others can write to, such as /tmp, or under a name that others can guess, is
-trusted only if the caller or root owns it and nobody else can write to it. A path is checked from the root
-directory down: if nobody else can replace a directory on the path, the path stays safe to use.
-On the start path: no import but os, errno and stat.
+In a directory such as /tmp, or under a name that can be guessed, a file is trusted only if the caller or root owns it
+and nobody else can write to it. A path is checked from the root directory down: if nobody else can replace a directory
+on the path, the path stays safe to use. On the start path: only os, errno and stat are imported.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _OTHERS, _GROUPS = 0o007, 0o070
 
 
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
-    """Check that the caller or root owns a directory and that nobody else can write to it. Return its state.
+    """Check that the caller or root owns a directory, and that nobody else can write to it. Return its state.
 
     The directories above are checked too: not everybody can replace the directory. A group, or another owner of a
     directory above, could still replace it: ``strict`` refuses that too.

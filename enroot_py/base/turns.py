@@ -1,7 +1,7 @@
-"""Let one process make a file while others that need the same file wait, on one node or on nodes that share it.
+"""Let one process make a file while other processes that need it wait, on one node or on nodes that share the file.
 
 The maker of NAME creates ``.NAME.turn`` with its node, boot and process, locks it with flock(2), and updates its time
-every few seconds. If flock(2) does not reach other nodes, the time shows them that the maker is alive.
+every few seconds. If flock(2) does not reach other nodes, the time shows that the maker is alive.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Turn:
                 return self
 
     def _take(self) -> None:
-        """Raises FileExistsError if another process has the turn, OSError."""
+        """Create and lock the turn file. Raises FileExistsError if another process has the turn, OSError."""
         with Fd(os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)) as fd:
             try:
                 locks.attempt(fd)
@@ -124,7 +124,7 @@ def _remove(fd: int, path: str) -> None:
     try:
         os.rename(path, trash)
         try:
-            if not locks.is_at(fd, trash):  # a process of another node has taken the turn in this moment
+            if not locks.is_at(fd, trash):  # a process of another node has just taken the turn
                 os.link(trash, path)
         finally:
             os.unlink(trash)
@@ -155,11 +155,11 @@ def _holder(fd: int) -> Holder | None:
 
 
 def _is_dead(fd: int, *, expired: bool) -> bool:
-    """Return whether the maker has ended. ``expired`` decides for makers on other nodes."""
+    """Return whether the maker has ended. For a maker on another node, return ``expired``."""
     holder = _holder(fd)
     if holder is None or not holder.is_here:
         return expired
-    free = locks.attempt(fd)  # held until fd is closed: a second process could remove a successor's turn
-    if free is None:  # no locks here
+    free = locks.attempt(fd)  # hold the lock, or a second process could remove a successor's turn
+    if free is None:  # no locks on this file system
         return holder.is_gone
     return free

@@ -6,8 +6,8 @@
 A process follows the link once at its start, and loads everything from that directory. An installation completes the
 new version, then replaces the link by rename(2): if it is killed before, nothing has changed. A later installation
 removes an old version when no container has it mounted and no process has a file of it open or mapped: only then the
-kernel grants a write lease (F_SETLEASE in fcntl(2)). So processes need no lock, and a slurmd that has only the plugin
-mapped is detected too. Shared file systems such as NFS have no such leases: there age decides.
+kernel grants a write lease (fcntl(2), F_SETLEASE). So processes need no lock, and a slurmd that has only the plugin
+mapped is detected too. On shared file systems such as NFS, which have no leases, the age of a version decides.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
 VERSIONS = "penroot-versions"
-_STAMP = "in-use"  # modified when the link begins and ceases to lead to this version
-_MAX_START_S = 60  # a process opens a file of its version within this time after it followed the link
-_MAX_SHARED_USE_S = 30 * 86400  # the longest step: on shared file systems other nodes may use the version
-_MAX_INSTALL_S = 86400  # the longest installation
+_STAMP = "in-use"  # touched when the link begins and ceases to point to this version
+_MAX_START_S = 60  # from following the link to opening a file of the version
+_MAX_SHARED_USE_S = 30 * 86400  # the longest step, which may run on another node
+_MAX_INSTALL_S = 86400
 
 
 def link(library: str = LIBRARY) -> str:
-    """Return the link that leads to the version directory ``library``; any other directory is returned unchanged."""
+    """Return the link that points to the version directory ``library``. Return any other directory unchanged."""
     versions = os.path.dirname(library)
     return f"{os.path.dirname(versions)}/penroot" if os.path.basename(versions) == VERSIONS else library
 
@@ -41,7 +41,7 @@ def use() -> None:
 
     path = link()
     before = os.path.realpath(path)
-    if os.path.isdir(path) and not os.path.islink(path):  # an installation from before there were versions
+    if os.path.isdir(path) and not os.path.islink(path):  # an installation older than versions
         before = f"{os.path.dirname(LIBRARY)}/before-{os.getpid()}"
         os.rename(path, before)
     _touch(LIBRARY)

@@ -1,4 +1,4 @@
-"""Waits for a lock of another process: print who holds the lock, and give up when the holder makes no progress.
+"""Wait for a lock of another process: name the holder, and give up if the holder makes no progress.
 
 Source: proc_locks(5).
 """
@@ -23,13 +23,13 @@ HINT = "resume that process (kill -CONT PID, scontrol resume JOB), or end it: ki
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CHECK_INTERVAL_S = 0.5
 _MAX_CHECK_GAP_S = 2.0  # after a longer gap this process was stopped, and so may have been the holder
-_MIN_ASLEEP_CHECKS = 2  # in a row: after a suspended job is resumed, its processes go on one after the other
+_MIN_ASLEEP_CHECKS = 2  # in a row: the processes of a resumed job continue one after the other
 _MIN_PROGRESS_CPU_S = 0.1  # of processor time: a process that only polls uses less in a minute
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
 
 
 def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = STALLED_AFTER_S) -> str:
-    """Wait for the lock of an open file or directory. Return "" with the lock, or why the wait was given up.
+    """Wait for the lock of an open file or directory. Return "" when it is locked, or why the wait failed.
 
     ``doing`` is the holder's work: "making layers/0123". The wait ends soon after the holder is stopped, or after
     ``stalled_after`` seconds without progress of the holder. Raises OSError.
@@ -47,7 +47,7 @@ def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = ST
 def changing(path: str) -> Iterator[None]:
     """Let one process at a time change the file ``path``. Raises PenrootError, OSError.
 
-    The lock is a private file beside it: other users may open and so lock the directory, or the file itself.
+    The lock is a private file beside ``path``, because other users may lock any file or directory that they can open.
     """
     directory, name = os.path.split(path)
     lock_path = f"{directory}/.{name}.lock"
@@ -66,7 +66,7 @@ def changing(path: str) -> Iterator[None]:
 
 
 def queue(fd: int, path: str) -> None:
-    """Wait for the lock ``fd`` of the file ``path``; not on a file system without locks.
+    """Wait for the lock ``fd`` of the file ``path``, or return at once on a file system without locks.
 
     Raises PenrootError if the holder is stopped or makes no progress, OSError.
     """
@@ -81,20 +81,20 @@ def queue(fd: int, path: str) -> None:
 
 
 class Watch:
-    """Looks at the holders of a lock, again and again."""
+    """Watch the holders of a lock while waiting for it."""
 
     def __init__(self, fd: int, doing: str, stalled_after: float = STALLED_AFTER_S) -> None:
         self._fd = fd
         self._doing = doing
         self._stalled_after = stalled_after
         self._looked = self._idle_s = 0.0
-        self._asleep = 0  # looks in a row
-        self._sign: tuple[int, float] = (0, 0.0)  # of life: the time of the locked file, and processor time
+        self._asleep = 0  # consecutive checks that found a sleeping holder
+        self._sign: tuple[int, float] = (0, 0.0)  # of life: the time of the locked file, and CPU seconds
 
     def look(self) -> str:
-        """Return the reason to stop waiting, or "". Looks every half second, however often it is called.
+        """Return the reason to stop waiting, or "". Checks every half second, however often it is called.
 
-        The first look prints who holds the lock.
+        The first check prints the holder of the lock.
         """
         now = time.monotonic()
         if now - self._looked < _CHECK_INTERVAL_S:
@@ -124,7 +124,7 @@ class Watch:
 
 
 def holders(fd: int) -> list[int]:
-    """Return the processes that have locked an open file, as far as /proc shows them."""
+    """Return the visible processes that have locked an open file."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
@@ -132,7 +132,7 @@ def holders(fd: int) -> list[int]:
             lines = [line.split() for line in f]
     except OSError:
         return []
-    # Btrfs and overlayfs show another device here than stat(2) does.
+    # For btrfs and overlayfs, the device here differs from stat(2)'s.
     same = [words for words in lines if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(status.st_ino)]
     exact = [words for words in same if words[5].rpartition(":")[0] == device]
     return [pid for words in exact or same if (pid := int(words[4])) not in (0, -1, os.getpid())]
@@ -148,7 +148,7 @@ def described(pid: int) -> str:
 
 
 def _job(pid: int) -> str:
-    """Return the Slurm job of a process: its number, or its SLUID if only that is known; "" for no job."""
+    """Return the Slurm job of a process as a number, else as a SLUID, else ""."""
     try:
         with open(f"/proc/{pid}/cgroup", errors="replace") as f:
             groups = f.read()
@@ -156,7 +156,7 @@ def _job(pid: int) -> str:
             with open(f"/proc/{pid}/environ", "rb") as g:
                 environ = g.read()
         except PermissionError:
-            environ = b""  # of another user's process
+            environ = b""  # the process belongs to another user
     except OSError:
         return ""
     return job_of(groups, environ)
@@ -188,6 +188,6 @@ def families(pids: Iterable[int]) -> Iterator[int]:
 
 
 def _processor_s(pid: int) -> float:
-    """Return the seconds that a process and its ended children have used. 0 for a process that is gone."""
+    """Return the CPU seconds of a process and its ended children, or 0 if the process has ended."""
     stat = proc.look(pid)
     return stat.processor_s(with_children=True) if stat else 0

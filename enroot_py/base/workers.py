@@ -39,12 +39,12 @@ def processors(most: int = 0) -> int:
 def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int], None] | None = None) -> None:
     """Call each task in its own process, in order, ``parallel`` at a time.
 
-    Calls ``tick`` several times a second with the number of tasks that have ended. When a task fails, kills the others
-    and raises its PenrootError or OSError. An interrupt kills all: SIGINT raises KeyboardInterrupt, SIGTERM SystemExit.
-    The caller removes the files of killed tasks. Reports a stopped process, and fails when it stays so for a minute.
+    Calls ``tick`` several times a second with the number of ended tasks. If a task fails, kills all tasks and raises
+    its PenrootError or OSError. An interrupt kills all tasks: SIGINT raises KeyboardInterrupt, SIGTERM SystemExit. The
+    caller removes the files of killed tasks. Warns of a stopped process, and fails if it stays stopped for a minute.
     """
     waiting = list(tasks)
-    running: dict[int, int] = {}  # pid -> pipe for its error
+    running: dict[int, int] = {}  # by PID: the pipe for the error
     failure: BaseException | None = None
     stops = _Stops()
     with _Interrupts() as interrupts:
@@ -52,7 +52,7 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
             while failure is None and (waiting or running):
                 while waiting and len(running) < max(1, parallel):
                     _start(waiting.pop(0), running)
-                # When a process ends, its pipe is closed or has its error.
+                # The pipe of an ended process is closed, or has its error.
                 watched = select.poll()
                 for pipe in (interrupts.pipe, *running.values()):
                     watched.register(pipe, select.POLLIN)
@@ -75,10 +75,10 @@ class _Stops:
 
     def __init__(self) -> None:
         self._looked = time.monotonic()
-        self._looks = 0  # in a row at a stopped process
+        self._looks = 0  # consecutive checks that found a stopped process
 
     def look(self, pids: Iterable[int]) -> None:
-        """Report a stopped process. Raises PenrootError when one stays stopped."""
+        """Warn of a stopped process. Raises PenrootError if a process stays stopped."""
         now = time.monotonic()
         if now - self._looked < _CHECK_INTERVAL_S:
             return
@@ -86,7 +86,7 @@ class _Stops:
         from enroot_py.base import waits
 
         stopped = next((pid for pid in waits.families(pids) if (stat := proc.look(pid)) and stat.is_stopped), 0)
-        # Count looks, not seconds: when a job is resumed, this process may run before its children do.
+        # Count checks, not seconds: in a resumed job, this process may continue before its children.
         self._looks = self._looks + 1 if stopped else 0
         if self._looks == 2:
             log.warn(f"waiting for {waits.described(stopped)}: resume it with kill -CONT {stopped}")
@@ -96,11 +96,11 @@ class _Stops:
 
 
 class _Interrupts:
-    """Within its ``with``, record SIGINT and SIGTERM, and raise only in check().
+    """Within the ``with``, record SIGINT and SIGTERM, and raise only in check().
 
-    A handler may raise between any two instructions. Python drops an exception raised in a destructor, so the
-    interrupt would be lost. ``pipe`` becomes readable at the first signal. Leaves alone a signal that the caller
-    ignores or handles.
+    A handler may raise between any two instructions. If it raised in a destructor, Python would drop the exception and
+    lose the interrupt. ``pipe`` becomes readable at the first signal. Signals that the caller ignores or handles stay
+    as they are.
     """
 
     def __enter__(self) -> _Interrupts:
@@ -137,7 +137,7 @@ def _start(task: Callable[[], None], running: dict[int, int]) -> None:
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Block signals between fork and the entry in running: the child would be forgotten.
+    # Block signals until the child is in ``running``: an interrupt in between would forget it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     parent = os.getpid()
     try:
@@ -180,7 +180,7 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
 
 
 def _kill_group(number: int, frame: FrameType | None) -> None:
-    os.killpg(0, signal.SIGKILL)  # this process and the program that it runs
+    os.killpg(0, signal.SIGKILL)  # this process and its program
 
 
 def _outcome(pipe: int, status: int) -> BaseException | None:
