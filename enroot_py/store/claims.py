@@ -1,8 +1,8 @@
-"""Locks that keep a container from being changed twice at once: two mounts of one upper directory corrupt each other.
+"""Lock a container against two changes at the same time, because two mounts of one upper directory corrupt it.
 
 Nodes may share the data path, for example in home directories on a file server. A running step holds flock(2) on the
 file ``.NAME.node`` beside the container NAME. The file names the step's node. If another node holds the lock, this
-node uses NAME@NODE instead. Between processes of one node, the mounts show which process changes a container.
+node uses NAME@NODE instead. Within a node, the mounts show which process changes a container.
 Source: the kernel's filesystems/overlayfs, "Sharing and copying layers".
 """
 
@@ -30,8 +30,8 @@ _EXCLUSIVE_LOCK_TIMEOUT_S = 2.0
 class Claim:
     """The lock on the container that this node uses as ``name``: NAME, or NAME@NODE if another node holds NAME.
 
-    A container that is not ``kept`` is removed with its step. If another node left such a container behind, this
-    node does not use it either. On a file system without locks, the name stays unchanged.
+    A container that is not ``kept`` is removed with its step. If another node left such a container behind, this node
+    does not use that container either. On a file system without locks, the name stays unchanged.
     """
 
     __slots__ = ("name", "_fd")
@@ -88,7 +88,7 @@ def holder(name: str, data_path: str) -> str:
 
 
 def forget(name: str, data_path: str, *, made: bool) -> None:
-    """Remove the lock file of a container that is gone or, unless another node holds it, that was never ``made``."""
+    """Remove the lock file of a removed container or, unless another node holds it, of one that was never ``made``."""
     if made or holder(name, data_path) in ("", os.uname().nodename):
         try:
             os.unlink(_file(name, data_path))

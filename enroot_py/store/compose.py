@@ -52,7 +52,7 @@ def stack(store: Store, diff_ids: Sequence[str], name: object) -> Stack:
 
 
 def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> str:
-    """Store one layer that merges several (top first). Return its digest."""
+    """Merge several layers (top first) into one stored layer. Return its digest."""
     chain_id = merge.chain_id(diff_ids[::-1])
     with store.build(layout.LAYERS, chain_id) as build:
         if not build.done:
@@ -88,9 +88,9 @@ def compose(directory: str, manifest: Manifest, config: ImageConfig, stack: Stac
 
 
 class _Head:
-    """Writes the topmost tree. Added files get the image's creation time, so that the result is reproducible.
+    """Write the topmost tree. Added files get the image's creation time, so that the result is reproducible.
 
-    A directory of the head hides mode and time of the same directory in the layers, so it copies them. This also
+    A directory of the head hides mode and time of the same directory in the layers, so the head copies them. This also
     repairs directories that a layer only implies (/tmp, if a layer contains just tmp/x): mode and time come from a
     lower layer. All methods raise OSError.
     """
@@ -128,7 +128,7 @@ class _Head:
                     self._add_directory(name)
 
     def hide_whiteouts(self) -> None:
-        """Make overlayfs merge directories that hold whiteouts: it shows the whiteouts of an unmerged directory."""
+        """Make overlayfs merge directories with whiteouts: it would show the whiteouts of an unmerged directory."""
         for lower in self._stack.lowerdirs:
             for name in filter(None, index.whiteouts(os.path.dirname(lower))):
                 shown = look(self._stack.lowerdirs, name)

@@ -1,8 +1,8 @@
 """Records of containers: the file ``.penroot`` in the directory of a container over an image.
 
-A record has a line ``image DIRECTORY`` or ``squashfs FILE``. An image or a program could put such a file into the root
-of a container that is a plain directory. Therefore a record repeats a random word that is stored beside the containers,
-in ``.records``, where images and programs cannot read it. On the start path.
+A record has a line ``image DIRECTORY`` or ``squashfs FILE``. An image or a program could write such a file into the
+root of a plain-directory container. Therefore each record repeats a random word from the file ``.records`` beside the
+containers, which images and programs cannot read. On the start path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Containers on disk: what is under ENROOT_DATA_PATH.
+"""Containers on disk, under ENROOT_DATA_PATH.
 
 A plain directory is a root file system, as in enroot. A directory with a record (container_record.py) is a container
 over a stored image: ``upper`` holds its changes, and the layers stay in the store. Lookup is on the start path; all
@@ -99,7 +99,7 @@ def of_image(name: str, image: Image) -> Source:
 
 
 def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
-    """Open the container ``name``. ``or_else`` ends the hint if there is no such container.
+    """Open the container ``name``. If there is none, ``or_else`` is added to the hint.
 
     Raises ContainerError if the container or its image is missing.
     """
@@ -253,10 +253,10 @@ def _make(
     *,
     force: bool = False,
 ) -> Source:
-    """Make a container whose record names its image by the line ``origin``.
+    """Create a container. ``origin`` is the line of its record that names the image.
 
-    ``announce`` gets the path of the record before the container exists. A container over a stored image gets copies
-    of the image's scripts.
+    ``announce`` is called with the path of the record before the container exists. A container over a stored image gets
+    copies of the image's scripts.
     """
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:
@@ -300,7 +300,7 @@ def refuse_taken(name: str, settings: Settings, *, force: bool) -> None:
 
 
 class _New:
-    """A container in the making, in a ``with``. It gets its name on success and is deleted on failure."""
+    """A new container, in a ``with``: it gets its name on success, and is deleted on failure."""
 
     def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
         self._name, self._settings, self._force = name, settings, force
@@ -390,7 +390,7 @@ def refuse_running(name: str, settings: Settings) -> None:
 
 
 def remove(name: str, settings: Settings) -> None:
-    """Delete a container: first hide it from the list, then delete its files. Raises ContainerError."""
+    """Delete a container: hide it from the list, then delete its files. Raises ContainerError."""
     refuse_running(name, settings)
     sweep(settings)
     if not remove_if_there(name, settings):
@@ -398,7 +398,7 @@ def remove(name: str, settings: Settings) -> None:
 
 
 def sweep(settings: Settings) -> None:
-    """Delete the remains of killed processes that were making or deleting a container."""
+    """Delete leftovers of processes that were killed while creating or deleting a container."""
     from enroot_py.base import making
 
     making.sweep(settings.data_path)
@@ -419,7 +419,7 @@ def remove_if_there(name: str, settings: Settings) -> bool:
 
 
 class Trash:
-    """A container without a name, to be deleted. A lock protects it from the sweeps of other processes."""
+    """A container without a name, to delete. A lock protects it from sweeps by other processes."""
 
     def __init__(self, path: str, replace: Callable[[], str] | None) -> None:
         """Take the name from the container at ``path``. Raises OSError.
@@ -468,7 +468,7 @@ def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = Non
 
 
 def _mounted_beneath(directory: str) -> str:
-    """Return a mount point beneath a directory, or "": the mounted files must not be deleted."""
+    """Return a mount point beneath a directory, or "". Files of a mount must not be deleted."""
     from enroot_py.base import mountinfo
 
     path = os.path.realpath(directory)

@@ -1,7 +1,7 @@
-"""Detect layers and images that a crash of the node truncated. Only what was published intact is used.
+"""Detect layers and images that a crash of the node truncated, and use only intact ones.
 
-An import does not wait for the disk, which would double its time. It writes a mark, ``boot``, which names the node's
-boot and has checksums of the files beside it. If the mark names another boot, the node may have crashed: compare the
+An import does not wait for the disk, which would double its time. It writes a mark, the file ``boot``, with the node's
+boot ID and checksums of the files beside it. If the mark has another boot ID, the node may have crashed: compare the
 layer or image with all its checksums before use, then rename the mark to ``checked``. Users of root's store
 (``store_form: squashfs``, world-readable) cannot rename marks, so imports by root call syncfs(2) and rename the mark
 at once. On the start path.
@@ -49,7 +49,7 @@ def is_usable(image: str) -> bool:
 
 
 def keep_or_drop(directory: str, aside: str) -> None:
-    """Keep a layer or an image of another boot if it is intact, else move it to ``aside``. Raises OSError."""
+    """Keep a layer or an image from another boot if intact, else move it to ``aside``. Raises OSError."""
     if _survived(directory):
         _unmark(directory)
         return
@@ -68,7 +68,7 @@ def _unmark(*directories: str) -> None:
     for directory in directories:
         try:
             os.rename(f"{directory}/{layout.BOOT}", f"{directory}/{layout.CHECKED}")
-        except OSError as e:  # another process was quicker, or the store is read-only: then every start checks again
+        except OSError as e:  # another process was faster, or the store is read-only: then every start checks again
             if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
 

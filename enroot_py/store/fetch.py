@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Fetch:
-    """Fetches the image of a manifest from its source into a store."""
+    """Fetch the image of a manifest from its source into a store."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Fetch:
         self._settings = settings
 
     def image(self) -> Image:
-        """Fetch the image, and return it held. Raises ImageError, RegistryError."""
+        """Fetch the image, and return it protected by hold(). Raises ImageError, RegistryError."""
         gc.enable()  # a start disables it
         store = self._store
         store.sweep()
         with store.lock():  # keep new layers from being pruned before their image exists
             with store.build(layout.IMAGES, self._manifest.digest) as build:
                 image = store.image(self._manifest.digest)
-                if image is not None and image.hold():  # another import made it while we waited
+                if image is not None and image.hold():  # another import made the image meanwhile
                     return image
                 as_file = onefile.of_store(self._settings) == "squashfs" and not build.done
                 if as_file:
@@ -84,7 +84,7 @@ class Fetch:
         fetched = self._fetch_layers(diff_ids, build)
         operations.phase("fetch")
         stack = compose.stack(self._store, diff_ids, self._reference)
-        if not build.done:  # else the image was complete except for a layer
+        if not build.done:  # if done, only a layer was missing
             try:
                 compose.compose(build.path, self._manifest, config, stack, self._reference.uri())
             except OSError as e:

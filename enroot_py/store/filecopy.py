@@ -1,7 +1,7 @@
-"""Keep an unpacked copy of a squashfs file in the store, with the setting ``unpack``, for files that start often.
+"""Keep an unpacked copy of a frequently started squashfs file in the store, with the setting ``unpack``.
 
-The copy is one layer and one image, whose digest is the file's identity. Locks, limits and pruning therefore work as
-for any image. On the start path.
+The copy is an image of one layer. The digest of both is the file's identity. Therefore locks, limits and pruning work
+as for any image. On the start path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def image(path: str, settings: Settings) -> Image:
-    """Return the shared copy of a squashfs image, made if missing, and held. Raises ImageError."""
+    """Return the shared copy of a squashfs image, protected by hold(). Create it if missing. Raises ImageError."""
     store = Store(settings.cache_path, create=True)
     while True:
         try:
@@ -28,15 +28,14 @@ def image(path: str, settings: Settings) -> Image:
         except OSError as e:
             raise ImageError(f"cannot read the image {path}: {e.strerror}") from e
         copy = store.image(digest) or _Copy(store, path, digest, settings).make()
-        if copy is not None and copy.hold():  # else it has just been pruned
+        if copy is not None and copy.hold():  # if not, the copy was just pruned
             return copy
 
 
 def identity(path: str) -> str:
-    """Return the identity of a squashfs file as a digest, which differs for other files and other versions of it.
+    """Return a digest that identifies a squashfs file and its version. Raises OSError.
 
-    It consists of device, inode, size, time, and a checksum of the superblock, which has the creation time.
-    Raises OSError.
+    The digest consists of device, inode, size, time, and a checksum of the superblock, which has the creation time.
     """
     from binascii import crc32
 
@@ -55,7 +54,7 @@ def identity(path: str) -> str:
 
 
 class _Copy:
-    """Makes the copy of the squashfs file ``path``."""
+    """Create the copy of the squashfs file ``path``."""
 
     def __init__(self, store: Store, path: str, digest: str, settings: Settings) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""The format number of a store: it decides which versions of penroot can read and write the store.
+"""Check the format number of a store, which decides which versions of penroot can read and write the store.
 
 The number is the target of a symbolic link, because a link is created atomically and read by one system call. Every
-command that opens a store checks it first, starts included: layout.is_readable().
+command, even a start, checks the number before it uses a store: layout.is_readable().
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enroot_py import __version__
 from enroot_py.base.errors import ImageError
 from enroot_py.store import layout
 
-# The format that this version writes, the last that it reads. Writing to an older store upgrades it. Raise the number
-# when earlier versions can no longer read the files.
+# This version writes the latest readable format. Writing to an older store upgrades it. Raise the number when earlier
+# versions can no longer read the files.
 FORMAT = int(layout.FORMATS[-1])
 
 
@@ -30,7 +30,7 @@ def check(root: str, *, mark: bool) -> None:
             try:
                 os.symlink(str(FORMAT), path)
             except OSError:
-                pass  # another process was quicker, or the store is full or not writable
+                pass  # another process was faster, or the store is full or not writable
         return
     except OSError:
         number = "?"  # not a symbolic link

@@ -14,7 +14,7 @@ _MAX_OPEN_COPIES = 64
 
 
 class HardLinks:
-    """Makes hard links. Ext4 allows 65,000 for one file; further names link to a copy. Call close() at the end."""
+    """Create hard links. Ext4 allows 65,000 per file; further names link to a copy. Call close() at the end."""
 
     def __init__(self, sums: dict[int, bytes]) -> None:
         """``sums``: see index.file_sum(), by inode. A copy has the sum of its file."""

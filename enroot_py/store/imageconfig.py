@@ -1,4 +1,4 @@
-"""Read the config of an image. It is untrusted input: every deviation from the format is an ImageError.
+"""Read the config of an image. The config is untrusted: every deviation from the format is an ImageError.
 
 Source: OCI image specification, "Image Configuration". On the start path of a reference whose image is not stored.
 """
@@ -41,12 +41,12 @@ class ImageConfig:
 
     @property
     def platform(self) -> tuple[object, object]:
-        """Operating system and architecture, each None if missing."""
+        """Return operating system and architecture, each None if missing."""
         return self._document.get("os"), self._document.get("architecture")
 
     @property
     def created(self) -> float:
-        """Creation time of the image in seconds, 0 if missing."""
+        """Return the creation time of the image in seconds, or 0 if missing."""
         import datetime
 
         date, _, time = str(self._document.get("created") or "").partition("T")
@@ -66,15 +66,15 @@ class ImageConfig:
             raise ImageError(
                 f"{self._name}: the manifest has {log.many(len(manifest.layers), 'layer')}, "
                 f"the image config {log.many(len(diff_ids), 'diff_id')}",
-                hint="" if kind in _TYPES else f"its config is of type {kind!r}: this may be no container image",
+                hint="" if kind in _TYPES else f"its config has the type {kind!r}: it may not be a container image",
             )
         if not all(isinstance(diff_id, str) for diff_id in diff_ids):
-            raise ImageError(f"{self._name}: the diff_ids of the image config are no digests")
+            raise ImageError(f"{self._name}: the diff_ids of the image config are not strings")
         return diff_ids
 
     @property
     def workdir(self) -> str:
-        """The working directory of the command. Raises ImageError."""
+        """Return the working directory of the command. Raises ImageError."""
         workdir = "/" + str(self._config.get("WorkingDir") or "").strip("/")
         if ".." in workdir.split("/"):
             workdir = os.path.normpath(workdir)

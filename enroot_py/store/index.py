@@ -1,4 +1,4 @@
-"""The files beside a tree ``fs``: ``index`` records what the tree cannot hold, ``sums`` has checksums.
+"""The files beside a tree ``fs``: ``index`` has attributes that the tree cannot hold, ``sums`` has checksums.
 
 The index has one record per line. The path comes last, with ``\\`` and newline escaped::
 

@@ -11,7 +11,7 @@ from enroot_py.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored image. ``size`` is the bytes of its layers' tars and of its squashfs ``file``; ``used`` its last use."""
+    """A stored image. ``size`` is the size of its layers' tars and squashfs ``file``; ``used`` is its last use."""
 
     path: str
     names: tuple[str, ...]

@@ -94,9 +94,9 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
 
 
 class Tree:
-    """A layer's tree, in a ``with``. Names are resolved one component at a time beneath ``root``, by descriptor.
+    """A layer's tree, in a ``with``. Paths are resolved by descriptor, one component at a time, beneath ``root``.
 
-    Symlinks among the parents are followed as after chroot(2), so they never lead out of this layer. Paths have no
+    Symlinks in a parent path are followed as after chroot(2), so they never lead out of the layer. Paths have no
     "." or "..", and no slash at either end: see _normal().
     """
 
@@ -160,13 +160,13 @@ class Tree:
             os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
         elif entry.kind in (b"3", b"4"):
             self._remove(parent, name)
-            make_whiteout(parent, name, entry.mtime)  # instead of the device: hide the file that it replaces
+            make_whiteout(parent, name, entry.mtime)  # no device, but hide the replaced file of a lower layer
         else:
             raise ImageError(f"{shown(entry.path)}: unknown tar entry type {entry.kind!r}")
         self._record(path, entry)
 
     def finish(self) -> None:
-        """Set the times of directories, which new entries have changed."""
+        """Set the times of directories again, because later entries changed them."""
         for path, mtime in sorted(self._times.items(), reverse=True):
             try:
                 os.utime(self._directory(path, None), ns=(mtime, mtime))
@@ -204,7 +204,7 @@ class Tree:
             return self._walk(path.split(b"/"), mtime)  # a component is missing or a symlink
 
     def _keep(self, path: bytes, fd: int) -> None:
-        """Keep a directory open. This may close the oldest open directory, so no other may be in use."""
+        """Keep a directory open. This may close the oldest open directory: use no other open directory now."""
         if len(self._open) >= _MAX_OPEN_DIRECTORIES:
             os.close(self._open.pop(next(iter(self._open))))
         self._open[path] = fd

@@ -2,16 +2,16 @@
 
 Beneath the root, which only its owner can enter::
 
-    layers/DIFF-ID/fs,index,sums    a layer's tree, what the tree cannot hold, and its checksums: index.py
+    layers/DIFF-ID/fs,index,sums    a layer's tree, its index and its checksums: index.py
     images/DIGEST/manifest,config   unchanged from the registry
-    images/DIGEST/head/fs,…         topmost tree: the files that make it an enroot image; index and sums beside it
+    images/DIGEST/head/fs,…         topmost tree, with an enroot image's own files; index and sums beside it
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack: the image as one file, and its SHA-256: onefile.py
     images/DIGEST/signatures/HASH   the signatures that verified the image for one repository: features/trust
-    images/DIGEST/file              the path of the squashfs file that it copies: filecopy.py, swarm/store_file.py
+    images/DIGEST/file              of a copied squashfs file: its path: filecopy.py, swarm/store_file.py
     */DIGEST/boot                   a mark until the files are on the disk, then renamed ``checked``: crash.py
-    refs/NAME+ARCH                  what a name resolved to last: store.Name
-    leases/DIGEST.NODE              in a store that nodes share: its time is the last start on NODE
+    refs/NAME+ARCH                  the last known digest of a name: store.Name
+    leases/DIGEST.NODE              in a shared store: the file's time is the last start on NODE
     swarms/DIGEST                   on srun's host: the nodes of a step that all have an image (features/swarm),
                                     or the content digest of the file with this identity
     blobs/DIGEST                    compressed, for other nodes; incomplete blobs have no name: swarm/blob_cache.py
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 LAYERS, IMAGES, TMP, FORMAT = "layers", "images", "tmp", "format"
-FORMATS = ("1",)  # that this version reads: format.py
+FORMATS = ("1",)  # readable formats: format.py
 REFS, USERS, LEASES, SWARMS, BLOBS = "refs", "users", "leases", "swarms", "blobs"
 # In a layer, and in the head of an image.
 TREE, INDEX, SUMS = "fs", "index", "sums"
@@ -44,7 +44,7 @@ SIGNATURES = "signatures"
 BOOT, CHECKED = "boot", "checked"
 
 MAX_DIRECTORY_DEPTH = 256  # real images stay below 30
-_SINCE = ".since"  # made with the directory of leases
+_SINCE = ".since"  # created together with the directory of leases
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MAX_NAME_CHARS = 200
 
@@ -54,7 +54,7 @@ _MAX_NAME_CHARS = 200
 
 
 def is_readable(root: str) -> bool:
-    """Whether this version can read a store; format.check() reports why not. Stores before 1.0 have no format."""
+    """Return whether this version can read a store; format.check() reports an error. Before 1.0 there was no format."""
     try:
         return os.readlink(f"{root}/{FORMAT}") in FORMATS
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def images_in(options: str) -> Iterator[str]:
         name, _, tree = options[at + len(above) :].partition("/")
         if len(name) == 64 and tree.startswith(f"{HEAD}/{TREE}"):
             yield digests.of_encoded(name)
-        at = options.find(above, at + 1)  # the store may lie in a directory of this name
+        at = options.find(above, at + 1)  # the store's own path may contain this text
 
 
 def image_in(path: str) -> str:
@@ -188,7 +188,7 @@ def image_in(path: str) -> str:
 
 
 def ref(root: str, text: str) -> str:
-    """Return the file that records what a name resolved to last."""
+    """Return the file with the last known digest of a name."""
     return f"{root}/{REFS}/{_file_name(text)}"
 
 
@@ -231,5 +231,5 @@ def leases(root: str) -> list[tuple[str, str, str]]:
 
 
 def leases_since(root: str) -> str:
-    """Return the file whose time tells when an older store got its directory of leases."""
+    """Return the file whose time is the start of leases in a store that is older than leases."""
     return f"{root}/{LEASES}/{_SINCE}"

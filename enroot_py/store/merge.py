@@ -43,7 +43,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Lay a directory of a layer over ``target``. Implicit directories change neither mode nor time."""
+    """Merge a directory of a layer into ``target``. Implicit directories change neither mode nor time."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, target_path = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
@@ -78,7 +78,7 @@ def _link(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        # The file system limits the links of a file, or allows none between directories.
+        # The file system limits hard links of a file, or allows none across directories.
         import shutil
 
         shutil.copy2(source, target, follow_symlinks=False)

@@ -27,7 +27,7 @@ _IRREGULAR = (
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISLNK, "a chain of too many links"),
 )
-_SCRATCH = "/sys"  # mount point in our mount namespace: it exists on every host, and mksquashfs does not need it
+_SCRATCH = "/sys"  # a mount point that exists on every host, and that mksquashfs does not need
 
 
 def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "") -> int:
@@ -87,7 +87,7 @@ def _print(content: _Content, settings: Settings) -> int:
 
 
 # ---------------------------------------------------------------------------
-# Whether an image can be written
+# Checks before writing
 
 
 # Options of mksquashfs(1) up to 4.7 that only shape the image, by the number of their values. Other options run
@@ -167,9 +167,9 @@ def check_output(output: str, settings: Settings) -> None:
 
 
 def destination(output: str) -> str:
-    """Return the path of the file that ``output`` resolves to: a link stays, and its target is written.
+    """Resolve the links of ``output``, and return the path to write: links stay, their target is replaced.
 
-    Raises ImageError unless that is a regular file, and for a link that another user could have created.
+    Raises ImageError unless the target is a regular file, and for a link that another user could have created.
     """
     path = os.path.abspath(output)
     try:
@@ -230,7 +230,7 @@ class _Content:
         self._settings = settings
 
     def write(self, output: int) -> None:
-        """Run mksquashfs in a separate process, whose mounts vanish with it. Raises ImageError, OSError."""
+        """Run mksquashfs in a child process with private mounts. Raises ImageError, OSError."""
         from enroot_py.base import workers
 
         workers.run([lambda: self._squash(output)], 1)
@@ -293,9 +293,9 @@ class _Content:
 
 
 def _start_remains(used: str, root: str) -> Iterator[bytes]:
-    """Yield the remains of starts in the directory ``used``: mount points, and enroot's lock. ``root`` is the view.
+    """Yield leftovers of starts in the directory ``used``: mount points, and enroot's lock. ``root`` is the view.
 
-    A mount point has mode 0 and is empty. A file or directory that a user closed is kept if it has content.
+    A mount point is empty and has mode 0. A file or directory of a user with mode 0 stays if it has content.
     """
     if not used:
         return

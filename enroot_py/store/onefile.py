@@ -27,10 +27,10 @@ def of_store(settings: Settings) -> str:
 
 
 def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Settings) -> None:
-    """Write the image that ``pull`` fetches into ``path``, a directory in the making.
+    """Write the image returned by ``pull`` as a squashfs file into ``path``, a new image's directory.
 
-    ``pull`` uses a temporary local store of trees. Afterwards its unused images and the remains of killed imports are
-    pruned.
+    ``pull`` uses a temporary local store of trees. Afterwards unused images and leftovers of killed imports are pruned
+    there.
     """
     try:
         local = trusted.mine(settings.temp_path, f"penroot-{os.geteuid()}.trees")

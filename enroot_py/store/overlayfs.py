@@ -37,7 +37,7 @@ def set_opaque(directory: int) -> None:
 
 
 def is_plain(attribute: str) -> bool:
-    """Return whether an image may set an attribute. Other classes, such as security.selinux, belong to the host."""
+    """Return whether an image may set an attribute. Attributes such as security.selinux belong to the host."""
     return attribute.startswith("user.") and not is_command(attribute)
 
 
@@ -52,7 +52,7 @@ def is_command(attribute: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One name in a stack of trees: the lower directories that hold it, top first, as (number, path)."""
+    """A name in a stack of trees. ``layers`` are the trees with this name, top first, as (number, path)."""
 
     layers: tuple[tuple[int, str], ...]
     status: os.stat_result

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def admission(settings: Settings) -> Any:
-    """Return the module that checks images, if there are policies.
+    """Return the module that checks images against ``settings.policies``.
 
-    Raises PolicyError if this installation lacks the module: then every image is rejected.
+    Raises PolicyError, which rejects every image, if this installation lacks the module.
     """
     for module in plugged("admission"):
         return module

@@ -86,7 +86,7 @@ def _unused(
             free.append(image)
         else:
             kept.append((image.digest, "a start"))
-    # Look after locking: later starts wait for our locks, and the mounts of earlier starts are visible.
+    # Find users after locking: later starts wait for our locks, and the mounts of earlier starts are visible.
     users = {**usage.of_containers(alone.store, settings), **usage.of_mounts(alone.store)}
     unused = []
     for image in free:
@@ -120,12 +120,12 @@ def _layers(images: Iterable[Stored]) -> set[str]:
 
 
 def _discard(alone: Alone, images: Sequence[Stored], bounds: Bounds) -> dict[Stored, str]:
-    """Take images out of the store. Return those that other nodes have just started, with their users."""
+    """Take images out of the store. If another node has just started an image, put it back and return its user."""
     users = {}
     for image in images:
         alone.discard(image.path)
         if user := _leased(alone.store, image, bounds):
-            alone.restore(image.path)  # a start that looks for the image waits for our lock
+            alone.restore(image.path)  # the start waits for our lock
             users[image] = user
     return users
 
@@ -176,7 +176,7 @@ def shrink(store: Store, settings: Settings) -> None:
     try:
         done = prune(store, settings, Bounds(size=settings.cache_limit), wait=False)
     except BlockingIOError:
-        return  # the last import will do it
+        return  # the last import will shrink the store
     except ImageError as e:
         log.debug(str(e))
         return

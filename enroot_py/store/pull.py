@@ -1,9 +1,9 @@
 """Resolve a reference to an image in the store, and fetch the image if it is missing.
 
-The store's refs record what each reference resolved to last. A digest never changes. For a tag, ask the registry for
-the current digest. If that image is stored, use it. Otherwise get the manifest from the source (a registry, its
-mirrors, a file or an engine), let fetch.py fetch the missing layers, and record the result in refs. If there is a
-policy, policies.py checks the image before this, and again before anything is unpacked.
+The store's refs record the last known digest of each reference. A digest never changes. For a tag, ask the registry for
+the current digest. If the store has this image, use it. Otherwise get the manifest from the source (a registry, its
+mirrors, a file or an engine), let fetch.py fetch the missing layers, and record the result in refs. With a policy,
+policies.py checks the image before this, and again before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def pull(
 ) -> Image:
     """Return the image of a reference, stored and held: see Image.hold.
 
-    A stored digest costs no request, a tag whose image is stored costs one. If the registry does not answer, use the
-    stored image with a warning. ``pin`` is the digest that a tag has on all nodes of a step, even if the tag moves: see
-    tags.pin(). ``peers`` are nodes that send the image to each other.
+    A stored digest costs no request, a tag of a stored image costs one. If the registry does not answer, use the stored
+    image with a warning. ``pin`` fixes the digest of a tag on all nodes of a step, even if the tag moves: tags.pin().
+    ``peers`` are nodes that send the image to each other.
     Raises RegistryError, ImageError, ConfigError.
     """
     with Operation("pull", settings, image=str(reference)):
@@ -49,7 +49,7 @@ def pull(
         while True:
             image = pull.image()
             operations.fact(digest=image.digest)
-            if image.hold():  # else it has just been pruned
+            if image.hold():  # if not, the image was just pruned
                 return image
 
 
@@ -119,7 +119,7 @@ class Pull:
             source = self._source()  # without the short timeouts
         operations.phase("resolve")
         image = self._store.image(manifest.digest) or self._fetch(source, manifest)
-        if manifest.named == manifest.digest:  # there was no index, which names the platform
+        if manifest.named == manifest.digest:  # no index has stated the platform
             self._check_platform(image)
         if self._admission is not None:
             self._admission.keep(image)
@@ -212,5 +212,5 @@ class Pull:
 
 
 def _pinned(reference: Reference | LocalImage, pin: Pin | None) -> Reference | LocalImage:
-    """Return the reference with the digest of its pin, if there is one."""
+    """Return the reference with the digest of its ``pin``, if any."""
     return reference.at(pin.digest) if pin and isinstance(reference, Reference) else reference

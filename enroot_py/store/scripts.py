@@ -1,7 +1,7 @@
-"""Put /etc/rc and /etc/environment of a container where tools written for enroot expect them.
+"""Put /etc/rc and /etc/environment of a container where tools written for enroot read and edit them: NAME/etc.
 
-These tools read and edit NAME/etc/rc. A container over layers keeps its changes in NAME/upper, so create copies the
-files to NAME/upper/etc, and NAME/etc is a link.
+A container over layers keeps its changes in NAME/upper, so create copies the files to NAME/upper/etc, and NAME/etc is a
+link.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def copy(image: str, container: str) -> None:
 
 
 def _read(image: str) -> tuple[dict[str, str], int, float]:
-    """Return the scripts, and mode and time of the directory that holds them. Raises OSError, PenrootError."""
+    """Return the scripts, and mode and time of their directory. Raises OSError, PenrootError."""
     file = f"{image}/{layout.SQUASHFS}"
     if os.path.exists(file):
         from enroot_py.store import unsquashfs

@@ -1,10 +1,10 @@
 """The store: layers and images by digest, each either complete or absent. layout.py defines the paths.
 
-A layer or an image is made in a temporary directory, which is also the lock. It is renamed into place, so no lock file
-remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning: importers lock the store's
-root, and a start locks its image until its mount appears in /proc (Image.hold, prune.py).
+A layer or an image is built in a temporary directory, whose flock(2) is the lock of its maker, and renamed into place.
+So no lock file remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning: importers
+lock the store's root, and a start locks its image until its mount appears in /proc (Image.hold, prune.py).
 
-No wait for a lock is silent or endless: base/waits.py. Files may not be on the disk when the node crashes: crash.py.
+No wait for a lock is silent or endless: base/waits.py. A crash of the node may truncate new files: crash.py.
 On the start path: no json, no re.
 """
 
@@ -103,19 +103,19 @@ def _locking(fd: int, lock: Callable[[], _T]) -> _T:
 
 
 def _lease(image: str) -> None:
-    """Renew this node's lease on an image: other nodes cannot see our locks and mounts."""
+    """Renew this node's lease on an image, because other nodes cannot see this node's locks and mounts."""
     try:
         lease = os.open(layout.lease(image, os.uname().nodename), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         if e.errno in (errno.ENOENT, errno.EACCES, errno.EROFS):
-            return  # the store is local, or not writable for us
+            return  # the store is local, or not writable by this user
         raise
     with Fd(lease) as fd:
         os.utime(fd)
 
 
 def _note_use(fd: int) -> None:
-    """Record in the time of an image's directory when it was last used, to the hour."""
+    """Record the last use of an image, to the hour, as the time of its directory."""
     status = os.fstat(fd)
     if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _USE_RESOLUTION_S:
         try:
@@ -184,10 +184,9 @@ class Store:
         return path if crash.is_whole(path) else None
 
     def image(self, digest: str) -> Image | None:
-        """Return the image with this manifest digest, or None if it or one of its layers is not stored.
+        """Return the image with this manifest digest, or None if the image or one of its layers is not stored.
 
-        Raises ImageError for trees of another owner: overlayfs cannot copy up files whose owner the user namespace
-        does not map.
+        Raises ImageError for trees of another owner, because overlayfs cannot copy up files of an unmapped owner.
         """
         path = layout.image(self.root, digest)
         if not crash.is_usable(path):
@@ -204,23 +203,23 @@ class Store:
                 hint="to fill it for others, set ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH elsewhere",
             )
         for lowerdir in lowerdirs:
-            # The mount may succeed without a lower directory, which would then read as empty.
+            # A mount may succeed without this directory, and read as empty.
             if not os.path.isdir(lowerdir):
                 return None
         return Image(digest, path, lowerdirs)
 
     def known(self, reference: object, arch: str | None = None) -> Name | None:
-        """Return what a reference resolved to last, or None. Asks no registry."""
+        """Return the last known digest of a reference, or None, without asking a registry."""
         return _read_name(layout.ref(self.root, _text(reference, arch)))
 
     def names(self) -> list[Name]:
-        """Return what every known reference resolved to last."""
+        """Return the last known digest of every reference."""
         return [known for path in layout.refs(self.root) if (known := _read_name(path)) is not None]
 
     # -- writing
 
     def name(self, reference: object, arch: str | None, known: Name) -> None:
-        """Remember what a reference resolved to."""
+        """Remember the digest of a reference."""
         from enroot_py.base import making
 
         text = _text(reference, arch)
@@ -268,7 +267,7 @@ class Store:
             return fd.keep()
 
     def build(self, kind: str, digest: str) -> Build:
-        """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
+        """Return the build of a layer or an image (``kind``), with one maker at a time: see Build."""
         return Build(self.root, kind, digest)
 
     def add_file(self, path: str, digest: str, make: Callable[[Build], None]) -> None:
@@ -300,16 +299,16 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             with Fd(directory) as fd:
-                if flock(fd) and is_at(fd, path):  # else its maker is alive
+                if flock(fd) and is_at(fd, path):  # its maker has ended
                     trees.remove(path)
 
 
 class Build:
-    """One layer or image in the making; use it in a ``with``.
+    """One new layer or image, in a ``with``.
 
-    Entering waits for another process that makes the same layer or image. If that process is stopped or makes no
-    progress, this one makes a second copy, and the first published copy wins. After entering, ``done`` is True if the
-    directory already exists. Otherwise fill ``path`` and publish(). Leaving without publish() removes ``path``.
+    Entering waits for another process that makes the same layer or image. If the other process is stopped or makes no
+    progress, make a second copy: the first published copy wins. After entering, ``done`` is True if the directory
+    already exists. Otherwise fill ``path`` and publish(). Leaving without publish() removes ``path``.
     """
 
     def __init__(self, root: str, kind: str, digest: str) -> None:
@@ -347,20 +346,20 @@ class Build:
         from enroot_py.base import waits
 
         name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
-        # Shared: a process that uses the published image keeps a shared lock for as long as its container runs.
+        # Shared, because a process that uses the published image keeps a shared lock while its container runs.
         if reason := _locking(fd, lambda: waits.lock(fd, f"making {name}", shared=True, stalled_after=_STALLED_S)):
             log.warn(f"{reason}: making a copy")
             self.path = layout.making_alone(self.target)
 
     def _is_ours(self) -> bool:
-        """Return whether this process, which now holds the lock, has to fill ``path``."""
+        """Return whether this process, the holder of the lock, must fill ``path``."""
         _empty(self.path)
         if os.path.isdir(self.target):
-            if not crash.is_whole(self.target):  # else another process has just published it
+            if not crash.is_whole(self.target):  # if whole, another process has just published it
                 try:
                     crash.keep_or_drop(self.target, f"{self.path}/damaged")
                 except FileNotFoundError:
-                    pass  # another process, stopped until now, removed it
+                    pass  # another process, which was stopped until now, has removed it
             if crash.is_whole(self.target):
                 trees.remove(self.path)
                 return False
@@ -372,7 +371,7 @@ class Build:
         _empty(self.path)
 
     def go_on(self) -> None:
-        """Show waiting processes that this one makes progress: update the time of ``path``."""
+        """Show progress to waiting processes by updating the time of ``path``."""
         now = time.monotonic()
         if self._fd is not None and now - self._signed > _PROGRESS_INTERVAL_S:
             self._signed = now
@@ -391,7 +390,7 @@ class Build:
                 raise cannot_write(f"publish {self.target}", self._root, e) from e
             trees.remove(self.path)  # another process published it first
         if self._fd is not None:
-            # Share the lock, so that users of the image do not wait for this process if it is stopped.
+            # Share the lock: users of the image must not wait for this process if it is stopped.
             flock(self._fd, shared=True)
         self.done = True
 

@@ -79,9 +79,8 @@ class Tar(Decompressed):
                 if left < 0:
                     raise ImageError(f"{shown(entry.path)}: the sparse map is longer than the data")
                 self.skip(left)
-                self.read(
-                    -stored % _BLOCK_BYTES
-                )  # padding; may be missing at the end: umoci insert, GNU tar, Go's reader
+                # Padding. At the end it may be missing: umoci insert, GNU tar, Go's reader.
+                self.read(-stored % _BLOCK_BYTES)
 
 
 @dataclass(slots=True)
@@ -122,12 +121,12 @@ def _check_sum(block: bytes, at: int) -> None:
     expected = _number(field)
     unsigned = sum(block) - sum(field) + 8 * 32
     if expected != unsigned and expected != unsigned - 256 * sum(b > 127 for b in block[:148] + block[156:]):
-        raise ImageError(f"the layer is no tar: bad header checksum before byte {at}")
+        raise ImageError(f"the layer is not a tar: bad header checksum before byte {at}")
 
 
 @lru_cache(4096)
 def _expected_sum(field: bytes) -> int:
-    """Return the sum of all bytes of a header with this checksum field, which counts as eight spaces."""
+    """Return the expected sum of all bytes of a header with this checksum field. The field counts as eight spaces."""
     return _number(field) + sum(field) - 8 * 32
 
 
@@ -138,14 +137,14 @@ def _mode_and_owner(fields: bytes) -> tuple[int, int, int]:
 
 @lru_cache(4096)
 def _number(raw: bytes) -> int:
-    """Parse an octal number, or one in base 256, which the first byte marks (GNU and star)."""
+    """Parse an octal number, or one in base 256 (GNU and star), as the first byte tells."""
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
     if raw[0] == 0xFF:
         return int.from_bytes(raw, "big", signed=True)
     digits = raw.lstrip(b"\0 ").split(b"\0", 1)[0].rstrip(b" ")  # some writers align fields to the right
     if digits.strip(b"01234567"):
-        raise ImageError(f"the layer is no tar: bad number {digits!r} in a header")
+        raise ImageError(f"the layer is not a tar: bad number {digits!r} in a header")
     return int(digits or b"0", 8)
 
 

@@ -1,7 +1,7 @@
-"""Containers whose changes lie in a directory on disk that disappears with the container: ``penroot start --rw=disk``.
+"""Keep a container's changes in a directory on disk until the container ends: ``penroot start --rw=disk``.
 
-The directory is a hidden one beside the containers. The process that waits for the container holds its lock and removes
-it. If that process is killed, the next start of this kind removes it: making.sweep().
+The directory is hidden beside the containers. The process that waits for the container locks and removes the directory.
+If this process is killed, the next start with --rw=disk removes it: making.sweep().
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def over(source: Source, directory: str) -> Source:
 
 
 def fork(source: Source, settings: Settings) -> Source:
-    """Continue in a child with the source to start. The parent waits, removes the changes, and ends as the child does.
+    """Continue in a child, and return the source to start there. The parent waits, removes the changes, and ends.
 
     Raises ContainerError.
     """

@@ -16,7 +16,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.runtime import namespaces
 from enroot_py.store.squashfs import check
 
-_MAX_TEXT_BYTES = 16 << 20  # one file of an image, read into memory
+_MAX_TEXT_BYTES = 16 << 20  # of an image's file to read into memory
 _QUEUE_MB = "32"  # for data and for fragments each; the default of unsquashfs, 256, is not faster
 # Messages of unsquashfs that report a damaged image.
 _DAMAGE = ("failed to read", "corrupt", "uncompress", "Can't find a valid", "bad ", "too large", "invalid")
@@ -63,7 +63,7 @@ def unpack(path: str, directory: str, settings: Settings | None = None, *, offse
 
 
 def _are_devices(status: int, lines: list[str]) -> bool:
-    """Whether unsquashfs failed only to make device nodes. Only root can make them, and no container needs them."""
+    """Return whether unsquashfs failed only to create device nodes, which needs root. Containers do not need them."""
     return status == 2 and bool(lines) and all(" device " in line and "superuser" in line for line in lines)
 
 
@@ -98,7 +98,7 @@ def run_tool(
 ) -> str:
     """Run a program of squashfs-tools that reads ``image``. Return its stdout.
 
-    Raises ImageError; OSError for a full disk, which the program reports only in its messages.
+    Raises ImageError; OSError for a full disk, which only the program's messages show.
     """
     written: list[str] = []
 

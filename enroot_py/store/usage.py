@@ -1,12 +1,12 @@
 """Find the users of the images of a store.
 
-An image is in use while a process holds it (Image.hold), while a process on this node sees a mount of it, or while the
-record of a container names it. Images in use must not be removed: a removed lower directory of a mount reads as empty,
+An image is in use while a process holds it (Image.hold), while a process on this node sees its mount, or while the
+record of a container names the image. Images in use must not be removed: a removed lower directory reads as empty,
 without an error. Sources: proc(5), /proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
 filesystems".
 
-In a store on a network file system, the mounts and locks of other nodes are invisible. There each start renews a lease,
-a file that names its node. Leases last for 30 days, or for the age given with --older.
+In a store on a network file system, the mounts and locks of other nodes are invisible. Therefore each start renews a
+lease, a file named after its node. Leases last for 30 days, or for the age in --older.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from enroot_py.store import container_record, layout
 from enroot_py.store.store import Store
 
 LEASE_S = 30 * 86400  # jobs are shorter
-_MAX_CREATE_S = 3600  # after which an announced container has been made or has failed
+_MAX_CREATE_S = 3600  # after the link to its record, a container is complete or has failed
 
 
 def of_containers(store: Store, settings: Settings) -> dict[str, str]:
-    """Map the digest of each image that the record of a container names to the container's directory."""
+    """Map the digest of each image of a container to the container's directory."""
     users = {}
     for record in {*_records_in(settings.data_path), *_noted_records(store)}:
         if image := container_record.read(record).get("image"):
@@ -58,10 +58,10 @@ def _noted_records(store: Store) -> Iterator[str]:
 
 
 def of_mounts(store: Store) -> dict[str, str]:
-    """Map the digest of each image in an overlay that a process of this node sees to that process.
+    """Map the digest of each mounted image to a process of this node that sees the mount.
 
-    Digests are unique, so the path by which a process mounted the store does not matter. A path that is too long for
-    the mount options is in the mount source (rootfs.overlay()). Other users may run the same image from their store.
+    Digests are unique, so the store's path in the mount does not matter. A path too long for the mount options is in
+    the mount source (rootfs.overlay()). Other users may run the same image from their own stores.
     """
     private = not os.stat(store.root).st_mode & 0o077
     users: dict[str, str] = {}
@@ -74,7 +74,7 @@ def of_mounts(store: Store) -> dict[str, str]:
             if mount.fstype == "overlay":
                 for digest in layout.images_in(f"{mount.source} {mount.data}"):
                     users.setdefault(digest, f"process {pid}")
-    for pid, words in _of_processes("cmdline", private):  # of FUSE servers: a FUSE mount does not name its image
+    for pid, words in _of_processes("cmdline", private):  # FUSE servers: a FUSE mount does not name its image
         for word in words.split(b"\0")[1:]:
             if digest := layout.image_in(os.fsdecode(word)):
                 users[digest] = f"process {pid}"
@@ -84,7 +84,7 @@ def of_mounts(store: Store) -> dict[str, str]:
 def _of_processes(name: str, private: bool) -> Iterator[tuple[str, bytes]]:
     """Yield the file ``name`` of each /proc/PID. For a ``private`` store, only this user and root matter.
 
-    Processes that hidepid hides belong to other users, who cannot use a private store.
+    The option hidepid of /proc hides processes of other users, who cannot use a private store.
     """
     store_users = (0, os.geteuid())
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -127,7 +127,7 @@ def has_leases(store: Store) -> bool:
 
 
 def forget_leases(store: Store) -> None:
-    """Remove the leases of images that are gone."""
+    """Remove the leases of removed images."""
     for path, image, _ in layout.leases(store.root):
         if not os.path.isdir(layout.image(store.root, image)):
             with contextlib.suppress(FileNotFoundError):

@@ -34,7 +34,7 @@ def _of_image(path: str) -> Iterator[str]:
     is_file = os.path.exists(f"{path}/{layout.SQUASHFS}")
     if is_file and not crash.is_unchanged(path):
         yield f"its {layout.SQUASHFS} was changed"
-    if _is_of_file(path):  # it has no manifest and no config
+    if _is_of_file(path):  # without manifest and config
         yield from () if is_file else index.differences(f"{path}/{layout.HEAD}")
         return
     try:
@@ -76,7 +76,7 @@ def _of_layer(path: str) -> Iterator[str]:
 def repair(store: Store, damaged: Collection[str]) -> list[str]:
     """Remove damaged layers and images, and images over damaged layers. Return the references to pull again.
 
-    Raises PenrootError if one of them is in use.
+    Raises PenrootError if one of the images is in use.
     """
     with Alone(store) as alone:
         images = inventory.images(store)
@@ -93,7 +93,7 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
         for layer in set(damaged) & set(layout.all_of(store.root, layout.LAYERS)):
             alone.take(layer)  # keep sweeping processes away
             alone.discard(layer)
-    # By digest: a tag may have moved, and containers need the image that they were made from.
+    # By digest, because a tag may have moved: containers need their own image.
     return [
         name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"
         for image in to_pull
