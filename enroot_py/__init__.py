@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from enroot_py.base.errors import RegistryError as RegistryError
     from enroot_py.base.errors import UsageError as UsageError
 
-# The public API, each with its module: a start imports none of them.
+# The public names and their modules. A start imports none of them.
 _PUBLIC = {
     **dict.fromkeys(("Container", "Image", "pull", "run"), "api.container"),
     "Process": "api.process",
@@ -34,7 +34,7 @@ _PUBLIC = {
 }
 __all__ = list(_PUBLIC)
 __version__ = "1.0.0rc1"
-ENROOT_VERSION = "4.2.1"  # of the enroot that we are compatible with: scripts compare it
+ENROOT_VERSION = "4.2.1"  # the compatible version of enroot, which scripts compare
 
 
 def version() -> str:
@@ -43,12 +43,12 @@ def version() -> str:
 
 
 def called_as() -> str:
-    """Return "penroot", or "enroot" if called by that name: behaviour that differs is then enroot's."""
+    """Return "enroot" if this process was called by that name, to behave like enroot; else "penroot"."""
     return "enroot" if sys.argv[0].rpartition("/")[2] == "enroot" else "penroot"
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when a program uses it first."""
+    """Import a public name at its first use."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'enroot_py' has no attribute {name!r}")
     from importlib import import_module

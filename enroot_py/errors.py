@@ -1,4 +1,4 @@
-"""The errors that a site's own hooks may raise: a name that stays, wherever they live."""
+"""The errors for hooks of a site. This module name is stable."""
 
 from __future__ import annotations
 

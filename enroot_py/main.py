@@ -25,12 +25,12 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 
     line = _LINES.get(sys.argv[1]) if len(sys.argv) > 1 else None
     if line and command is None:
-        # A start is too short to need garbage collection, which takes 5 % of its time. A pull turns it on again.
+        # A start needs no garbage collection, which would take 5 % of its time. A pull turns it on again.
         gc.disable()
         pack.load(line)
     from enroot_py.base.errors import PenrootError, cause
 
-    # If the parent ignores SIGCHLD, the kernel drops the status of our children, and Python reports success for each.
+    # If the parent ignored SIGCHLD, the kernel would drop the status of children, and Python would report success.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _open_standard_streams()
@@ -116,7 +116,7 @@ def _run(arguments: list[str]) -> int:
         status = quick.main(quick.VERBS[verb], arguments[1:])
         if status is not None:
             sys.stdout.flush()
-            os._exit(status)  # to free all objects would take a tenth of the time
+            os._exit(status)  # freeing all objects would take a tenth of the time
     from enroot_py.cli.verbs import main as cli
 
     gc.freeze()
@@ -126,7 +126,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _help() -> str:
-    """Return the packed help text, or "" if click would print another one for this name or width."""
+    """Return the packed help text, or "" if click prints another text for this program name or terminal width."""
     from enroot_py.base import pack
 
     if os.path.basename(sys.argv[0]) != "penroot":
@@ -149,7 +149,7 @@ def _print_error(error: PenrootError) -> None:
 
 
 def _report(error: OSError) -> None:
-    """Report a failed system call that no caller has translated."""
+    """Report a failed system call without a message of its own."""
     import errno
 
     from enroot_py.base import log

@@ -1,7 +1,7 @@
 """Show the caller's cgroups in /sys/fs/cgroup, read-only, so that a program finds its own limits.
 
-They are the root of the container's cgroup namespace, but the mounts of the host show
-the whole hierarchy. See cgroup_namespaces(7).
+The caller's cgroup is the root of the container's cgroup namespace, but the host's mounts show the whole hierarchy:
+cgroup_namespaces(7).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def run(context: Context) -> None:
     mounted: dict[str, str] = {}
     for line in context.cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
-        # Slurm limits the step. The cgroup of a task in it has no limits.
+        # Slurm sets limits for the step, not for the cgroups of its tasks.
         if path.rpartition("/")[2].startswith("task_"):
             path = path.rpartition("/")[0]
         mounted = mounted or hierarchies(context.mountinfo)
@@ -30,7 +30,7 @@ def run(context: Context) -> None:
 
 
 def hierarchies(mountinfo: str) -> dict[str, str]:
-    """Return where each hierarchy is mounted on the host, by its controllers as in cgroups(7)."""
+    """Return the host's mount point of each hierarchy, by controllers: cgroups(7)."""
     mounted: dict[str, str] = {}
     for mount in (Mounted(line) for line in mountinfo.split("\n") if " - cgroup" in line):
         options = [o for o in mount.data.split(",") if o not in ("rw", "ro", "xattr", "clone_children")]

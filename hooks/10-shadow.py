@@ -1,9 +1,9 @@
 """Add the caller to the image's user database, with a home directory.
 
-Entries of the image stay, except the caller's name and _apt: without the user _apt, apt does not try to
-drop privileges, which nobody has here. If the image has shadow files, missing users are added to them
-without a password, because PAM would reject the users otherwise. Nothing is copied from the host's
-shadow files. /etc/login.defs and /etc/default/useradd of the image apply.
+Entries of the image stay, except the caller's name and _apt: without the user _apt, apt does not try to drop
+privileges, which would fail. If the image has shadow files, missing users are added without a password, because PAM
+rejects users without an entry. Nothing is copied from the host's shadow files. /etc/login.defs and
+/etc/default/useradd of the image apply.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def entry(name: str, *fields: object) -> str:
 
 
 def home(directory: str) -> str:
-    """Return the home directory, or / if passwd(5) cannot hold it. Programs then find it by HOME only."""
+    """Return the home directory, or / if passwd(5) cannot hold it: then only HOME has it."""
     if ":" in directory or "\n" in directory:
         log.warn(f"/etc/passwd cannot hold the home directory {directory!r} and has / instead; HOME is correct")
         return "/"
@@ -83,14 +83,14 @@ def group_name(gid: int) -> str:
 
 
 def merge(ours: list[str], content: bytes) -> bytes:
-    """Put our entries first, so that a search by number finds them, then entries of the image with other names."""
+    """Put our entries before the image's entries with other names, so that a search by number finds ours."""
     names = {os.fsencode(entry.split(":")[0]) for entry in ours} | {b"_apt"}
     kept = [line for line in content.split(b"\n") if line.count(b":") > 1 and line.split(b":")[0] not in names]
     return b"\n".join([*map(os.fsencode, ours), *kept, b""])
 
 
 def completed(entries: bytes, database: bytes, suffix: str) -> bytes:
-    """Add NAME + ``suffix`` to a shadow(5) or gshadow(5) file for each name of ``database`` that it lacks."""
+    """Add NAME + ``suffix`` to a shadow(5) or gshadow(5) file, for each name that only ``database`` has."""
     known = {line.split(b":")[0] for line in entries.split(b"\n")}
     names = [line.split(b":")[0] for line in database.split(b"\n")[:-1]]
     lines = [name + suffix.encode() for name in names if name not in known and name[:1] not in b"+-"]

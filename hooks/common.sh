@@ -51,7 +51,7 @@ common::getgrent() { # print the caller's line of the host's group(5)
 common::id() { # common::id uid|gid: print the caller's id on the host
     local inside outside known=PENROOT_${1^^}
     read -r inside outside _ < "/proc/self/${1}_map"
-    # When an image is mounted, the outer namespace is one in which the caller is root.
+    # If an image is mounted, the caller is root in the outer namespace.
     if [ "${outside}" -eq 0 ]; then outside=${!known:-${inside}}; fi
     printf '%s\n' "${outside}"
 }

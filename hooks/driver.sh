@@ -1,6 +1,6 @@
 #!/bin/bash
-# Run a configuration script and the functions that it defines, in the order of enroot(1): environ,
-# hooks.d, hooks, mounts, rc. In between the script stops, and penroot does its part. Output goes to files.
+# Run a configuration script and its functions, in the order of enroot(1): environ, hooks.d, hooks, mounts,
+# rc. Between them the script stops, and penroot does its part. Output goes to files.
 # Arguments: the script, the directory of these files, the command of the container.
 set -euo pipefail
 shopt -s lastpipe

@@ -1,7 +1,7 @@
 """Run ``penroot doctor`` as another user, for root.
 
-Root itself opens no path that the user shapes, neither configuration nor directories. The child may be stopped,
-replaced or made to print anything by its user: its output is bounded in size and time, and checked.
+Root opens no path that the user controls, neither configuration nor directories. The user may stop or replace the
+child, or make it print anything: its output is bounded in size and time, and checked.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _environ(account: pwd.struct_passwd) -> dict[str, str]:
 
 
 def _read(output: int, name: str, deadline_s: float) -> Iterator[Finding]:
-    """Yield the findings that the child prints, until its end or the deadline."""
+    """Yield the child's findings, until its end or the deadline."""
     end, size, rest = time.monotonic() + deadline_s, 0, b""
     poll = select.poll()
     poll.register(output, select.POLLIN)
@@ -120,7 +120,7 @@ def _parsed(line: bytes) -> Finding:
 
 
 def _has_succeeded(pid: int) -> bool:
-    """Return whether the child has ended well, or does within a moment. It stays a zombie, and the PID its own."""
+    """Return whether the child ends successfully within a moment. It stays a zombie, so its PID is not reused."""
     end = time.monotonic() + _MOMENT_S
     while (state := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
         if time.monotonic() > end:
@@ -130,7 +130,7 @@ def _has_succeeded(pid: int) -> bool:
 
 
 def _end(pid: int) -> None:
-    """End the child and its group, without waiting for a process that a file server holds up."""
+    """Kill the child and its group, without waiting: a process may be blocked by a file server."""
     for kill in (os.killpg, os.kill):  # the child may not have its group yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

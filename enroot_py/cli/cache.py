@@ -43,7 +43,7 @@ def _store() -> Store:
 def cache_list(as_json: bool) -> None:
     """List the images with names, digest, size and last use.
 
-    The digest is shortened. An image with several names has a line for each.
+    Digests are shortened. An image with several names has a line for each name.
     """
     from enroot_py.cli import listing
     from enroot_py.store import inventory
@@ -108,7 +108,7 @@ def cache_verify(repair: bool) -> None:
             f"{len(damaged)} of the stored images and layers are damaged", hint="penroot cache verify --repair"
         )
     failed = 0
-    options = settings.load().replace("cache verify", lock="")  # repair the stored image, whatever the lock file pins
+    options = settings.load().replace("cache verify", lock="")  # repair the stored image, not the pinned one
     for reference in verify.repair(store, damaged) if damaged else ():
         try:
             pull.pull(parse(reference), options)

@@ -38,7 +38,7 @@ _INSTEAD = {
 
 
 class Commands(click.Group):
-    """A click group that lists its commands by section, and knows the verbs of other engines."""
+    """A click group that lists commands by section, and explains verbs of other engines."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,14 +62,14 @@ T = TypeVar("T", str | None, tuple[str, ...])
 
 
 def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
-    """Refuse an empty value: it comes from an unset variable of a script."""
+    """Refuse an empty value, which usually comes from an unset variable of a script."""
     if value == "" or isinstance(value, tuple) and "" in value:
         raise click.BadParameter("the value is empty")
     return value
 
 
 def change(ctx: click.Context, origin: str, **changes: object) -> None:
-    """Change settings for this run, for an option that a feature adds to a verb."""
+    """Change settings for this run, for a feature's option of a verb."""
     ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
 
 

@@ -1,6 +1,6 @@
 """``penroot cp``: copy files between the host and a running container.
 
-The container may change its files and links meanwhile. A path in it is resolved beneath its root, openat2(2)
+The container may change its files and links meanwhile, so a path is resolved beneath its root: openat2(2),
 RESOLVE_IN_ROOT.
 """
 
@@ -25,7 +25,7 @@ class Side:
         self.path, self._root = path or ".", root
 
     def open(self, path: str, flags: int) -> Fd:
-        """Open a path as the user named it: links are followed. Raises OSError."""
+        """Open a path of the user, following links. Raises OSError."""
         if self._root < 0:
             return Fd(os.open(path, flags))
         return paths.open_in(self._root, path, flags)
@@ -43,7 +43,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """The last component, or "." for the content of a directory."""
+        """Return the last component, or "." for the content of a directory."""
         is_content = self.path.endswith("/.") or self.path.strip("/") in ("", ".")
         return "." if is_content else os.path.basename(self.path.rstrip("/"))
 
@@ -85,7 +85,7 @@ def _root(name: str) -> Fd:
     pid = running.find(name, settings)
     try:
         with Fd(os.open(f"/proc/{pid}/root", _PATH | os.O_DIRECTORY)) as root:
-            if running.find(name, settings) == pid:  # another process may have got the number
+            if running.find(name, settings) == pid:  # the PID may belong to another process now
                 return root.keep()
     except OSError as e:
         raise ContainerError(f"cannot open the root directory of {name}: {e.strerror}") from e

@@ -68,7 +68,7 @@ def start(
 
 
 def _finish(record: detached.Record, messages: list[tuple[str, str]], status: int) -> None:
-    """Print the messages of a start, and the name or what the start has written."""
+    """Print the messages of a start, and the container's name or the start's output."""
     for level, text in messages:
         log.sink(level, text)
     if not status:
@@ -106,7 +106,7 @@ def _find(name: str, settings: Settings) -> detached.Record:
 
 
 def logs(name: str, follow: bool) -> int:
-    """Print what a detached container has written; with ``follow``, until it ends. Raises PenrootError."""
+    """Print the output of a detached container; with ``follow``, until it ends. Raises PenrootError."""
     with _find(name, load()) as record, record.open_log(os.O_RDONLY) as output:
         ended = False
         while True:
@@ -177,7 +177,7 @@ def _stop(names: tuple[str, ...], number: int, wait_s: float, settings: Settings
 
 
 class _Stopping:
-    """A running container that is to end: its first process, its namespace, and the process whose end is waited for."""
+    """A running container to stop: its first process, its namespace, and the process to wait for."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         """Find the container. Raises ContainerError."""
@@ -188,7 +188,7 @@ class _Stopping:
         else:
             with record:
                 while record.is_running and not record.monitor:
-                    sleep(_TICK_S)  # it is being started
+                    sleep(_TICK_S)  # it is starting
                 program, waited = record.program, record.monitor
         self._program, self._waited = _Process(program), _Process(waited)
         self._inside = processes.inside(program, settings)
@@ -222,14 +222,14 @@ class _Stopping:
 
 
 class _Process:
-    """A process, known by its PID and start time; PID 0 is none."""
+    """A process, identified by its PID and start time. PID 0 means no process."""
 
     def __init__(self, pid: int) -> None:
         stat = proc.look(pid) if pid else None
         self._pid, self._started = (pid, stat.started) if stat else (0, 0)
 
     def open(self) -> Fd:
-        """Open a pidfd; -1 if the process has ended."""
+        """Open a pidfd, or set it to -1 if the process has ended."""
         try:
             fd = Fd(os.pidfd_open(self._pid)) if self._pid else Fd(-1).keep()
         except ProcessLookupError:

@@ -1,11 +1,12 @@
-"""Command lines of docker and podman, in penroot's words."""
+"""Translate command lines of docker and podman to penroot."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 
-# Options of docker run: None is dropped, a str is an option of ours, a tuple has words of ours. Others need a person.
+# Options of docker run: None drops the option, a str is penroot's option, a tuple has penroot's words. No other option
+# is translated.
 _FLAGS: dict[str, str | None] = {
     **dict.fromkeys(("--rm", "-i", "--interactive", "-t", "--tty", "--privileged", "--init", "--read-only"), None),
     **dict.fromkeys(("-d", "--detach"), "--detach"),
@@ -30,7 +31,7 @@ _ENDING = ("KILL", "TERM", "INT", "QUIT", "9", "15", "2", "3")
 
 
 def translate(verb: str, words: Sequence[str]) -> str:
-    """Return the words for penroot that do what a command line of docker does, or "" if that is unknown."""
+    """Translate a command line of docker to penroot, or return "" if there is no translation."""
     rest = list(words)
     if verb == "run":
         return _run(rest)
@@ -55,7 +56,7 @@ def image(name: str) -> str:
 
 
 def _run(rest: list[str]) -> str:
-    """Return the line of ``penroot start`` for one of ``docker run``. The root of docker's containers is writable."""
+    """Translate ``docker run`` to ``penroot start``. The root file system of docker's containers is writable."""
     options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)

@@ -23,7 +23,7 @@ from enroot_py.runtime import fstab, isolated, mounting, rootfs
 
 
 def findings(load: Callable[[], Settings]) -> Iterator[Finding]:
-    """Run all checks, in the order in which a start depends on them. ``load`` reads the settings."""
+    """Run all checks in the order of a start. ``load`` reads the settings."""
     yield from machine()
     yield from programs()
     try:
@@ -36,7 +36,7 @@ def findings(load: Callable[[], Settings]) -> Iterator[Finding]:
 
 
 def machine() -> Iterator[Finding]:
-    """Check the kernel and /dev/fuse, on which containers depend with and without Slurm."""
+    """Check the kernel and /dev/fuse, which containers need with and without Slurm."""
     yield kernel()
     yield from limits.findings()
     yield from root_directory()
@@ -64,14 +64,14 @@ def kernel() -> Finding:
 
 
 def root_directory() -> Iterator[Finding]:
-    """Report a node that runs from its initial RAM file system, as diskless ones do."""
+    """Report a node that runs from its initial RAM file system, such as a diskless node."""
     if rootfs.is_on_initramfs():
         how = "a start mounts the container's root over it, as pivot_root(2) cannot replace it"
         yield Finding("ok", f"/ is the initial RAM file system: {how}")
 
 
 def container() -> Iterator[Finding]:
-    """Start a container as an ordinary user, up to its root file system. No version or setting predicts the result."""
+    """Start a container as an ordinary user, up to its root file system. Versions and settings cannot replace this."""
     if error := _failure(_mount_root):
         advice = (
             "modprobe overlay; fix the kernel and user namespaces above; "
@@ -99,8 +99,8 @@ _NOBODY_UID = 65534
 
 
 def _enter(private: int) -> None:
-    """Enter container namespaces as an ordinary user, and these ``private`` ones too. Raises PenrootError."""
-    # Root of a user namespace that maps no other user cannot become nobody, and need not.
+    """Enter container namespaces as an ordinary user, and the ``private`` namespaces. Raises PenrootError."""
+    # Root of a user namespace that maps no other user cannot become nobody, and does not need to.
     with contextlib.suppress(OSError):
         os.setgroups([])
         os.setresgid(_NOBODY_UID, _NOBODY_UID, _NOBODY_UID)
@@ -126,7 +126,7 @@ def _mount_proc() -> None:
 
 
 def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
-    """Check whether SELinux may deny steps of slurmd what container() above could do: selinux(8)."""
+    """Check whether SELinux may deny slurmd's steps the calls that container() tested: selinux(8)."""
     try:
         with open(f"{root}/enforce") as file:
             enforcing = file.read().strip() == "1"
@@ -156,7 +156,7 @@ def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
 
 
 def programs() -> Iterator[Finding]:
-    """Check for programs of other packages that some verbs run. Starting a stored image needs none."""
+    """Check for the programs of other packages. Some verbs need them; starting a stored image does not."""
     for program, purpose in (("mksquashfs", "import and export cannot write"), ("unsquashfs", "create cannot unpack")):
         if path := shutil.which(program):
             yield Finding("ok", f"{program} is {path}")

@@ -1,4 +1,4 @@
-"""Check what mounts squashfs images: /dev/fuse and squashfuse."""
+"""Check /dev/fuse and squashfuse, which mount squashfs images."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def squashfuse_version(program: str) -> Finding:
             f"{name} is built with libfuse 2, which cannot serve an open /dev/fuse: squashfs images cannot be mounted"
         )
         return Finding("bad", message, _UPGRADE)
-    # Distributions may build its library apart: then the version tells.
+    # If the library is a separate file, judge by the version.
     parts = tuple(map(int, version[1].split(b"."))) if version else ()
     has_library = any(name.startswith("libsquashfuse") for name in libraries)
     if b"fuse_session_loop_mt" in text or (has_library and parts >= (0, 3)):

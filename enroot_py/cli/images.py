@@ -22,8 +22,8 @@ from enroot_py.store.imageconfig import ImageConfig
 def import_(uri: str, output: str | None, settings: Settings, arch: str | None = None, *, ensure: bool = False) -> None:
     """Pull an image and write it to a squashfs file. Raises PenrootError.
 
-    If several processes import to one file, one does the work and the others wait. With ``ensure``, keep a file that
-    already holds the image, and replace any other.
+    If several processes import to one file, one process does the work and the others wait. With ``ensure``, keep a file
+    that already holds the image, and replace any other file.
     """
     reference = of_command_line(uri, os.getcwd())
     path = output or reference.filename()
@@ -53,7 +53,7 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
             try:
                 _report(path, mksquashfs.write_image(image, path, settings), image.digest)
             except ImageError:
-                # While this process was stopped, another one may have imported the image without waiting.
+                # While this process was stopped, another process may have imported the image without waiting.
                 if _state(path) == state or imported.check(path) != (image.digest, ""):
                     raise
                 log.info(f"{path}: imported by another process, {image.digest}")
@@ -100,7 +100,7 @@ def _is_there(
 
 
 def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
-    """Return the manifest digest that a reference has in its registry for an architecture. Raises PenrootError."""
+    """Return the manifest digest of a reference in its registry, for an architecture. Raises PenrootError."""
     if uri.endswith((".sqsh", ".squashfs")) and not is_uri(uri):
         raise ImageError(f"{uri} is a file, not a reference to a registry", hint=f"penroot inspect {uri}")
     return open_source(of_command_line(uri), settings).manifest(arch).digest

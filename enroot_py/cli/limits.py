@@ -23,7 +23,7 @@ def findings() -> Iterator[Finding]:
 
 
 def sysctl(name: str, root: str = "/proc/sys") -> int | None:
-    """Return a setting of the kernel, None if it has none of this name: sysctl(8)."""
+    """Return a setting of the kernel, or None if it does not exist: sysctl(8)."""
     try:
         with open(f"{root}/" + name.replace(".", "/")) as file:
             return int(file.read())
@@ -55,7 +55,7 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
             yield Finding("ok", f"{setting} is {value}")
     for setting, wrong, right, verdict in (
         ("kernel.unprivileged_userns_clone", 0, 1, "bad"),
-        # A warning: an AppArmor profile may exempt the interpreter. The container of doctor.py finds out.
+        # Only a warning: an AppArmor profile may exempt the interpreter. doctor.py tests this with a container.
         ("kernel.apparmor_restrict_unprivileged_userns", 1, 0, "warn"),
     ):
         value = sysctl(setting, root)
@@ -69,7 +69,7 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
 def inotify(root: str = "/proc/sys") -> Iterator[Finding]:
     """Check that programs in containers can watch files: inotify(7). The limits count all containers of a user.
 
-    The least that the kernel itself sets is 128 instances and 8192 watches: fs/notify/inotify/inotify_user.c.
+    The kernel's own minimum is 128 instances and 8192 watches: fs/notify/inotify/inotify_user.c.
     """
     low = []
     for name, least, right in (("instances", 128, 1024), ("watches", 8192, 524288)):

@@ -38,7 +38,7 @@ def show(*, fancy: bool, as_json: bool) -> int:
 
 
 def write(text: str) -> None:
-    """Write names as they are, also those that are not UTF-8."""
+    """Write names unchanged, even if they are not UTF-8."""
     sys.stdout.buffer.write(os.fsencode(text))
 
 
@@ -56,7 +56,7 @@ def _fancy_row(name: str, process: Process) -> Sequence[str]:
 
 
 def short_table(settings: Settings, *, idle: bool = True) -> str:
-    """Return a table of all containers for a person, or unless ``idle`` of the running ones."""
+    """Return a table of all containers for a person, or only of running containers unless ``idle``."""
     running = processes.running(settings)
     names = _Detached(settings, running)
     rows: list[tuple[str, ...]] = []
@@ -93,7 +93,7 @@ def _row(process: Process) -> tuple[str, str, str, str, str]:
 
 
 class _Detached:
-    """The detached containers: names by the PIDs of ``running`` ones, exit statuses of ``ended`` ones."""
+    """The detached containers: names of running ones by PID, and exit statuses of ``ended`` ones by name."""
 
     def __init__(self, settings: Settings, running: Iterable[Process]) -> None:
         self._names: dict[int, str] = {}
@@ -107,7 +107,7 @@ class _Detached:
                     self._add(record, started)
 
     def _add(self, record: detached.Record, running: Container[int]) -> None:
-        """Add a container whose program is a child of the noted process, or which has ended."""
+        """Add a container that has ended, or whose program is a child of the recorded process."""
         if program := record.program:
             self._names.update((child, record.name) for child in proc.children(program) if child in running)
         elif not record.is_running:
@@ -119,9 +119,9 @@ class _Detached:
 
 
 def in_json(settings: Settings, *, idle: bool = True) -> str:
-    """Return a list of objects, each with the name of a container and its processes; ended ones have a status.
+    """Return a list of objects with name and processes of each container, or the status of an ended container.
 
-    Unless ``idle``, only running ones are listed.
+    Unless ``idle``, list only running containers.
     """
     running = processes.running(settings)
     names = _Detached(settings, running)

@@ -43,7 +43,7 @@ def _no_argument(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 def login(username: str | None, password_stdin: bool, authfile: str | None, registry: str) -> None:
     """Log in to a REGISTRY, HOST[:PORT].
 
-    Reads a password or token from stdin or the terminal, and tries it at the registry. Stores it as docker and podman
+    Reads a password or token from stdin or the terminal, and tries it at the registry. Stores it like docker and podman
     do: with the credential helper that the file names for the registry, or in the file itself.
     """
     from enroot_py.registry import credentials, logins

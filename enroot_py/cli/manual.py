@@ -41,7 +41,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot exec ubuntu bash", "Open a shell in the running container ubuntu."),
         ("penroot exec --timeout 60 --workdir /src job make", "Run make in /src for at most a minute."),
     ),
-    "logs": (("penroot logs -f job", "Show what job writes until it ends."),),
+    "logs": (("penroot logs -f job", "Show the output of job until it ends."),),
     "stop": (("penroot stop --timeout 1 job", "End job: SIGTERM, and after a second SIGKILL."),),
     "wait": (("penroot wait job", "Wait until job has ended, and print its exit status."),),
     "cp": (("penroot cp job:/src/result .", "Copy a file or directory from the container job."),),
@@ -58,12 +58,12 @@ FILES = (
     ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP for each registry."),
     (
         "/etc/containers/{registries.conf,registries.conf.d/*.conf,certs.d/*,registries.d/*.yaml}",
-        "The same in the form of podman and skopeo, for what registries.conf leaves open: "
+        "The same in the form of podman and skopeo, for registries without a line in registries.conf: "
         "containers-registries.conf(5).",
     ),
     (
         "/etc/enroot/policy.json",
-        "Accepted images, and the signatures that they need: containers-policy.json(5). Scopes of the transport "
+        "Accepted images and their required signatures: containers-policy.json(5). Scopes of the transport "
         "squashfs are paths of squashfs files; scopes of dir are paths of containers that are plain directories.",
     ),
     ("/etc/enroot/{environ.d/*.env,mounts.d/*.fstab,hooks.d/*}", "Variables, mounts and hooks for every container."),

@@ -100,7 +100,7 @@ def _replace(directory: int, path: str, name: str, mode: int) -> None:
         with _doing(f"mark {path} as opaque"):
             _mark_opaque(directory)
         return
-    # If the layer itself has a file of that name, keep the file.
+    # Keep a file of that name in the layer itself.
     with _doing(f"create the whiteout {path}/{hidden}"), contextlib.suppress(FileExistsError):
         os.mknod(hidden, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=directory)
 

@@ -34,7 +34,7 @@ _STICKY = "chmod 1777 DIRECTORY (for an emptyDir: by an initContainer), or set a
 
 
 def _distrust(path: str) -> str:
-    """Return why other users could replace ``path``, or "" if none can."""
+    """Return why other users could replace ``path``, or "" if they cannot."""
     try:
         trusted.place(f"{path}/any")
     except OSError as e:
@@ -107,7 +107,7 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
 def temp_path(path: str) -> Finding:
     """Check where import and export unpack images: /tmp unless a setting or TMPDIR names another directory."""
     if closed := _closed(path, "import and export unpack images in", "ENROOT_TEMP_PATH"):
-        return replace(closed, verdict="warn")  # a start of a stored image needs no such place
+        return replace(closed, verdict="warn")  # starting a stored image does not need this directory
     kind = filesystems.kind(path)
     if kind in _IN_MEMORY:
         what = f"import and export unpack images in {path}, {_in_memory(path, kind)}"
@@ -142,7 +142,7 @@ def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
 def acls(settings: Settings) -> Iterator[Finding]:
     """Check for ACLs in the store and in containers: acl(5). Overlayfs cannot copy an ACL that names another user.
 
-    penroot creates its directories without ACLs. With enroot and older versions they inherited a default ACL.
+    penroot creates its directories without ACLs. Directories of enroot and older versions inherited a default ACL.
     """
     beneath = {settings.cache_path: ("layers/*/fs", "images/*/head/fs"), settings.data_path: ("*", "*/upper")}
     for place, patterns in beneath.items():

@@ -1,6 +1,6 @@
-"""Verbs that run without click, whose import takes longer than they do: their table, and a parser of its rows.
+"""The table of verbs that run without click, and its parser: importing click takes longer than these verbs.
 
-The parser accepts correct command lines only. For help and mistakes, verbs.py makes click's commands from the rows.
+The parser accepts only correct command lines. For help and mistakes, verbs.py makes click commands from the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Option(Frozen):
-    """An option; a flag has no metavar. ``choices`` are the accepted values, if not all are."""
+    """An option; a flag has no metavar. If ``choices`` is not empty, only these values are accepted."""
 
     names: tuple[str, ...]
     metavar: str
@@ -28,12 +28,12 @@ class Option(Frozen):
 
     @property
     def attribute(self) -> str:
-        """The name of the parameter that gets the value: a str, a tuple if multiple, None if missing; or a bool."""
+        """Return the parameter's name. Its value is a bool for a flag, a tuple if multiple, else a str or None."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
 class Argument(Frozen):
-    """A word after the options, or with ``many`` all words that remain. ``kind`` selects completions."""
+    """A word after the options, or with ``many`` all remaining words. ``kind`` selects completions."""
 
     name: str
     metavar: str
@@ -43,10 +43,10 @@ class Argument(Frozen):
 
 
 class Verb(Frozen):
-    """A verb of penroot. If it is not ``mixed``, words after the first argument are no options.
+    """A verb of penroot. Unless it is ``mixed``, words after the first argument are not options.
 
-    ``run`` gets the values of options and arguments by name, and returns the exit status. A verb that enroot does not
-    have exits with ``own_error`` if penroot fails.
+    ``run`` gets the values of options and arguments by name, and returns the exit status. A verb that enroot lacks
+    exits with ``own_error`` if penroot fails.
     """
 
     name: str
@@ -230,7 +230,7 @@ VERBS = {
         Verb(
             "cp",
             "Copy files to or from a running container.\n\n"
-            "SOURCE and TARGET are paths. One of them is NAME:PATH, a path in a container.",
+            "One of SOURCE and TARGET is NAME:PATH, a path in a container; the other is a path on the host.",
             (),
             (Argument("source", "SOURCE"), Argument("target", "TARGET")),
             _cp,

@@ -60,10 +60,10 @@ def find(name: str, settings: Settings) -> int:
 
 
 def open_space(pid: int) -> Fd | None:
-    """Open the mount namespace of a process. The kernel gives its number to no other one while it is open."""
+    """Open the mount namespace of a process. While it is open, the kernel does not reuse its inode number."""
     try:
         return Fd(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)) if pid else None
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return None
 
 

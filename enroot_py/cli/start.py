@@ -1,6 +1,6 @@
 """``penroot start`` and ``batch``: parse the command line, and start the container through runtime/enter.py.
 
-Every start pays for the modules that this one imports: os and our own, nothing else.
+Imports slow down every start: import only os and modules of penroot here.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def help_text() -> str:
 
 
 class FeatureFlag(Frozen):
-    """An option of ``start`` that a feature adds; a flag has no metavar. If FLAGS has the name, it adds NAME=VALUE.
+    """An option of ``start`` from a feature; a flag has no metavar. If FLAGS has the name too, this adds NAME=VALUE.
 
-    ``change`` returns the settings with the value applied. ``describe`` returns the start that the value describes.
+    ``change`` returns the settings with the value applied. ``describe`` returns the description of the start.
     """
 
     name: str
@@ -214,13 +214,13 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
         if "rootfs_writable" in options.changes and options.target.startswith("/") and os.path.isdir(options.target):
             message = f"{options.target} is a directory: -w means --rw, and takes no value"
             raise mistake(verb, message, _INSTEAD["-w"].format(called_as()))
-    elif verb == "batch" or not described_by(options):  # a description may name the image
+    elif verb == "batch" or not described_by(options):  # a description may have the image
         raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
 
 
 def _value(verb: str, name: str, value: str, rest: list[str]) -> str:
-    """Return the value of an option: pop it from ``rest`` if there is one. Raises UsageError."""
+    """Return the value of an option: the next word of ``rest``, or else ``value``. Raises UsageError."""
     value = rest.pop(0) if rest else value
     if not value:
         raise mistake(verb, f"option {name} needs a value")
@@ -239,7 +239,7 @@ def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
 
 
 def described_by(options: Options) -> tuple[FeatureFlag, str] | None:
-    """Return the last option that describes the start, and its value."""
+    """Return the last option with a description of the start, and its value."""
     return next(((row, value) for row, value in reversed(options.of_features) if row.describe), None)
 
 
@@ -323,7 +323,7 @@ def enter_own(settings: Settings, options: Options) -> Container:
 
 
 def on_disk(source: Source, settings: Settings, options: Options) -> Source:
-    """Return the source with changes in a directory of its own, if --rw=disk asks for one. Raises ContainerError."""
+    """Return the source with a private directory for changes, if --rw=disk is given. Raises ContainerError."""
     if not options.on_disk:
         return source
     from enroot_py.store import throwaway
@@ -365,7 +365,7 @@ def entered(source: Source, settings: Settings, options: Options) -> Container:
 
 
 def fitted(container: Container, options: Options) -> Container:
-    """Apply the description of the start and --workdir to a container that this process has entered."""
+    """Apply the description of the start and --workdir to the entered container."""
     if options.file:
         container = options.file.fit(container, options.command)
     if options.workdir:
@@ -404,7 +404,7 @@ def read_script(path: str) -> str:
 
 
 def joins(settings: Settings) -> bool:
-    """Tell whether this start shares a container. A private PID namespace would end with the first rank."""
+    """Return whether this start shares a container. A private PID namespace would end with the first rank."""
     return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 
@@ -420,7 +420,7 @@ def enter_shared(settings: Settings, options: Options) -> Container:
     record = ranks.Record(identity, settings, os.environ, scratch)
     rank_variables = {**ranks.variables(os.environ, settings), **env_options}
     for name in pmix.FITTED:
-        rank_variables.pop(name, None)  # the first rank has fitted these to the image
+        rank_variables.pop(name, None)  # the first rank has adapted these to the image
     joined = record.join()
     if joined is None:
         record.sweep()

@@ -1,6 +1,6 @@
 """``penroot-unshare``, ``penroot-mount`` and ``penroot-switchroot``: the steps of a start as programs, for bash hooks.
 
-unshare (alias nsenter) creates or joins namespaces. mount does the mounts of an fstab(5) beneath a root directory.
+unshare (alias nsenter) creates or joins namespaces. mount executes the mounts of an fstab(5) beneath a root directory.
 switchroot changes the root directory and drops privileges. Like enroot's, each shows its usage without arguments.
 """
 
@@ -18,7 +18,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.config import files
 from enroot_py.runtime import etc, execute, fstab, isolated, mounting, namespaces, rootfs, supervise
 
-_SPACES = {  # in the order of joining: the user namespace first, as it gives the right to join the others
+_SPACES = {  # in the order of joining: the user namespace comes first and gives the right to join the others
     "--user": ("user", linux.CLONE_NEWUSER),
     "--pid": ("pid", linux.CLONE_NEWPID),
     "--ipc": ("ipc", linux.CLONE_NEWIPC),
@@ -156,7 +156,7 @@ def _mount_all(mounts: Iterable[mounting.Mount], root: int, number: int) -> None
         if entry.fstype == mounting.SQUASHFS:
             message = f"cannot mount {entry.source}: a squashfs file needs penroot start or srun"
             raise MountError(f"{entry.origin}: {message}")
-        if is_host_root:  # follow the host's links to any of its mounts; an image's links stay beneath its root
+        if is_host_root:  # links of the host may lead to any mount; links of an image stay beneath its root
             above, name = os.path.split(os.path.normpath(entry.target))
             entry.target = os.path.join(os.path.realpath("/" + above), name)
         try:
@@ -227,7 +227,7 @@ def _variables(file: int | str, name: str) -> dict[str, str]:
 
 
 def _create(flags: int, *, remap: bool) -> None:
-    """Raises NamespaceError."""
+    """Create the namespaces ``flags``. Raises NamespaceError."""
     user, other_flags = flags & linux.CLONE_NEWUSER, flags & ~linux.CLONE_NEWUSER
     if user:
         namespaces.enter_user(*((0, 0) if remap else (os.geteuid(), os.getegid())))
@@ -244,7 +244,7 @@ def _create(flags: int, *, remap: bool) -> None:
 
 
 def _join(target: str, flags: int, workdir: str | None) -> None:
-    """Enter namespaces of a process. Open all first: in its mount namespace, /proc may be another one."""
+    """Enter namespaces of a process. Open all of them first: the /proc of its mount namespace may differ."""
     spaces = []
     for name, flag in _SPACES.values():
         if flags & flag:

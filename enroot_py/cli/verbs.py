@@ -80,7 +80,7 @@ def _program() -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit status. Raises PenrootError; UsageError for a wrong option."""
     try:
-        # main() returns the status that Context.exit() was called with.
+        # main() returns the status of Context.exit().
         return penroot.main(list(arguments), prog_name=_program(), standalone_mode=False) or 0
     except click.exceptions.Exit as e:
         return e.exit_code
@@ -216,7 +216,7 @@ def _confirmed(question: str) -> bool:
 def remove(force: bool, names: tuple[str, ...]) -> None:
     """Delete containers with all their files.
 
-    The name of a container that ran in the background deletes its log.
+    For a container that ran in the background, deletes its log.
     """
     options = loaded(force=force)
     failed = False
@@ -364,7 +364,7 @@ def info() -> None:
 
 
 def _info_of_enroot(options: Settings) -> None:
-    """Print the settings in enroot's form, which scripts read. Booleans that are off are left out."""
+    """Print the settings in enroot's form, which scripts read. Omit booleans that are off."""
     sysconf, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class DescriptionEntry(Protocol):
-    """One value of a description. Messages name its place in the file, ``where``."""
+    """One value of a description. Messages show its position in the file, ``where``."""
 
     @property
     def where(self) -> str: ...

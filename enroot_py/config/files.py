@@ -68,7 +68,7 @@ def content(path: str) -> bytes | None:
 def named(path: str) -> bytes | None:
     """Return the content of a file that the user named, or None. Raises ConfigError, OSError.
 
-    In a world-writable directory, the user or root must own the file. In other directories any owner is accepted, so
+    In a world-writable directory, the user or root must own the file. In other directories, any user may own it, so
     that a team can share files.
     """
     if not any(map(_is_world_writable, {os.path.dirname(path), os.path.dirname(os.path.realpath(path))})):
@@ -101,7 +101,7 @@ def limited(file: BinaryIO, path: str) -> bytes:
 
 
 def check_regular(info: os.stat_result, path: str) -> None:
-    """Raise ConfigError for a file that is irregular or too large."""
+    """Raise ConfigError for an irregular or too large file."""
     if not stat.S_ISREG(info.st_mode):
         raise _irregular(path)
     if info.st_size > _MAX_FILE_BYTES:

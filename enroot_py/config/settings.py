@@ -41,12 +41,12 @@ class Settings(Table):
 
     @property
     def is_extended(self) -> bool:
-        """Return whether a setting of a feature is set."""
+        """Return whether any setting of a feature is set."""
         return len(self._values) > len(SETTINGS)
 
     @property
     def passed_on(self) -> dict[str, str]:
-        """Return the variables for hooks that files set; variables of the caller override them."""
+        """Return the variables for hooks from files. Variables of the caller override them."""
         return {key: text for key, (text, _) in self._passed_on.items()}
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
@@ -181,7 +181,7 @@ def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Pla
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
             names = os.listdir(directory)
-        except OSError as e:  # files may be accessible by name; and never skip the site's policy
+        except OSError as e:  # never skip the site's policy; files may still be accessible by name
             by_name = isinstance(e, PermissionError) or directory == SITE
             names = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
         if names:

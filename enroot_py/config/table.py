@@ -305,9 +305,9 @@ UNUSED = {
 }
 # Variables that files cannot set.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
-# Directories of penroot itself, which its own files cannot change.
+# Directories of penroot. Its settings files cannot change them.
 FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
-# Keys of enroot.conf that are passed on to hooks and clients.
+# Keys of enroot.conf to pass on to hooks and clients.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 

@@ -80,7 +80,7 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
 
 
 def cut(text: str) -> Iterator[tuple[str, str, str | None, str]]:
-    """Split a text before each ``$``. Yield the variable as written, its name, its default, and the text after it.
+    """Split a text before each ``$``. Yield the variable as written, its name, its default, and the following text.
 
     A variable is ``$NAME``, ``${NAME}`` or ``${NAME:-DEFAULT}`` without a nested variable. Any other ``$`` has an empty
     name. The first piece is the text before the first ``$``, with an empty variable.
@@ -155,9 +155,9 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ids() -> tuple[int, int]:
-    """Return the caller's user and group ID, outside of a user namespace that only maps them to root.
+    """Return the caller's user and group ID, as outside of a user namespace that only maps them to root.
 
-    The result of the first call is kept, since a start enters further user namespaces later.
+    Keep the result of the first call, because a start enters further user namespaces later.
     """
     global _caller
     if _caller is None:

@@ -1,6 +1,6 @@
-"""Parse the HTTP addresses that registries send, with the parser of the library that connects to them (urllib3).
+"""Parse the HTTP addresses that registries send, with the parser of urllib3, which also connects to them.
 
-If two parsers differed on a backslash or a control character, we would check one host and connect to another.
+If two parsers differed on a backslash or a control character, penroot would check one host and connect to another.
 Sources: RFC 3986; RFC 9110, 4.2; curl(1), NO_PROXY.
 """
 
@@ -29,7 +29,7 @@ class Address(NamedTuple):
 
     @property
     def netloc(self) -> str:
-        """HOST, or HOST:PORT if the port is not the scheme's default."""
+        """Return HOST, or HOST:PORT if the port is not the scheme's default."""
         return self.host if self.port == _PORTS[self.scheme] else f"{self.host}:{self.port}"
 
     @property
@@ -67,7 +67,7 @@ def shown(text: str) -> str:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Return whether an IP address is this machine's own or link-local, as those of cloud metadata services are."""
+    """Return whether an IP address is this machine's or link-local, such as that of a cloud's metadata service."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
         ip = ip.ipv4_mapped

@@ -1,4 +1,4 @@
-"""Read the files of a local image by name, from a directory or from a tar archive that is not unpacked."""
+"""Read the files of a local image by name, from a directory or a packed tar archive."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def open_plain(path: str, settings: Settings) -> IO[bytes]:
 
 
 def scratch(settings: Settings) -> IO[bytes]:
-    """Create an unnamed temporary file, in the cache directory if there is one."""
+    """Create an unnamed temporary file, in the cache directory if it exists."""
     return tempfile.TemporaryFile(dir=settings.cache_path if os.path.isdir(settings.cache_path) else None)
 
 

@@ -18,10 +18,10 @@ from enroot_py.registry.credentials import Credential
 from enroot_py.registry.http import HttpClient, Response
 from enroot_py.registry.reference import Reference
 
-_MAX_TOKEN_BYTES = 1 << 16  # of the answer with the token; no server accepts a header of that size
+_MAX_TOKEN_BYTES = 1 << 16  # of a token server's answer; no server accepts a larger header
 
 
-# Tokens by registry, repository and user: clients of one process share them.
+# Tokens by registry, repository and user, shared by all clients of this process.
 _TOKENS: dict[tuple[str, str, str | None], str] = {}
 _ACCEPTED: set[str] = set()  # Authorization headers that a registry has accepted
 _LENT: set[str] = set()  # accepted headers that another process obtained
@@ -46,7 +46,7 @@ def know(tokens: str) -> None:
 
 
 class Authorization:
-    """The Authorization header for the repository of ``reference``: none until the registry asks for one.
+    """The Authorization header for the repository of ``reference``. It is empty until the registry demands one.
 
     ``on_progress`` is called with True before a program is asked for a login, and with False after. Methods
     raise RegistryError, and Transient.
@@ -63,9 +63,9 @@ class Authorization:
         self._on_progress = on_progress
         self._credential: Credential | None = None
         self.new_login: Credential | None = None  # of ``penroot login``: tried without a repository
-        self.unknown_token_server = ""  # it got no login: it is not known to belong to the registry
-        self.has_expired = False  # the registry refuses a header that it accepted before
-        self._was_lent = False  # another process obtained that header
+        self.unknown_token_server = ""  # a server that got no login, because it may not belong to the registry
+        self.has_expired = False  # the registry refuses a header that it has accepted before
+        self._was_lent = False  # another process obtained the refused header
         self._challenge = ""  # the last WWW-Authenticate header
 
     def answer(self, challenge: str) -> None:
@@ -86,7 +86,7 @@ class Authorization:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The Authorization header, if there is one yet."""
+        """Return the Authorization header, or {} before the registry demands one."""
         header = self._basic or _TOKENS.get(self._place, "")
         return {"Authorization": header} if header else {}
 
@@ -116,7 +116,7 @@ class Authorization:
         return ask()
 
     def unauthorized(self) -> RefusedError:
-        """Return the error for the status 401 to our header."""
+        """Return the error for the status 401 after a request with our header."""
         if self._needs_new_login:
             return self._expired(401, "")
         if self._credential is None and self.unknown_token_server:
@@ -125,7 +125,7 @@ class Authorization:
 
     @property
     def _needs_new_login(self) -> bool:
-        """Whether a login or a lent token has expired. An anonymous token does not count: it is renewed for free."""
+        """Return whether a login or a lent token has expired. Anonymous tokens need no login: they are renewed."""
         return self.has_expired and (self._credential is not None or self._was_lent)
 
     def _expired(self, status: int, details: str) -> RefusedError:
@@ -173,7 +173,7 @@ class Authorization:
             self._credential = self._login(realm.netloc if known else "")
         else:
             self.unknown_token_server = realm.netloc
-        # Ignore the scope that the challenge names: ask for this repository only.
+        # Ignore the scope in the challenge: ask for this repository only.
         scope = {} if self.new_login else {"scope": f"repository:{self._reference.repository}:pull"}
         query = {"service": challenge.get("service", ""), **scope}
         user = self._credential.user if self._credential else "anonymous"

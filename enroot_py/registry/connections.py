@@ -128,7 +128,7 @@ class Connections:
     def _trust(self, is_own: bool) -> ssl.SSLContext:
         """Trust the system's authorities and the configured ones. OpenSSL reads SSL_CERT_* in the environment.
 
-        Only the server itself gets the client's certificate, and may lack a trusted one.
+        Only the server itself gets the client's certificate, and only its certificate may be untrusted.
         """
         context = site.tls()
         ca = site.rules(self._host, self._settings).ca

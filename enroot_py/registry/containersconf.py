@@ -1,8 +1,8 @@
 """Find the settings of a registry in the files that podman, skopeo and buildah share.
 
-They count where our own ``registries.conf`` is silent: site.py. The user's ``registries.conf`` replaces the system's
-and its drop-ins; a drop-in replaces the tables with the same prefix. Short names are Docker Hub's here, as with enroot,
-so ``unqualified-search-registries`` and ``aliases`` change nothing.
+They apply if penroot's ``registries.conf`` has no rule: site.py. The user's ``registries.conf`` replaces the system's
+and its drop-ins; a drop-in replaces the tables with the same prefix. As in enroot, short names mean Docker Hub, so
+``unqualified-search-registries`` and ``aliases`` change nothing.
 
 Sources: containers-registries.conf(5), containers-registries.conf.d(5), containers-certs.d(5).
 """
@@ -29,7 +29,7 @@ _HUB = "docker.io"  # the name of Docker Hub in these files
 
 
 class Endpoint(Frozen):
-    """A place that has the images of a table: the registry itself, or a mirror of it."""
+    """A place with the images of a table: the registry or a mirror."""
 
     location: str
     is_insecure: bool = False  # plain HTTP, and TLS with a certificate that is not trusted
@@ -41,13 +41,13 @@ class Table(Frozen):
     """A ``[[registry]]`` of ``file``: settings of the images whose names begin with ``prefix``."""
 
     prefix: str  # HOST[:PORT][/PATH][:TAG], or *.DOMAIN
-    registry: Endpoint  # without a location, an image is where its name says
+    registry: Endpoint  # without a location, the registry in the image's name
     mirrors: tuple[Endpoint, ...]
     is_blocked: bool
     file: str
 
     def rest(self, name: str) -> str | None:
-        """Return what follows the prefix in an image's name, or None if the name does not begin with the prefix."""
+        """Return the rest of an image's name after the prefix, or None if the name does not begin with the prefix."""
         if self.prefix.startswith("*."):
             host, end = name.partition("/")[0], self.prefix[1:]
             at = host.rfind(end)
@@ -66,7 +66,7 @@ class Certificates(Frozen):
 
 
 def name_of(reference: Reference) -> str:
-    """Return the name of an image as these files write it: docker.io/library/box:1."""
+    """Return the name of an image in the form of these files: docker.io/library/box:1."""
     host = _HUB if reference.registry == DOCKER_HUB else reference.registry
     return f"{host}/{reference.repository}" + (f"@{reference.digest}" if reference.digest else f":{reference.tag}")
 
@@ -89,7 +89,7 @@ def tables(environ: Mapping[str, str]) -> tuple[Table, ...]:
 
 
 def paths(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the existing files, in the order in which they are read."""
+    """Yield the existing files in reading order."""
     user = base_directories(environ)["HOME"] + "/.config/containers"
     named = environ.get(_VARIABLE, "")
     if named and not os.path.exists(named):

@@ -1,7 +1,7 @@
 """Parse registries.conf of podman and skopeo.
 
-Like them, this ignores keys that it does not know, and refuses a file whose tables contradict each other. Version 1 of
-the format becomes version 2. Source: containers-registries.conf(5).
+As in these programs, unknown keys are ignored, and a file with contradicting tables is refused. Version 1 of the format
+is converted to version 2. Source: containers-registries.conf(5).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parse(path: str, data: bytes) -> tuple[Table, ...]:
 
 
 def _from_version_1(document: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:
-    """Yield the tables that the lists of version 1 stand for."""
+    """Yield the tables of version 2 for the lists of version 1."""
     lists = {name: _value(document, name, dict, path) for name in ("insecure", "block")}
     insecure, blocked = (_value(entry, "registries", list, path) for entry in lists.values())
     for location in dict.fromkeys(map(str, [*blocked, *insecure])):

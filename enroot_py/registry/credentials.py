@@ -1,6 +1,6 @@
 """Find registry logins in enroot's ``.credentials`` (netrc), docker's config.json and podman's auth.json.
 
-Messages and program arguments never contain a secret. Messages name the file that a login comes from.
+Messages and program arguments never contain a secret. Messages name the file of a login.
 Sources: enroot-import(1), "Description"; netrc(5); docker-login(1); containers-auth.json(5).
 """
 
@@ -60,7 +60,7 @@ class _Query:
 def find(
     reference: Reference, settings: Settings, *, realm: str = "", environ: Mapping[str, str] = os.environ
 ) -> Credential | None:
-    """Find the credential for the registry of ``reference``, and for its user, if it names one.
+    """Find the credential for the registry of ``reference``, and for its user if any.
 
     A login may be limited to a part of a registry. ``realm`` is the registry's known token server: enroot's files may
     name it instead of the registry. Raises ConfigError for an unreadable or invalid file.
@@ -94,7 +94,7 @@ def key(registry: str) -> str:
 
 
 def keys(auths: Mapping[str, object], registry: str) -> Iterator[str]:
-    """Yield the keys of ``auths`` for a whole registry, not those for a part of it."""
+    """Yield the keys of ``auths`` for a whole registry, without keys for a part of it."""
     hosts = (registry, *(_hosts(registry) if registry == DOCKER_HUB else ()))
     for host in hosts:
         yield from _keys(auths, host, "")
@@ -180,7 +180,7 @@ class _Netrc:
         return None
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (machine, login, password). A password that is a command extends to the end of its line."""
+        """Yield (machine, login, password). A command as password extends to the end of its line."""
         entry: dict[str, str] = {}
         for number, line in enumerate(self._text.splitlines(), 1):
             rest = line.strip()
@@ -207,7 +207,7 @@ class _Netrc:
             yield entry["machine"], entry["login"], entry["password"]
 
     def _secret(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
-        """Return the password, after expansion if all of it is ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
+        """Return the password, expanded if the whole of it is ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
 
         A backslash before the ``$`` prevents the expansion. Any other ``$`` is an ordinary character.
         """

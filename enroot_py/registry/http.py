@@ -1,4 +1,4 @@
-"""An HTTP client for untrusted servers: retries, limits, redirects, and secrets that stay with one server.
+"""An HTTP client for untrusted servers: it retries, limits, follows redirects, and keeps secrets to one server.
 
 Sources: RFC 9110 for redirects, Retry-After and Authorization; RFC 9112.
 """
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_REDIRECTS = 5
 _CHUNK_BYTES = 1 << 18
-# After _MAX_SMALL_READS reads of fewer than _SMALL_READ_BYTES on average, a body costs us more than its sender.
+# After _MAX_SMALL_READS reads of fewer than _SMALL_READ_BYTES on average, a body costs the client more than its sender.
 _MAX_SMALL_READS = 20_000
 _SMALL_READ_BYTES = 100
 _READ_S = 1.0  # a read returns its data after this time
@@ -43,7 +43,7 @@ _NO_CONNECTION = (exceptions.SSLError, exceptions.NewConnectionError, exceptions
 
 
 class Transient(Exception):
-    """A failure that a retry may cure, after ``retry_after`` seconds if the server sent that."""
+    """A failure that may pass. If the server sent ``retry_after``, retry after that many seconds."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -229,7 +229,7 @@ class HttpClient:
         for _ in range(_MAX_REDIRECTS + 1):
             response = self.once(method, address, headers)
             if response.status == 401 and address.origin != first.origin:
-                response.discard()  # send no secret to another host, whatever its challenge
+                response.discard()  # another host gets no secret
                 raise RegistryError(f"{first.netloc} redirects to {address.netloc}, which asks for a separate login")
             if response.status not in (301, 302, 303, 307, 308):
                 return response

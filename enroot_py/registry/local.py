@@ -33,7 +33,7 @@ def open_image(reference: LocalImage, settings: Settings) -> Layout | DockerArch
 
 
 class Layout:
-    """An OCI layout: a directory, or an archive of one."""
+    """An OCI layout: a directory, or an archive of a directory."""
 
     base = ""
 
@@ -45,7 +45,7 @@ class Layout:
         return ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """Return the manifest of the named image, or of the only one, for an architecture."""
+        """Return the manifest of the named or only image, for an architecture."""
         index = _json(self._files, "index.json", self._reference)
         entries = index.get("manifests") if isinstance(index, dict) else None
         entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
@@ -84,8 +84,8 @@ def _blob_name(digest: str) -> str:
 class DockerArchive:
     """An archive of ``docker save``. Its manifest.json names the config and the layers' tar files.
 
-    The archive has no manifest with digests. We make one from the config and from the layers' diff_ids in the config:
-    the same image always gets the same manifest.
+    The archive has no manifest with digests. Make a manifest from the config and its diff_ids, so that the same image
+    always gets the same manifest.
     """
 
     base = ""
@@ -100,7 +100,7 @@ class DockerArchive:
         return ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """Return the manifest of the named image, or of the only one. An archive has one architecture a name."""
+        """Return the manifest of the named or only image. An archive has one architecture per name."""
         entry = self._choose(_json(self._files, "manifest.json", self._reference))
         try:
             self._config = archives.document(self._files, str(entry["Config"]))
@@ -187,7 +187,7 @@ class Engine:
         with archives.scratch(self._settings) as out:
             self._engine("save", self._reference.place, stdout=out.fileno())
             file = archives.reopened(out)
-        # The archive may have more than one name, but only one image.
+        # The archive has one image, perhaps with several names.
         self._archive = DockerArchive(self._reference, Archive(str(self._reference), file))
         return replace(self._archive.manifest(arch), named=named)
 

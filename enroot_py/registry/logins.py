@@ -120,10 +120,10 @@ class AuthFile:
     def _changed(self) -> Iterator[dict[str, Any]]:
         """Yield the file's content for changes, then replace the file atomically with mode 0600."""
         directory = os.path.dirname(self.path)
-        umask = os.umask(0o077)  # no other user may open the file while it is empty
+        umask = os.umask(0o077)  # otherwise another user could open the file while it is empty
         try:
             _make(directory)
-            with waits.changing(self.path):  # two logins at the same time: neither is lost
+            with waits.changing(self.path):  # two logins at the same time must both be stored
                 config = credentials.config(self.path)
                 unchanged = json.dumps(config)
                 yield config

@@ -39,7 +39,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An image manifest; ``data`` is its text. ``named`` is the digest that the name resolves to, maybe of an index."""
+    """An image manifest with the text ``data``. The name resolves to the digest ``named``, perhaps of an index."""
 
     digest: str
     named: str
@@ -85,7 +85,7 @@ class Search:
         self._platforms: list[str] = []  # read from configs, because the index does not have them
 
     def image_of(self, data: bytes) -> Manifest:
-        """Return the image manifest in ``data``, which is the manifest itself or an index."""
+        """Return the image manifest of ``data``, a manifest or an index."""
         document = parse(data, self._name)
         named = digests.of(data)
         if _is_index(document, named, self._name):
@@ -139,7 +139,7 @@ def fields(document: object) -> dict[str, Any]:
 
 
 def choose(entries: object, platform: Platform, name: object) -> list[tuple[str, bool]]:
-    """Return the digest of the index entry that fits best, or those of all entries without the optional platform.
+    """Return the digest of the best index entry, or the digests of all entries without the optional platform.
 
     The second value is whether the entry has a platform. Raises ImageError.
     """

@@ -40,9 +40,9 @@ class Platform:
         return "/".join(filter(None, ("linux", self.architecture, self.variant)))
 
     def rank(self, architecture: str, variant: str) -> int:
-        """Rank an image of another platform: higher is better, -1 does not run here.
+        """Rank an image for this platform: higher is better, -1 cannot run.
 
-        A newer 32-bit ARM runs images of older ones. Images of amd64/v2 and up may not run here.
+        A newer 32-bit ARM runs images for older ones. Images for amd64/v2 and up may not run.
         """
         if architecture != self.architecture:
             return -1

@@ -21,7 +21,7 @@ FILES = ("oci:", "oci-archive:", "docker-archive:")
 SCHEMES = (DOCKER, *ENGINES, *FILES)
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = frozenset(("docker.io", "index.docker.io", "registry.hub.docker.com", DOCKER_HUB))
-# Types that a name may resolve to: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
+# Accepted types of a manifest: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
 MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -65,7 +65,7 @@ class Reference(Frozen):
         return f"/v2/{self.repository}/manifests/{digest or self.digest or self.tag}"
 
     def uri(self) -> str:
-        """Return the URI that enroot records as provenance, and that parse() reads back."""
+        """Return the URI for enroot's record of provenance. parse() accepts it."""
         user = f"{self.user}@" if self.user else ""
         end = f"@{self.digest}" if self.digest else f":{self.tag}"
         return f"{DOCKER}{user}{self.registry}#{self.repository}{end}"
@@ -81,8 +81,8 @@ class Reference(Frozen):
 class LocalImage:
     """An image on this machine: in a file, a directory, or a container engine.
 
-    ``scheme`` is one of FILES or ENGINES. ``place`` is an absolute path, or the engine's name of the image. ``name``
-    selects one of several images in the same place.
+    ``scheme`` is in FILES or ENGINES. ``place`` is an absolute path, or the engine's name of the image. ``name``
+    selects an image if the place has several.
     """
 
     __slots__ = ("scheme", "place", "name")
@@ -256,7 +256,7 @@ def _split_digest(text: str, rest: str) -> tuple[str, str]:
 
 
 def _split_login(text: str, rest: str) -> tuple[str, str, str]:
-    """Split off USER[:PASSWORD]@. Return the rest, the user and the password, not percent-decoded, as in enroot."""
+    """Split off USER[:PASSWORD]@. Return the rest, user and password. As in enroot, nothing is percent-decoded."""
     login, at, rest = rest.rpartition("@")
     user, _, password = login.partition(":")
     port, path, _ = password.partition("/")

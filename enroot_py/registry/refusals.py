@@ -17,7 +17,7 @@ from enroot_py.registry.reference import DOCKER_HUB, Reference
 
 _MAX_DOCUMENT_BYTES = 1 << 16
 _MAX_TAG_CHARS = 128
-_MAX_SHOWN_CHARS = 200  # of an error message from a server
+_MAX_SHOWN_CHARS = 200  # of a server's error message
 _MAX_SHOWN_TAGS = 12
 
 
@@ -38,7 +38,7 @@ def details(response: Response) -> str:
 
 
 def failure(response: Response, registry: str, path: str) -> RegistryError:
-    """Return the error for any other status. Raises Transient for an error that may pass."""
+    """Return the error for an unexpected status. Raises Transient for an error that may pass."""
     return RegistryError(f"{response.status} from {registry} for {path}: {details(response) or 'no reason given'}")
 
 
@@ -52,7 +52,7 @@ def elsewhere(response: Response, registry: str) -> RegistryError:
 
 
 def unauthorized(reference: Reference, login: Credential | None, settings: Settings) -> RefusedError:
-    """Return the error for the status 401 to ``login``, or to no login if there is none."""
+    """Return the error for the status 401 with ``login``, or without a login."""
     registry, repository = reference.registry, reference.repository
     if login is not None:
         return RefusedError(
@@ -105,7 +105,7 @@ def absent(reference: Reference, tags: Sequence[object] | None) -> RefusedError:
 def likely_registry(reference: Reference) -> str:
     """Return a hint if the name looks like a registry; else "".
 
-    In an #SBATCH line the "#" of REGISTRY#IMAGE begins a comment, so the name of the registry alone is left.
+    In an #SBATCH line the "#" of REGISTRY#IMAGE begins a comment, so only the name of the registry is left.
     """
     name = reference.repository.removeprefix("library/")
     port = reference.tag if reference.tag.isdecimal() and len(reference.tag) > 3 else ""

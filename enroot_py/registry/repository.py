@@ -26,9 +26,9 @@ _MANIFEST_HEADERS = {"Accept": ", ".join(MANIFEST_TYPES)}
 _MAX_MANIFEST_BYTES = 4 << 20  # OCI distribution specification, "Pushing Manifests"
 _MAX_TAGS_BYTES = 1 << 20
 _MAX_URLS = 4
-_PROGRESS_BYTES = 1 << 20  # a transfer that makes this progress gets all its retries again
-_ABSENT_STATUSES = (400, 404, 405)  # the registry does not have the object, or does not know the path
-_OK_STATUSES = (200, 206, 416)  # 416 answers a Range that begins at the end of a blob
+_PROGRESS_BYTES = 1 << 20  # after this progress, a transfer may use all its retries again
+_ABSENT_STATUSES = (400, 404, 405)  # the registry lacks the object or does not know the path
+_OK_STATUSES = (200, 206, 416)  # 416: the Range begins at the end of the blob
 
 
 class Repository:
@@ -55,7 +55,7 @@ class Repository:
 
     @property
     def base(self) -> str:
-        """https://HOST or http://HOST, after the first response."""
+        """Return https://HOST or http://HOST, after the first response."""
         return self._client.base
 
     @property
@@ -323,7 +323,7 @@ class Download:
         return data
 
     def _open(self) -> Response:
-        """Request the rest of the blob, and skip what a whole blob repeats."""
+        """Request the rest of the blob. If the registry sends the whole blob, skip the beginning."""
         start = self._at if self._ranges else 0
         response = self._response = self._repository.part(self._descriptor, start, self._retries)
         if response.status == 416:

@@ -1,10 +1,10 @@
-"""A shared directory of compressed blobs: one node downloads a blob, the other nodes read it.
+"""Share compressed blobs in a directory: one node downloads a blob, the other nodes read it.
 
 ``sha256/HEX`` is a complete blob, ``sha256/HEX.lock`` names the process that downloads it, ``tmp`` has partial
-downloads. Locks work on NFS and Lustre without flock(2): link(2) makes them, and only the file server's clock decides
-whether they have expired; see link(2), and open(2), O_EXCL on NFS. The owner renews a lock regularly. Two processes
-that take over an expired lock at the same time both download, which only costs time: rename publishes complete blobs,
-and every reader checks the digest.
+downloads. Locks work on NFS and Lustre without flock(2): link(2) creates them, and only the file server's clock
+decides whether a lock has expired. See link(2), and open(2), O_EXCL on NFS. The owner renews a lock regularly. If two
+processes take over an expired lock at the same time, both download, which only costs time: rename publishes complete
+blobs, and every reader checks the digest.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SharedBlobs:
-    """The directory ``path``, made if missing. ``readers`` is who shares it: everybody, a group or a user.
+    """The shared directory ``path``, created if missing. ``readers`` may read it: everybody, a group or a user.
 
-    Another user's unusable files never block: this node warns and downloads the blob for itself. Raises ImageError if
-    there is no directory.
+    Unusable files of another user never block a download: this node warns and downloads the blob for itself. Raises
+    ImageError if the directory cannot be used.
     """
 
     def __init__(self, path: str, readers: str = "everybody") -> None:
@@ -55,10 +55,10 @@ class SharedBlobs:
             ) from e
 
     def read(self, source: ImageSource, descriptor: Descriptor, use: Callable[[Blob], _T]) -> _T:
-        """Call ``use`` with a shared blob, or with one from ``source``, which is then shared. Return its result.
+        """Call ``use`` with a shared blob, or download the blob from ``source`` and share it. Return the result.
 
-        ``use`` raises ImageError for a wrong digest: a shared blob is then downloaded again. If another user's files
-        prevent sharing, the blob from ``source`` is not shared.
+        If ``use`` raises ImageError for the digest of a shared blob, download the blob again. If another user's files
+        prevent sharing, the download is not shared.
         """
         while (blob := self._blob(source, descriptor)) is not None:
             with blob:
@@ -128,7 +128,7 @@ class _Directories:
 
 
 class _Turn:
-    """A process that needs a blob: it reads the shared blob, waits for another process, or downloads it for all."""
+    """Get a blob for this process: read the shared blob, wait for another process, or download the blob for all."""
 
     def __init__(self, directories: _Directories, descriptor: Descriptor) -> None:
         self._directories = directories
@@ -307,7 +307,7 @@ class _Tee:
             self._give_up(e)
 
     def _give_up(self, error: OSError) -> None:
-        """Stop sharing after an error, such as a full disk. This node goes on with its download."""
+        """Stop sharing after an error, such as a full disk, but continue the download."""
         log.warn(f"cannot share {self._directories.path}/sha256/{self._name} with other nodes: {error.strerror}")
         self._close()
 
@@ -321,7 +321,7 @@ def _short(descriptor: Descriptor) -> str:
 
 
 def _beneath(path: str, readers: str) -> str:
-    """Return ``path``, or the directory in it that only ``readers`` can read. Raises OSError."""
+    """Return ``path`` for everybody, or its subdirectory that only ``readers`` can read. Raises OSError."""
     if readers == "everybody":
         return path
     if readers == "user":

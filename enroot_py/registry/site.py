@@ -1,6 +1,6 @@
-"""Rules for single registries: the file ``registries.conf`` of the site or the user.
+"""Read the rules for registries: the file ``registries.conf`` of the site or the user.
 
-Each line has a registry (HOST or HOST:PORT; ``*`` matches any other) and its rules::
+Each line has a registry (HOST or HOST:PORT; ``*`` matches all registries without a line) and its rules::
 
     # registry        rules
     build.site:5000   http
@@ -9,13 +9,13 @@ Each line has a registry (HOST or HOST:PORT; ``*`` matches any other) and its ru
     registry.site     token=gitlab.site
 
 ``http`` allows plain HTTP if the registry does not speak TLS. ``ca`` names a file of certificate authorities to trust
-besides the system's. Each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the registry itself, in order. ``token``
+in addition to the system's. Each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the registry, in order. ``token``
 names the registry's token server on another host, which gets the registry's login. Without ``token``, only the
-registry's own host and the token servers in _TOKEN_SERVERS get it.
+registry's own host and the token servers in _TOKEN_SERVERS get the login.
 
-The user's line replaces the site's. A mirror decides what a tag resolves to. Content named by a digest is checked,
-whoever sends it. A line without ``http`` and ``mirror`` leaves these to the files of podman and skopeo, a line without
-``ca`` leaves the authorities to their certs.d: containersconf.py.
+The user's line replaces the site's. A mirror decides the digest of a tag, but the content of a digest is always
+checked. For a line without ``http`` and ``mirror``, the files of podman and skopeo apply; for a line without ``ca``,
+their certs.d: containersconf.py.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class Rules:
 
     @property
     def are_of_place(self) -> bool:
-        """Whether these rules locate the registry's images. If so, the files of other programs are not read."""
+        """Return whether these rules locate the registry's images, so that other programs' files are not read."""
         return self.http or bool(self.mirrors)
 
 
 class Place(Frozen):
-    """A place to pull an image from: its reference there, and whether the registry there needs no trusted TLS."""
+    """A place of an image: the reference there, and whether that registry may lack trusted TLS."""
 
     reference: Reference
     is_insecure: bool = False
@@ -123,7 +123,7 @@ def _known(settings: Settings, environ: Mapping[str, str]) -> dict[str, Rules]:
 def places(reference: Reference, settings: Settings, environ: Mapping[str, str] = os.environ) -> list[Place]:
     """Return the places of an image: each mirror, in order, then the registry itself. Raises ConfigError, RefusedError.
 
-    Our rules decide, or else the files that podman and skopeo read.
+    These rules take precedence over the files of podman and skopeo.
     """
     site_rules = rules(reference.registry, settings, environ)
     if site_rules.are_of_place:
@@ -155,7 +155,7 @@ def _rewritten(reference: Reference, table: Table, endpoint: Endpoint) -> Refere
 
 
 def origins(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a line for each registry with rules: the rules, and the file that has them. Raises ConfigError."""
+    """Yield a line with rules and file for each registry with rules. Raises ConfigError."""
     known = _known(settings, environ)
     for registry, site_rules in known.items():
         yield f"{registry} {' '.join(site_rules.words)}  ({site_rules.origin})"
@@ -179,7 +179,7 @@ def may_be_plain(registry: str, settings: Settings) -> bool:
 
 
 def is_token_server(registry: str, host: str, settings: Settings) -> bool:
-    """Return whether ``host``, which is not the registry's own, is known as its token server."""
+    """Return whether ``host``, another host, is a known token server of the registry."""
     host = spelling(host)
     return host == _TOKEN_SERVERS.get(registry) or host in rules(registry, settings).token_servers
 
@@ -192,7 +192,7 @@ def mirrored(reference: Reference, mirror: str) -> Reference:
 
 
 def tls() -> SSLContext:
-    """Return a TLS context that trusts the system's authorities, and is no stricter than curl and docker.
+    """Return a TLS context that trusts the system's authorities and is not stricter than curl and docker.
 
     Python 3.13 is stricter: it rejects certificate authorities without a key usage extension.
     """

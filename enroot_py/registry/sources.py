@@ -36,7 +36,7 @@ class ImageSource(Protocol):
         """SCHEME://HOST of the registry, for the store to remember; the engine's name; or ""."""
 
     def digest(self) -> str:
-        """Resolve the name to its current digest, or "" if that costs as much as manifest()."""
+        """Return the current digest of the name, or "" if this costs as much as manifest()."""
 
     def manifest(self, arch: str | None = None) -> Manifest: ...
     def config(self, manifest: Manifest) -> bytes: ...
@@ -45,12 +45,12 @@ class ImageSource(Protocol):
 
 @runtime_checkable
 class Expecting(Protocol):
-    """A source that needs the list of blobs before the first one is read."""
+    """A source that must get the list of blobs before the first read."""
 
     def begin(self, blobs: Sequence[Descriptor]) -> None: ...
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
-        """Return the blob from the registry, after peers sent data with another digest."""
+        """Return the blob from the registry, after peers sent wrong data."""
 
 
 class Peers(Protocol):
@@ -63,7 +63,7 @@ class Peers(Protocol):
         """Return the digest of the step's tag, if srun resolves it for the nodes, or "". Raises RegistryError."""
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
-        """Send a stored image to nodes that are missing it. Raises OSError."""
+        """Send a stored image to nodes without it. Raises OSError."""
 
 
 def open_source(

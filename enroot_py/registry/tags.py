@@ -75,7 +75,7 @@ def _in_child(
     os.close(answer)
     try:
         with open(result, "rb") as f:
-            if not _is_readable_within(seconds + _LATE_S, f):  # a stopped process misses its own alarm
+            if not _is_readable_within(seconds + _LATE_S, f):  # a stopped child misses its own alarm
                 raise errors.Unreachable(f"cannot ask {registry}: the child process {pid} is stopped")
             kind, _, value = f.read().decode("utf-8", "surrogateescape").partition("\0")
     finally:
@@ -149,9 +149,9 @@ def hurry(seconds: float, silence: float = _SILENCE_S) -> Callable[[bool], None]
 
 
 def at_once(reference: Reference, base: str, settings: Settings) -> str:
-    """Resolve a tag at ``base`` (SCHEME://HOST) without login and proxy. Return "" if that fails in any way.
+    """Resolve a tag at ``base`` (SCHEME://HOST) without login and proxy, or return "".
 
-    The full client then tries again, and reports errors.
+    After "", the full client tries again and reports errors.
     """
     if any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES):
         return ""
@@ -243,7 +243,7 @@ def resolve(reference: Reference, settings: Settings, on_progress: Callable[[boo
     first = places[0].reference
     host = first.registry
     if host != DOCKER_HUB and len(places) == 1:  # Docker Hub always asks for a token
-        # Plain HTTP sends no secret here. A registry that speaks TLS rejects it, and the full client tries again.
+        # Plain HTTP sends no secret here. A registry with TLS rejects plain HTTP, and the full client tries again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
         digest = at_once(first, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
