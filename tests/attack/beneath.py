@@ -77,7 +77,7 @@ def attempt(act: Callable[[], None], *, in_namespaces: bool) -> None:
     os._exit(0)
 
 
-# pivot() changes the root of all processes of the namespace: last.
+# Run pivot() last: it changes the root of every process in the namespace.
 for in_namespaces in (True, False):
     for act in (unmount, move, walk_up, leave_chroot, enter_again, pivot):
         attempt(act, in_namespaces=in_namespaces)

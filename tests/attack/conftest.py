@@ -1,7 +1,7 @@
-"""Attacks: by an image, a registry, another user, and a user on what root does for him.
+"""Attacks by an image, a registry, another user, and a user against the code that root runs for them.
 
-Each test is one attack, and fails on the tree before its mend. ``user`` is the victim, ``bob`` another ordinary
-user; ``lab`` is the cluster of tests/slurm, whose alice and bob they are there.
+Each test is one attack, and failed before its fix. ``user`` is the victim, ``bob`` another ordinary user. ``lab`` is
+the cluster of tests/slurm, with its users alice and bob.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-# Fixtures and hooks of the other tiers.
+# Fixtures and hooks that the other tiers define.
 from tests.kernel.conftest import UID, User, image, ordinary_user, packed, require, rootfs, user
 from tests.slurm.conftest import lab, not_drained, pmix, pytest_collection_finish
 
@@ -31,7 +31,7 @@ def bob() -> Iterator[User]:
 
 @pytest.fixture
 def scratch() -> Iterator[pathlib.Path]:
-    """A directory where every user can make one, as /var/tmp is."""
+    """Yield a directory in which every user can create one, like /var/tmp."""
     require(os.geteuid() == 0, "only root can be two users")
     path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-scratch-", dir="/var/tmp"))
     path.chmod(0o1777)

@@ -1,8 +1,8 @@
-"""A program of an image kills the helper of its step, and answers in its place. Needs /usr.
+"""A program of an image kills the helper of its step and answers in the helper's place. Needs /usr.
 
-hijack.py MODE: "attach" answers who attaches with no namespaces and a variable EVIL; "silent" says nothing to
-anybody; "idle" lets the helper live, connects to it and says nothing. It takes abstract addresses that the helper
-had, and sockets and links of the runtime path, where that is to be seen.
+hijack.py MODE: "attach" answers attach requests without namespaces and with a variable EVIL; "silent" accepts
+connections and never answers; "idle" leaves the helper alive, connects to it and sends nothing. The program takes over
+the helper's abstract addresses, and the sockets and links of the runtime path if it can see them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 
 
 def addresses() -> set[str]:
-    """The abstract addresses of this network namespace that somebody listens on."""
+    """Return the abstract addresses with a listener in this network namespace."""
     with open("/proc/net/unix") as file:
         return {
             line.split()[-1][1:]
@@ -66,7 +66,7 @@ def main() -> None:
     for pid in helpers():
         try:
             os.kill(pid, signal.SIGKILL)
-        except PermissionError:  # slurmstepd's own words, or another user's
+        except PermissionError:  # slurmstepd's command line has the words, or the process is another user's
             continue
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline and not before - addresses():

@@ -1,4 +1,4 @@
-/* A static program for the table of what an image can do: test_capabilities.py.
+/* A static program that tries what an image can do: test_capabilities.py prints the table.
  *
  *   probe call DIRECTORY PROGRAM [ARG...]  be the caller: put a key into a new session keyring, open DIRECTORY as
  *                                          descriptors 7 and 8 (O_PATH), a file in it as 9, and namespaces as 10
@@ -6,7 +6,7 @@
  *   probe session                          print the ID and the description of the session keyring
  *   probe                                  be the image: try everything, print a line "NAME RESULT" for each
  *
- * Each attempt is harmless: it writes back what is there, or opens and writes nothing.
+ * Each attempt is harmless: it writes the old content back, or only opens a file.
  */
 #define _GNU_SOURCE
 #include <asm/ioctls.h>
@@ -115,7 +115,7 @@ static const struct {
 #endif
 };
 
-/* Each call in a child: a kernel without the calls of i386 kills it. "open" unless the error is EPERM. */
+/* Each call in a child: a kernel without i386 system calls kills the child. "open" unless the error is EPERM. */
 static void terminal(void)
 {
 	static const unsigned long requests[] = { TIOCSTI, TIOCLINUX };

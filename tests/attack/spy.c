@@ -1,7 +1,7 @@
-/* What a program in a container can see of processes that are none of it: run as its root, it looks at all that it finds.
+/* Look at all processes that a container's root can inspect, for processes outside of the container.
  *
- * spy SECONDS prints, once each, the programs of the processes that it may look at, and what lies under the path MARK in
- * their root or working directories, or beneath any directory that they have open.
+ * spy SECONDS prints, once each, the programs of the inspected processes, and the content of the file MARK in their root
+ * or working directories, or beneath any directory that they have open.
  */
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -30,7 +30,7 @@ __all__ = ["laptop"]  # a fixture
 
 PROBE = pathlib.Path(__file__).parent / "probe.c"
 CLOSED = dict.fromkeys(("terminal", "directories", "namespaces", "mounts", "sysctl", "devices"), "no")
-# start, exec and bundles pass on files and keys. A step gets its descriptors and its keyring from Slurm.
+# start, exec and bundles pass on files and keys. Slurm gives a step its descriptors and its keyring.
 BY_CALLER = {**CLOSED, "files": "yes", "keyring": "yes", "capabilities": "no"}
 BY_SLURM = {**BY_CALLER, "files": "no", "keyring": "no"}
 UP = "echo $SLURM_JOB_ID; exec sleep 1000"
@@ -41,7 +41,7 @@ STARTS = [*((), ("--root",), ("--rw",), ("--rw", "--root")), *((o,) for o in OWN
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[dict[str, dict[str, str]]]:
-    """The rows that the tests of this file have found, printed at the end."""
+    """Collect the rows that the tests of this file find, and print them at the end."""
     rows: dict[str, dict[str, str]] = {}
     yield rows
     lines = [["", *BY_CALLER], *([name, *(row.get(cell, "?") for cell in BY_CALLER)] for name, row in rows.items())]
@@ -68,7 +68,7 @@ def expected(row: dict[str, str], options: Sequence[str]) -> dict[str, str]:
 
 
 class Caller:
-    """A user, or root, with the probe in a container ``box`` and in a bundle, and what the probe is to find."""
+    """A user, or root, with the probe in a container ``box`` and in a bundle."""
 
     def __init__(self, user: User, probe: pathlib.Path, *, root: bool) -> None:
         self.user, self.probe = user, str(probe)
@@ -91,7 +91,7 @@ class Caller:
         user.own(user.home)
 
     def run(self, *command: str) -> dict[str, str]:
-        """Run a command with all that the probe looks for, and return what it finds."""
+        """Run a command with everything that the probe looks for, and return the findings."""
         words = self.user.command(self.probe, "call", str(self.user.home), *command)
         with Terminal(words, env=self.user.environ, cwd=self.user.home) as terminal:
             return cells(terminal.read_all())
@@ -106,7 +106,7 @@ def caller(request: pytest.FixtureRequest, probe: pathlib.Path) -> Iterator[Call
 
 @contextlib.contextmanager
 def in_background(caller: Caller, *options: str) -> Iterator[None]:
-    """While this lasts, the container ``box`` runs."""
+    """Run the container ``box`` while the block runs."""
     user = caller.user
     start = user.command("penroot", "start", *options, *caller.mounts, "box", "sleep", "60")
     with subprocess.Popen(start, env=user.environ, stdin=subprocess.DEVNULL) as process:
@@ -118,7 +118,6 @@ def in_background(caller: Caller, *options: str) -> Iterator[None]:
 
 
 def make_bundle(user: User) -> None:
-    """Make the bundle ``box.run`` of the container ``box``."""
     user.penroot("export", "--output", f"{user.home}/box.sqsh", "box")
     user.penroot("bundle", f"{user.home}/box.sqsh")
 
@@ -176,7 +175,7 @@ def test_settings_keep_keys_and_descriptors_from_it(caller: Caller, how: str) ->
 
 @pytest.fixture(scope="module")
 def in_lab(lab: Lab, probe: pathlib.Path) -> Iterator[tuple[str, ...]]:
-    """The options of srun for the probe's image and its mounts."""
+    """Yield srun's options for the probe's image and mounts."""
     home = pathlib.Path(lab.root, "home/alice")
     shutil.copy(probe, home / "probe")
     made = "cp /probe.of /bin/probe; mkdir /cover; touch /cover/hidden"
@@ -214,7 +213,7 @@ def test_ssh(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...], table: dict[str,
 
 @pytest.fixture
 def root_home(lab: Lab) -> Iterator[str]:
-    """A home of root that all nodes see, as ssh needs for the keys of a job."""
+    """Yield a home of root that all nodes see, as ssh needs for the keys of a job."""
     home = "/home/root"
     lab.run(f"mkdir -m 700 {home}", user="root")
     yield home
@@ -226,7 +225,7 @@ def root_home(lab: Lab) -> Iterator[str]:
 def test_ssh_of_root(
     lab: Lab, root_home: str, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], remap: str
 ) -> None:
-    """Root has no login node between: ssh calls ssh-proxy itself."""
+    """Root has no login node in between: ssh calls ssh-proxy itself."""
     keys = f"{root_home}/keys"
     with job(lab, *in_lab, *filter(None, [remap]), user="root") as number:
         known = f"-i {keys} -o UserKnownHostsFile={keys} -o HostKeyAlias=penroot"
@@ -238,7 +237,7 @@ def test_ssh_of_root(
 
 
 def sessions(shown: str) -> list[list[str]]:
-    """ID and description of each session keyring that was shown."""
+    """Return ID and description of each session keyring in the output."""
     return [line.split()[-2:] for line in shown.splitlines() if "session " in line]
 
 

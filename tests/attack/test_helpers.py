@@ -1,4 +1,4 @@
-"""The helper of a step, attacked by a program in its container, which is of the same user."""
+"""Attacks on the helper of a step by a program in its container, which runs as the same user."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subproce
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str) -> None:
-    """5: it answers attach without namespaces, and the next step of that name runs on the node, as it says."""
+    """An impostor answers attach without namespaces. The next step of that name must not run on the node."""
     step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
     done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
     end(step)
     host = lab.run(["readlink", "/proc/self/ns/mnt"], node="n1").stdout.strip()
     assert "yes" not in done.stdout and host not in done.stdout
-    if RUN in mounts:  # the sockets of helpers are no container's business, but this user has let it in
+    if RUN in mounts:  # containers do not see the sockets of helpers, but this user mounts them
         assert "is not the helper process of a step: it is in a container" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
@@ -61,13 +61,13 @@ def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str)
 
 @pytest.mark.security("H1")
 def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
-    """5: it never answers finish, the step hangs, and Slurm drains the node."""
+    """An impostor never answers finish: the step must not hang, and Slurm must not drain the node."""
     step = attacking(lab, "silent", IMAGE)
     step.communicate("", timeout=300)
     try:
         until(
             lambda: not lab.run(["squeue", "-h", "-u", "alice"]).stdout, "the job has ended", 50
-        )  # at a minute Slurm gives up
+        )  # Slurm gives up after a minute
     finally:
         on_node(lab, "pkill -KILL -f '[h]ijack.py'")
 
@@ -75,7 +75,7 @@ def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_who_connects_and_says_nothing_holds_nobody_up(lab: Lab, mounts: str) -> None:
-    """19: an idle client of the helper's socket."""
+    """An idle client of the helper's socket."""
     step = attacking(lab, "idle", IMAGE, NAME, mounts=mounts)
     second = lab.popen(["srun", *ON_N1, NAME, *WHERE])
     try:
@@ -89,7 +89,7 @@ def test_who_connects_and_says_nothing_holds_nobody_up(lab: Lab, mounts: str) ->
 
 @pytest.mark.security("C1")
 def test_nobody_looks_at_the_helper(lab: Lab) -> None:
-    """5: whoever traces it has its descriptors, and can let it say what he likes."""
+    """A tracer would get the helper's descriptors, and could forge its answers."""
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo up; read line")])
     expect(step, "up")
     helper = "p=$(pgrep -o -u alice -f '[p]yxis_py.helper')"
@@ -105,7 +105,7 @@ def test_nobody_looks_at_the_helper(lab: Lab) -> None:
 def test_task_killed_in_setup_leaves_container_to_next(
     lab: Lab, gated: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    """19: of a writable or saved container the new helper found that it "exists", in most of these cases."""
+    """The next helper must not fail with "exists" on a writable or saved container."""
     step = lab.popen(["srun", *ON_N1, "-n3", "--cpu-bind=none", *gated, *options, *sh("echo done")])
     made = "ls -d /var/tmp/*/pyxis_*.0 /home/alice/*/pyxis_*.0 /home/alice/.local/share/enroot/pyxis_*.0"
     all_wait(lab, 3)
@@ -119,7 +119,7 @@ def test_task_killed_in_setup_leaves_container_to_next(
 
 @pytest.mark.security("H2")
 def test_an_attached_step_has_its_own_variables(lab: Lab) -> None:
-    """19: --container-env of the first step overrode those of the second job."""
+    """--container-env of the first step must not override the second job's variables."""
     env = {"GIVEN": "first", "IMAGE_NAME": "first"}
     step = lab.popen(
         ["srun", *ON_N1, IMAGE, NAME, "--container-env=GIVEN,IMAGE_NAME", *sh("echo up; read line")], env=env
@@ -132,14 +132,14 @@ def test_an_attached_step_has_its_own_variables(lab: Lab) -> None:
 
 @pytest.mark.security("H2")
 def test_srun_pty_says_what_is_wrong(lab: Lab) -> None:
-    """19: with --pty a task whose output is dropped said it, to nobody."""
+    """With --pty, a task whose output Slurm drops must still show its error."""
     for _ in range(3):
         said = refused(lab, "--pty", "-n4", "--cpu-bind=none", "--container-name=nothing", "true")
         assert "there is no such container on this node" in said
 
 
 COVER = "--container-mounts=./cover:/opt/covered"
-# Let the path of another step's mount lead to the cover, and each name in a new /proc too.
+# Let the path of another step's mount, and each name in a new /proc, lead to the cover.
 SWAP = """
 exec 5< /proc/self/mountinfo
 echo up
@@ -169,7 +169,7 @@ def cover(lab: Lab) -> Iterator[None]:
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root: str) -> None:
-    """The path of a mount that a step had made led to a cover of the user's when it was detached."""
+    """The path of a step's mount leads to a cover of the user's when the step detaches it."""
     first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", root, *sh(SWAP)])
     expect(first, "up")
     second = lab.popen(["srun", *ON_N1, "--mpi=pmix", NAME, *sh("echo up; read line")])

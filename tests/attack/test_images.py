@@ -1,4 +1,4 @@
-"""By an image: what it may do to the files and the time of the user who starts it."""
+"""Attacks by an image on the files and the time of the user who starts it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RC = HEAD + 'fi\n\nif [ $# -gt 0 ]; then\n    exec  "$@"\nelse\n    exec  /bin/s
 
 @pytest.fixture
 def secret(user: User) -> pathlib.Path:
-    """A directory of the victim's, on the host."""
+    """Return a directory of the victim's on the host."""
     path = user.home / "secret"
     path.mkdir()
     (path / "key").write_text("private\n")
@@ -36,7 +36,7 @@ def secret(user: User) -> pathlib.Path:
 
 @pytest.fixture
 def shared(user: User) -> Iterator[pathlib.Path]:
-    """A directory of the victim's in /dev/shm, which the container shares with the host."""
+    """Return a directory of the victim's in /dev/shm, which the container shares with the host."""
     path = pathlib.Path(f"/dev/shm/{user.home.name}")
     path.mkdir()
     user.own(path)
@@ -46,7 +46,7 @@ def shared(user: User) -> Iterator[pathlib.Path]:
 
 @pytest.fixture
 def account(user: User) -> User:
-    """The victim as one who is in the host's passwd(5), and has a home directory there that no image has."""
+    """Give the victim an entry in the host's passwd(5), with a home directory that no image has."""
     found = next((a for a in pwd.getpwall() if 0 < a.pw_uid < 1000 and a.pw_dir.startswith("/var/spool/")), None)
     require(found and os.geteuid() == 0, "no account with a home in /var/spool")
     assert found is not None
@@ -73,7 +73,7 @@ def unharmed(user: User, secret: pathlib.Path) -> None:
     assert (secret / "key").read_text() == "private\n"
 
 
-# Line 1: volumes and the image's fstab
+# Volumes and the image's fstab
 
 
 @pytest.mark.security("I1")
@@ -88,7 +88,6 @@ def test_volume_behind_a_link_shows_nothing_of_the_host(user: User, secret: path
 
 @pytest.mark.security("I1")
 def test_volume_with_dots_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
-    """Volumes {"/../../../home/alice": {}}."""
     image = busybox()
     image.settings["Volumes"] = {f"/../../../../../../..{secret}": {}}
     done = user.start(layout(user, image), "sh", "-c", f"cat {secret}/key || touch {secret}/planted && echo empty")
@@ -98,7 +97,7 @@ def test_volume_with_dots_shows_nothing_of_the_host(user: User, secret: pathlib.
 
 @pytest.mark.security("I1")
 def test_volume_through_a_link_to_run_is_not_the_run_of_the_host(user: User) -> None:
-    """A harmless image: Debian's /var/run is a link to /run, which means the image's own."""
+    """Not an attack: Debian's /var/run is a link to /run, which must mean the image's own."""
     image = busybox(directory("var"), directory("run"), symlink("var/run", "/run"), entry("run/mine", b"mine\n"))
     image.settings["Volumes"] = {"/var/run": {}, "/run": {}}
     done = user.start(layout(user, image), "sh", "-c", "ls /run /var/run; touch /run/written && echo written")
@@ -137,7 +136,7 @@ def test_fstab_of_an_image_mounts_nothing_of_the_host(
 
 @pytest.mark.security("I1")
 def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secret: pathlib.Path) -> None:
-    """A volume whose name holds U+2028, U+0085 or a newline, and behind it another line of fstab."""
+    """A volume's name holds U+2028, U+0085 or a newline, followed by another line of fstab."""
     image = busybox()
     image.settings["Volumes"] = {f"/v{mark}{secret} /stolen none x-create=dir,rbind": {} for mark in "\u2028\x85\x0b\n"}
     done = user.start(layout(user, image), "sh", "-c", "cat /stolen/key || echo safe")
@@ -149,7 +148,7 @@ def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secre
 def test_who_trusts_an_image_lets_its_fstab_mount_what_it_names(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """enroot's way is a setting of the user's, which no image has."""
+    """enroot's behaviour is a setting of the user, which no image can change."""
     fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind,ro\n")
     (rootfs / "etc/environment").write_text("ENROOT_IMAGE_FSTAB=host\nPATH=/bin\n")
     user.penroot("start", "box", "cat", "/vol/key", status=1)
@@ -161,7 +160,7 @@ def test_who_trusts_an_image_lets_its_fstab_mount_what_it_names(
     "place", ["/", "/..", "/proc", "/sys", "/dev", "/proc/sys", "/dev/shm", "/to-proc", "/etc/hosts"]
 )
 def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.Path, place: str) -> None:
-    """Volumes /, /.., /proc, or a link there: the container has the real ones, and starts."""
+    """Volumes /, /.., /proc, or a link to them: the container starts with the real ones."""
     (rootfs / "to-proc").symlink_to("/proc")
     (rootfs / "etc/hosts").write_text("127.0.0.1 image\n")
     fstab(rootfs, VOLUME % (place, place))
@@ -172,7 +171,7 @@ def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.P
 
 
 def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Path, secret: pathlib.Path) -> None:
-    """A harmless image has a volume /data/cache, and the site its own /data: nothing is made there."""
+    """Not an attack: an image has a volume /data/cache, and the site mounts its own /data. Nothing is created there."""
     fstab(rootfs, VOLUME % ("/data/cache", "/data/cache"))
     done = user.penroot("start", "-m", f"{secret}:/data:none:x-create=dir,rbind:0:-1", "box", "ls", "/data")
     assert done.stdout == "key\n"
@@ -183,7 +182,7 @@ def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Pa
 @pytest.mark.security("I1")
 @pytest.mark.parametrize("form", ["directory", "writable", "squashfs"])
 def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path, form: str) -> None:
-    """Nested, a file, names with a space, a newline, a dollar or a hash, and 200 more: mounted and writable."""
+    """Nested volumes, a file, names with a space, newline, dollar or hash, and 200 more: mounted and writable."""
     (rootfs / "a/b/c").mkdir(parents=True)
     (rootfs / "file").write_text("of image\n")
     names = ["/a/b/c", "/a", "/a/b", "/missing/deep", "/sp ace", "/new\nline", "/do$HOME", "/#hash", "/file"]
@@ -203,13 +202,13 @@ def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path,
 
 @pytest.mark.security("I4")
 def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Path) -> None:
-    """Each tmpfs is memory of the kernel: an fstab of 16 MB would have two million."""
+    """Each tmpfs takes kernel memory: an fstab of 16 MB would mount two million."""
     fstab(rootfs, "tmpfs /t tmpfs x-create=dir\n" * 400_000)
     done = user.penroot("start", "box", "true", status=1, prefix=("timeout", "20"))
     assert "/etc/fstab of the image:1001: an image may mount 1000 directories, no more" in done.stderr
 
 
-# Line 1: what is made in the container is not made on the host
+# Files created in the container do not appear on the host
 
 
 @pytest.mark.security("I3")
@@ -217,7 +216,7 @@ def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Pa
 def test_nothing_is_written_in_dev_shm_through_a_link(
     account: User, rootfs: pathlib.Path, shared: pathlib.Path, name: str
 ) -> None:
-    """/etc or /var of an image, where the home is too, leads to /dev/shm, which the container shares with the host."""
+    """/etc or /var of the image, which contains the home too, leads to /dev/shm, which the container shares."""
     (rootfs / "etc/default").mkdir()
     (rootfs / "etc/default/useradd").write_text("CREATE_MAIL_SPOOL=yes\n")
     (rootfs / "etc/login.defs").write_text("LASTLOG_ENAB yes\n")
@@ -235,7 +234,7 @@ def test_nothing_is_written_in_dev_shm_through_a_link(
 @pytest.mark.security("I3")
 @pytest.mark.parametrize("how", ["mount", "workdir", "literal", "rc", "home"])
 def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, shared: pathlib.Path, how: str) -> None:
-    """The target of a mount, a home, the working directory or /etc/rc leads to /dev/shm, where it would be made."""
+    """A mount target, a home, the working directory or /etc/rc leads to /dev/shm."""
     (rootfs / "srv").symlink_to(shared)
     options, environ = [], {}
     if how == "mount":
@@ -249,7 +248,7 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
         options = ["--rc", str(user.home / "script")]
     else:
         environ = {"ENROOT_MOUNT_HOME": "yes", "HOME": "/srv/home"}
-    # A file mount covers the link itself.
+    # A file mount covers the link, and does not follow it.
     done = user.penroot("start", *options, "box", "true", status=int(how != "rc"), env=environ)
     assert os.listdir(shared) == []
     assert "Traceback" not in done.stderr
@@ -258,7 +257,7 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
 
 @pytest.mark.security("I3")
 def test_mount_point_below_a_users_mount_is_made_there(user: User, secret: pathlib.Path, rootfs: pathlib.Path) -> None:
-    """Not an attack: a directory of the host's, and another one mounted in it; so does an image's working directory."""
+    """Not an attack: the user mounts a host directory and another within; the image's working directory is there."""
     (rootfs / "etc/rc").write_text(RC % ("/data/work", "/data/work"))
     out = user.start(
         "-m", f"{secret}:/data", "-m", "/usr/share:/data/inner", "box", "sh", "-c", "pwd; ls -d /data/inner/doc"
@@ -270,7 +269,7 @@ def test_mount_point_below_a_users_mount_is_made_there(user: User, secret: pathl
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("path", ["etc/environment", "etc/rc", "etc/skel/stolen", "etc/passwd"])
 def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathlib.Path, path: str) -> None:
-    """A file of the image is a link to /proc/self/environ, which is penroot's own while it starts."""
+    """A file of the image is a link to /proc/self/environ, which during the start is penroot's."""
     (rootfs / path).parent.mkdir(exist_ok=True)
     (rootfs / path).unlink(missing_ok=True)
     (rootfs / path).symlink_to("/proc/self/environ")
@@ -285,7 +284,7 @@ def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathli
         assert f"cannot read /{path} of the image: it leads into a mount of" in done.stderr
 
 
-# Line 2: the record of a container
+# The record of a container
 
 
 @pytest.mark.security("I9")
@@ -293,7 +292,7 @@ def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathli
 def test_a_record_in_an_image_is_not_believed(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path, mark: str
 ) -> None:
-    """The root of a squashfs holds .penroot, and upper and work that lead to the victim's files."""
+    """The root of a squashfs holds .penroot, upper and work, which lead to the victim's files."""
     (rootfs / "upper").symlink_to(secret)
     (rootfs / "work").mkdir()
     plain = squashed(user, rootfs).rename(user.home / "plain.sqsh")
@@ -303,7 +302,7 @@ def test_a_record_in_an_image_is_not_believed(
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-d", str(user.data / "unpacked"), str(image)], check=True)
     user.own(user.data)
     user.run("sh", "-c", f"penroot create -n evil {image}; true")
-    for name in ("box", "unpacked", "evil"):  # made by hand, by enroot, by us
+    for name in ("box", "unpacked", "evil"):  # made by hand, by enroot, by penroot
         said = user.run("sh", "-c", f"penroot start --rw {name} sh -c 'touch /planted; rm /key'; true").stderr
         assert "Traceback" not in said
         user.run("sh", "-c", f"penroot list -f; penroot export -o {name}.x.sqsh {name}; penroot cache prune; true")
@@ -314,14 +313,14 @@ def test_a_record_in_an_image_is_not_believed(
 def test_a_program_cannot_make_a_record(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """A program in a writable plain container writes /.penroot, with an image of the user, for the next start."""
+    """A program in a writable plain container writes /.penroot, naming an image of the user, for the next start."""
     mark = f"printf 'format 1\\nsquashfs {image}\\n' > /.penroot; ln -s {secret} /upper; mkdir /work"
     user.start("--rw", "box", "sh", "-c", mark)
     user.run("sh", "-c", "penroot start --rw box sh -c 'touch /planted'; true")
     unharmed(user, secret)
 
 
-# Line 11: files of an image that are no files
+# Files of an image that are not regular files
 
 
 def spoil(path: pathlib.Path, kind: str) -> None:
@@ -346,7 +345,7 @@ def spoil(path: pathlib.Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["fifo", "socket", "sparse", "loop", "directory"])
 @pytest.mark.parametrize("name", ["rc", "rc.local", "fstab", "environment"])
 def test_special_file_of_an_image_fails_in_words(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """/etc/rc and its like as a FIFO, /dev/zero, 5 GB of nothing, a link to itself: one line, at once."""
+    """/etc/rc and similar files are a FIFO, /dev/zero, 5 GB of zeros or a link to itself: one line, at once."""
     spoil(rootfs / "etc" / name, kind)
     user.own(rootfs)
     began = time.monotonic()
@@ -359,10 +358,10 @@ def test_special_file_of_an_image_fails_in_words(user: User, rootfs: pathlib.Pat
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("name", ["rc", "rc.local"])
 def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Path, name: str) -> None:
-    """A quote that is open for fifteen million lines."""
+    """A quote stays open for fifteen million lines."""
     (rootfs / "etc/rc").write_text(RC % ("/", "/"))
     (rootfs / "etc" / name).write_text("echo '" + "\n" * (15 << 20))
-    (rootfs / "bin/sh").unlink()  # it would run the script, as it may
+    (rootfs / "bin/sh").unlink()  # otherwise the start would run the script, as it should
     user.run("sh", "-c", "penroot start box true; exit 0", prefix=("timeout", "10"))
 
 
@@ -374,7 +373,7 @@ def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Pat
 def test_what_hooks_read_of_an_image_is_a_file_or_nothing(
     user: User, rootfs: pathlib.Path, name: str, kind: str
 ) -> None:
-    """/etc/passwd and its like as a FIFO, /dev/zero, 5 GB of nothing: the container starts without."""
+    """/etc/passwd and similar files are a FIFO, /dev/zero or 5 GB of zeros: the container starts without them."""
     spoil(rootfs / name, kind)
     user.own(rootfs)
     environ = {"ENROOT_LOGIN_SHELL": "yes", "HOME": "/home/victim"}
@@ -413,7 +412,7 @@ def test_a_skeleton_of_homes_ends(account: User, rootfs: pathlib.Path, kind: str
     assert done.stdout == "started\n"
 
 
-# Bundles: what an image does when its own file runs it
+# Bundles: attacks by the image in a bundle that the user executes
 
 
 Bundled = Callable[..., subprocess.CompletedProcess[str]]
@@ -421,7 +420,7 @@ Bundled = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def bundled(user: User, rootfs: pathlib.Path) -> Bundled:
-    """Run the root file system as a bundle."""
+    """Return a function that bundles the root file system and runs the bundle."""
 
     def run(*arguments: str, status: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
         user.own(rootfs)
@@ -433,7 +432,7 @@ def bundled(user: User, rootfs: pathlib.Path) -> Bundled:
 
 @pytest.mark.security("I10")
 def test_bundle_volumes_are_of_the_image(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
-    """A volume through a link to the victim's directory, one with dots, one on /proc."""
+    """A volume through a link to the victim's directory, one with dots, and one on /proc."""
     (rootfs / "vol").symlink_to(secret)
     places = ["/vol", f"/../../..{secret}", "/proc", "/missing/deep"]
     fstab(rootfs, "".join(VOLUME % (place, place) for place in places))
@@ -446,7 +445,7 @@ def test_bundle_volumes_are_of_the_image(rootfs: pathlib.Path, secret: pathlib.P
 
 @pytest.mark.security("I10")
 def test_bundle_mounts_nothing_of_the_host(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
-    """The image's fstab names a directory of the host; who trusts it says so."""
+    """The image's fstab names a directory of the host; only a user who trusts the image gets the mount."""
     fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind\n")
     assert "an image may mount a tmpfs" in bundled("cat", "/vol/key", status=1).stderr
     assert bundled("cat", "/vol/key", ENROOT_IMAGE_FSTAB="host", ENROOT_FORCE_OVERRIDE="y").stdout == "private\n"
@@ -457,7 +456,7 @@ def test_bundle_mounts_nothing_of_the_host(rootfs: pathlib.Path, secret: pathlib
 def test_bundle_makes_nothing_in_dev_shm(
     rootfs: pathlib.Path, shared: pathlib.Path, bundled: Bundled, name: str
 ) -> None:
-    """A home, the working directory or a mount point is in a directory of the image that leads to /dev/shm."""
+    """A home, the working directory or a mount point lies in a directory that leads to /dev/shm."""
     if name == "srv":
         (rootfs / "etc/rc").write_text(RC % ("/srv/made", "/srv/made"))
     (rootfs / name).symlink_to(shared)
@@ -470,7 +469,7 @@ def test_bundle_makes_nothing_in_dev_shm(
 @pytest.mark.security("I10")
 @pytest.mark.parametrize("name", ["fstab", "environment", "passwd", "group", "login.defs", "skel/.bashrc"])
 def test_bundle_waits_for_nothing(rootfs: pathlib.Path, bundled: Bundled, name: str) -> None:
-    """Files of the image as pipes: it runs without, or fails in words."""
+    """Files of the image are pipes: the bundle runs without them, or fails with an error."""
     spoil(rootfs / "etc" / name, "fifo")
     fails = name in ("fstab", "environment")
     done = bundled("true", status=1 if fails else 0, ENROOT_LOGIN_SHELL="" if fails else "y")
@@ -483,10 +482,10 @@ def test_bundle_waits_for_nothing(rootfs: pathlib.Path, bundled: Bundled, name: 
 def test_inspect_reads_files_of_the_image(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path, form: str, kind: str
 ) -> None:
-    """The image's environment is a pipe, 5 GB, or a link to the victim's file."""
+    """The image's environment file is a pipe, 5 GB large, or a link to the victim's file."""
     spoil(rootfs / "etc/environment", kind)
     if kind == "sparse" and form == "squashfs":
-        os.truncate(rootfs / "etc/environment", 100 << 20)  # mksquashfs reads it all
+        os.truncate(rootfs / "etc/environment", 100 << 20)  # mksquashfs would read 5 GB
     if kind == "host":
         (rootfs / "etc/environment").symlink_to(secret / "key")
         (secret / "key").write_text("STOLEN=private\n")
@@ -501,7 +500,7 @@ def test_inspect_reads_files_of_the_image(
 
 @pytest.mark.security("I12")
 def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: pathlib.Path) -> None:
-    """A user who detaches /away keeps what covers /opt, though the image has a link from one to the other."""
+    """A user who detaches /away keeps the cover of /opt, though the image links one to the other."""
     (rootfs / "away").symlink_to("/opt")
     (user.home / "cover").mkdir()
     options = ("--mount", f"{user.home}/cover:/opt:none:x-create=dir,bind", "--mount", "none:/away:none:x-detach")
@@ -513,13 +512,13 @@ def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: path
 
 @pytest.mark.security("C11")
 def test_no_module_of_an_image_is_imported(user: User, rootfs: pathlib.Path) -> None:
-    """It would run with the caller's descriptors and before capabilities are dropped, here as the start fails."""
+    """The module would run with the caller's descriptors and capabilities, here while a start fails."""
     library = rootfs / os.path.realpath(LIBRARY).lstrip("/")
     for module in ("base/filesystems.py", "runtime/pods.py"):
         (library / "enroot_py" / module).parent.mkdir(parents=True)
         (library / "enroot_py" / module).write_text("import os\nos.write(2, b'imported')\n")
     user.own(rootfs)
-    # The container's first user namespace is the last one that its user may have.
+    # The container's first user namespace is the last one that its user is allowed.
     script = "echo 1 > /proc/sys/user/max_user_namespaces && exec penroot start --root box true"
     said = user.run("unshare", "-Urm", "sh", "-c", script, status=1).stderr
     assert "cannot create a user namespace: No space left on device" in said

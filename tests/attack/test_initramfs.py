@@ -1,6 +1,6 @@
-"""A node that runs from its initial RAM file system: containers start, and do not reach what is beneath their root.
+"""A node that runs from its initial RAM file system: containers start, and cannot reach the files beneath their root.
 
-qemu(1) boots such a machine. $PENROOT_TEST_KERNEL is a directory in which a package of a kernel is unpacked, as by
+qemu(1) boots such a machine. $PENROOT_TEST_KERNEL is a directory with an unpacked kernel package:
 ``dpkg -x linux-image-*.deb DIRECTORY``.
 """
 
@@ -39,7 +39,7 @@ poweroff -f
 
 
 def copy_python(root: pathlib.Path) -> None:
-    """Copy the interpreter with its standard library, and the shared libraries of both and of our C module."""
+    """Copy the interpreter, its standard library, our C module and the shared libraries of all three."""
     library = pathlib.Path(os.__file__).parent
     skipped = shutil.ignore_patterns("__pycache__", "test", "idlelib", "config-*", "site-packages", "dist-packages")
     shutil.copytree(library, root / f"usr/lib/{library.name}", ignore=skipped)
@@ -120,5 +120,5 @@ def test_container_on_initramfs_stays_inside(initramfs: pathlib.Path) -> None:
     lines = [line.strip() for line in out.splitlines() if " sees " in line or line.strip() in ("inside", "[0]")]
     assert lines[:2] == ["inside", "[0]"], done.stdout
     seen = {line.rpartition(" ")[2] for line in lines if " sees " in line}
-    assert seen == {"inside", "nothing"}, done.stdout  # nothing: in a root that the attempt itself made
+    assert seen == {"inside", "nothing"}, done.stdout  # "nothing" is in a root that the attempt made itself
     assert lines.count("[0]") == 4 and len(lines) == 1 + 4 + 3 * 12 * 2

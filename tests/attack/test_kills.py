@@ -1,6 +1,6 @@
 """SIGKILL for one of our processes at any moment of a start, an import or a step: nobody waits long, nothing is left.
 
-A short slice by default, five hundred of them with --soak.
+The default is a small sample; --soak runs five hundred kills.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, on_node
 from tests.waiting import until
 
-LONGEST_S = 10  # the longest wait that is allowed
-FIRST_S = 0.02  # a process is killed within this time from the start
-PATIENCE_S = 60  # the test gives up after this time, on a busy machine
+LONGEST_S = 10  # the longest wait that passes
+FIRST_S = 0.02  # a process is killed within this time after the start
+PATIENCE_S = 60  # the test gives up after this time, even on a busy machine
 SERVERS = ("squashfuse", "squashfuse_ll", "fuse-overlayfs")
 STARTS = ("image", "data", "--pid image", "fuse-overlayfs", "box")
 
 
 def of_user(uid: int) -> dict[int, str]:
-    """Return the living processes of a user, by their names."""
+    """Return the living processes of a user: PID to name."""
     found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def of_user(uid: int) -> dict[int, str]:
 
 
 def kill_server(run: subprocess.Popen[str]) -> str:
-    """Kill the server that ``run`` starts before its parent hears from it. Return "" if there was no server."""
+    """Kill the server that ``run`` starts before its parent gets a message from it. Return "" without a server."""
     until_s = time.monotonic() + 1
     while time.monotonic() < until_s and run.poll() is None:
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def kill_one(victims: Callable[[], dict[int, str]], rng: random.Random, *, first
 
 
 def assert_in_words(err: str) -> None:
-    """All of stderr is for people."""
+    """Check that stderr consists of messages for users."""
     lines = [line for line in err.splitlines() if line]
     assert all(re.match(r"\[(ERROR|HINT|WARN|INFO)\] ", line) for line in lines), err
     assert not re.search(r"Traceback|\.py\b|Errno|Error:|a bug in", err), err
@@ -118,7 +118,7 @@ def test_kills_in_the_first_moments_of_a_start(
         moment = rng.uniform(0, FIRST_S)
         killed = kill_server(run) if what != "box" and number % 2 else ""
         while not killed and run.poll() is None:
-            # Not before there is a process to be killed, nor later than its first moments.
+            # Wait until a process exists, and kill it in its first moments.
             time.sleep(max(0, began + moment - time.monotonic()))
             killed = kill_one(lambda: of_user(user.uid), rng, first=SERVERS)
         about = f"start {what}, number {number}: killed {killed or 'nothing'} after {moment * 1000:.1f} ms"
@@ -189,7 +189,7 @@ def test_kills_at_any_moment_of_an_import(user: User, registry: Server, rng: ran
 def test_import_beside_a_process_that_holds_its_lock(
     user: User, registry: Server, rng: random.Random, soak: bool, held: str
 ) -> None:
-    """An import that is stopped at any moment holds up no other one for long, and one that is killed not at all."""
+    """A stopped import delays other imports only briefly, and a killed one not at all."""
     require(os.geteuid() == 0, "only root sees all processes of the user")
     for number in range(50 if soak else 2):
         name = f"test/held{held}{number}"
@@ -237,7 +237,7 @@ def test_import_beside_a_process_that_holds_its_lock(
 
 
 def of_node(lab: Lab, node: str, uid: int = 2001) -> dict[int, str]:
-    """Return the helpers and servers of a user on a node, whose processes are in a PID namespace of its own."""
+    """Return a user's helpers and servers on a node, which has its own PID namespace."""
     space = os.readlink(f"/proc/{lab.node(node).pid}/ns/pid")
     found = {}
     for pid, name in of_user(uid).items():

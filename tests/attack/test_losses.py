@@ -1,4 +1,4 @@
-"""No file of a user is lost by a tool's exclusion, status or warning, or by a kill at any moment."""
+"""No exclusion, status or warning of a tool, and no kill at any moment, loses a user's file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.waiting import until
 
 
 def listed(user: User, image: pathlib.Path) -> dict[str, str]:
-    """Name -> mode as ls(1) shows it of all that is in a squashfs file."""
+    """Return name -> mode, as ls(1) shows it, of every file in a squashfs image."""
     out = subprocess.run(["unsquashfs", "-ll", str(image)], capture_output=True, text=True, check=True).stdout
     lines = [line.split(None, 5) for line in out.splitlines() if "squashfs-root/" in line]
     return {words[5].removeprefix("squashfs-root/"): words[0] for words in lines}
 
 
 def layout(user: User, *entries: tuple[object, bytes]) -> str:
-    """The URI of an image of one layer."""
+    """Return the URI of an image with one layer."""
     return laid_out(user, Image([Layer(tar(entries))]))  # type: ignore[arg-type]
 
 
@@ -49,7 +49,7 @@ def laid_out(user: User, image: Image) -> str:
 
 @pytest.mark.security("L1")
 def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs: pathlib.Path) -> None:
-    """Line 10: mode 0000 is the sign of a mount point; a directory of a user's own has it too."""
+    """Mode 0000 marks a mount point of ours, but a user's own directory can have it too."""
     for name in ("closed/deep", "odd [x]*name"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "closed/deep/file").write_text("precious")
@@ -70,7 +70,7 @@ def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs:
 
 @pytest.mark.security("L1")
 def test_unreadable_files_over_an_image_are_exported(user: User, rootfs: pathlib.Path) -> None:
-    """Line 10: closed in the upper directory, but its files are in a layer below."""
+    """The files are closed in the upper directory, and readable in a layer below."""
     files = [directory("bin"), entry("bin/busybox", (rootfs / "bin/busybox").read_bytes(), mode=0o755)]
     files += [directory("below"), entry("below/file", b"precious"), directory("shut", 0), entry("shut/file", b"1")]
     files += [directory("bare", 0), entry("nothing", mode=0)]
@@ -86,7 +86,7 @@ def test_unreadable_files_over_an_image_are_exported(user: User, rootfs: pathlib
 
 @pytest.mark.security("L1")
 def test_an_import_leaves_nothing_out(user: User) -> None:
-    """Line 10: no start has ever made a mount point in it, so what is closed and empty is the image's."""
+    """No start has created a mount point in the image, so an empty directory of mode 0000 is the image's."""
     uri = layout(
         user, directory("bare", 0), entry("nothing", mode=0), directory("s", 0), entry("s/f", b"1"), entry(".lock")
     )
@@ -98,7 +98,7 @@ def test_an_import_leaves_nothing_out(user: User) -> None:
 
 @pytest.mark.security("L1")
 def test_a_lock_of_the_users_own_is_exported(user: User, rootfs: pathlib.Path) -> None:
-    """Line 10: enroot leaves an empty /.lock; one that holds something is no lock of enroot's."""
+    """enroot leaves an empty /.lock; a /.lock with content is the user's."""
     (rootfs / ".lock").write_text("precious")
     user.own(rootfs)
     user.penroot("export", "box")
@@ -108,7 +108,7 @@ def test_a_lock_of_the_users_own_is_exported(user: User, rootfs: pathlib.Path) -
 @pytest.mark.security("L1")
 @pytest.mark.parametrize("verb", ["create", "export", "import", "bundle"])
 def test_ignored_sigchld_hides_no_failure(user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str) -> None:
-    """Line 13: the status of a child is lost then, and Python takes it for 0: a full disk would be a success."""
+    """With SIGCHLD ignored, Python reads a lost exit status as 0: a full disk would count as success."""
     small = user.home / "small"
     small.mkdir()
     words = {
@@ -135,14 +135,14 @@ def test_ignored_sigchld_hides_no_failure(user: User, rootfs: pathlib.Path, imag
     assert "Traceback" not in done.stderr
 
 
-# -- what is left after a kill
+# -- leftovers of a kill
 
 
 @contextlib.contextmanager
 def at_work(user: User, *words: str, there: tuple[pathlib.Path, str]) -> Iterator[int]:
-    """The process of penroot, while something of a pattern is in a directory; its end is waited for.
+    """Yield the running penroot once a file matching a pattern is in a directory; wait for its end.
 
-    Each file takes it a millisecond: whatever else the machine does meanwhile, there is time to meet it.
+    strace delays each file by a millisecond, so even a busy machine meets that moment.
     """
     require(shutil.which("strace"), "strace is not installed")
     calls = "mkdir,mkdirat,utimensat,unlinkat"
@@ -154,7 +154,7 @@ def at_work(user: User, *words: str, there: tuple[pathlib.Path, str]) -> Iterato
 
 
 def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
-    """Run penroot and kill it as soon as something of a pattern is in a directory."""
+    """Run penroot and kill it as soon as a file matching a pattern is in a directory."""
     with at_work(user, *words, there=there) as pid:
         os.kill(pid, signal.SIGKILL)
 
@@ -166,7 +166,7 @@ def hidden(place: pathlib.Path) -> list[str]:
 
 @pytest.fixture
 def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """An image that takes a moment to unpack."""
+    """Return an image that takes a moment to unpack."""
     for number in range(40):
         (rootfs / f"opt/{number}").mkdir()
         for file in range(40):
@@ -180,7 +180,7 @@ def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
 
 @pytest.mark.security("L2")
 def test_what_a_killed_create_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
-    """Line 13: the half-made directory had the number of a process in its name, and stayed for ever."""
+    """The half-made directory had the PID in its name, and stayed for ever."""
     killed(user, "create", "-n", "half", str(large), there=(user.data, ".half*/opt/1*"))
     assert hidden(user.data)
     user.penroot("remove", "-f", "box")
@@ -190,7 +190,7 @@ def test_what_a_killed_create_leaves_goes_with_the_next_verb(user: User, large: 
 
 @pytest.mark.security("L2")
 def test_what_a_killed_remove_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
-    """Line 13: .trash.* stayed for ever."""
+    """.trash.* stayed for ever."""
     user.penroot("create", "-n", "full", str(large))
     killed(user, "remove", "-f", "full", there=(user.data, ".*trash*"))
     assert hidden(user.data)
@@ -200,7 +200,7 @@ def test_what_a_killed_remove_leaves_goes_with_the_next_verb(user: User, large: 
 
 @pytest.mark.security("L2")
 def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
-    """Line 13: what lives is left alone, however old it looks."""
+    """Files of a living process stay, however old they look."""
     with at_work(user, "create", "-n", "slow", str(large), there=(user.data, ".slow*/opt/1*")) as pid:
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -212,7 +212,7 @@ def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
 
 @pytest.mark.security("L2")
 def test_what_a_killed_bundle_leaves_goes_with_the_next_one(user: User, large: pathlib.Path) -> None:
-    """Line 13: half a bundle, and the copy in the temporary directory of an image that is converted for it."""
+    """Half a bundle, and the temporary copy of an image that is being converted for it."""
     tmp = user.home / "tmp"
     tmp.mkdir()
     user.own(tmp)
@@ -231,7 +231,7 @@ def test_what_a_killed_bundle_leaves_goes_with_the_next_one(user: User, large: p
 
 @pytest.mark.security("L1")
 def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, large: pathlib.Path) -> None:
-    """Line 10: killed while the old one is deleted, the name is the new one's; it was nobody's."""
+    """Killed while the old container is deleted: the name already belongs to the new one."""
     user.penroot("create", "-n", "same", str(large))
     (user.data / "same/old").write_text("")
     killed(user, "create", "-f", "-n", "same", str(large), there=(user.data, ".*trash*"))
@@ -242,7 +242,7 @@ def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, lar
 @pytest.mark.security("L2")
 @pytest.mark.parametrize("call", ["renameat2", "rename"])
 def test_the_name_of_what_is_replaced_is_somebodys_at_any_moment(user: User, large: pathlib.Path, call: str) -> None:
-    """Line 10: killed before the two change names, and after it, before the old one is called trash."""
+    """Killed before the two exchange names, and after it, before the old one is renamed to trash."""
     require(shutil.which("strace"), "strace is not installed")
     user.penroot("create", "-n", "same", str(large))
     (user.data / "same/old").write_text("")
@@ -261,7 +261,7 @@ def test_the_name_of_what_is_replaced_is_somebodys_at_any_moment(user: User, lar
 def test_kill_at_any_moment_leaves_the_previous_state(
     user: User, large: pathlib.Path, rng: random.Random, soak: bool
 ) -> None:
-    """Lines 10 and 13: whichever verb is killed whenever, the next one finds the user's things whole, and no lock."""
+    """After a kill of any verb, the next verb finds the user's containers whole and unlocked."""
     uri = layout(user, directory("d"), *(entry(f"d/{n}", os.urandom(20_000)) for n in range(200)))
     kept = user.data / "kept"
     user.penroot("create", "-n", "kept", str(large))
@@ -296,12 +296,12 @@ def test_kill_at_any_moment_leaves_the_previous_state(
     assert user.penroot("cache", "verify").returncode == 0
 
 
-# -- our own records, and maps without an end
+# -- our own records, and endless maps
 
 
 @pytest.mark.security("I4")
 def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
-    """Line 13: typeflag S of GNU tar: extension block after extension block, each of 21 segments in memory."""
+    """GNU tar's typeflag S: endless extension blocks, each of which adds 21 segments to memory."""
     info, _ = entry("sparse")
     info.type = tarfile.GNUTYPE_SPARSE
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -320,7 +320,7 @@ def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
 @pytest.mark.parametrize("garbage", [b"\0" * 400, bytes(range(128, 256)) * 3 + b"\n\n1 2 3\n"], ids=["nul", "garbage"])
 @pytest.mark.parametrize("record", ["refs/*", "images/*/stack", "images/*/config", "images/*/manifest"])
 def test_a_damaged_record_is_told_and_repaired(user: User, rootfs: pathlib.Path, record: str, garbage: bytes) -> None:
-    """Line 13: after a crash a file may hold NULs: one line, and `cache verify --repair` mends it."""
+    """After a crash a file may hold NULs: one line of error, and `cache verify --repair` fixes it."""
     uri = layout(user, directory("bin"), entry("bin/sh", (rootfs / "bin/busybox").read_bytes(), mode=0o755))
     user.penroot("load", "-n", "over", uri)
     user.start("--rw", "over", "/bin/sh", "-c", "echo mine > /mine")

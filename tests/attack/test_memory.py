@@ -21,7 +21,7 @@ Limited = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def limited(user: User) -> Iterator[Limited]:
-    """Runs penroot as the user in a control group of so many MiB, with two processors' worth of threads or more."""
+    """Return a function that runs penroot as the user in a cgroup of so many MiB."""
     root = pathlib.Path("/sys/fs/cgroup")
     v1 = (root / "memory").is_dir()
     top = root / "memory" if v1 else root
@@ -44,7 +44,7 @@ def limited(user: User) -> Iterator[Limited]:
 
 @pytest.fixture
 def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """A container of 600 MB, which goes on when it is written."""
+    """Return a container that grows to 600 MB when it is written."""
     block = os.urandom(1 << 20)
     with open(rootfs / "opt/large", "wb") as f:
         for number in range(600):
@@ -62,7 +62,7 @@ def squashed(user: User, tree: pathlib.Path) -> pathlib.Path:
 
 @pytest.mark.security("L3")
 def test_an_image_is_unpacked_within_200_mb(user: User, large: pathlib.Path, limited: Limited) -> None:
-    """Line 13: the queues of unsquashfs grew to 512 MB, and a job with less was killed."""
+    """The queues of unsquashfs grew to 512 MB, and a job with less was killed."""
     image = squashed(user, large)
     limited(150, "create", "-n", "made", str(image))
     assert (user.data / "made/opt/large").stat().st_size == 600 << 20
@@ -70,7 +70,7 @@ def test_an_image_is_unpacked_within_200_mb(user: User, large: pathlib.Path, lim
 
 @pytest.mark.security("L3")
 def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path, limited: Limited) -> None:
-    """Line 21: mksquashfs took 512 MB, whatever the job had, and was killed when all work was done."""
+    """mksquashfs took 512 MB, whatever the job had, and was killed at the very end."""
     limited(200, "export", "-o", "made.sqsh", "box")
     shutil.rmtree(large)
     assert (user.home / "made.sqsh").stat().st_size > 500 << 20
@@ -78,7 +78,7 @@ def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path
 
 @pytest.mark.security("L3")
 def test_too_little_memory_is_told_with_the_figure(user: User, rootfs: pathlib.Path, limited: Limited) -> None:
-    """Line 21: it is said before anything is read, not by the kernel."""
+    """The error comes before anything is read, and not from the OOM killer."""
     done = limited(100, "export", "box", status=1)
     assert "writing an image takes 128 MiB of memory, and 100 are allowed here" in done.stderr
     assert "--mem" in done.stderr
@@ -87,12 +87,12 @@ def test_too_little_memory_is_told_with_the_figure(user: User, rootfs: pathlib.P
 
 @pytest.mark.security("L3")
 def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
-    """Line 21: after the job has ended, the OOM killer took what it had written. What it has in /dev/shm stays."""
+    """The OOM killer removed the save after the job had ended. Files that the job has in /dev/shm still count."""
     write = "dd if=/dev/urandom bs=1M 2>/dev/null of="
     fill = sh(f"{write}/large count=160; {write}/dev/shm/alices count=80")
     words = ["--mem=200M", "--container-image=registry:5000#minimal:1", "--container-writable"]
     words += ["--container-save=small.sqsh", "--container-mounts=/dev/shm"]
-    # Slower than the disk, so that what is read waits in memory.
+    # Slower than the disk, so that data already read waits in memory.
     slow = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -Xcompression-level 1"}
     try:
         done = lab.run(["srun", "-w", "n1", *words, *fill], check=False, env=slow)
@@ -106,7 +106,7 @@ def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
 
 @pytest.mark.security("L3")
 def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab) -> None:
-    """Line 21: with the figure, while nothing is lost."""
+    """The error names the figure while nothing is lost."""
     words = ["--mem=100M", "--container-image=registry:5000#minimal:1", "--container-save=small.sqsh"]
     done = lab.run(["srun", "-w", "n1", *words, *sh("echo ran")], check=False)
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""Broken, closed or hostile input ends in one line with a hint: no traceback, no wait, no wrong hint."""
+"""Broken, closed or hostile input ends in one line with a hint: no traceback, no hang, no wrong hint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(kind: str, path: pathlib.Path) -> None:
 
 
 def told(user: User, *words: str) -> str:
-    """Return the error of a command that must fail without a wait, within 1 GB, in words."""
+    """Run a command that must fail at once and within 1 GB, and return its error message."""
     limits = ("prlimit", f"--as={1 << 30}", "timeout", "100")
     done = user.penroot(*words, status=1, prefix=limits)
     assert "Traceback" not in done.stderr
@@ -48,7 +48,7 @@ def told(user: User, *words: str) -> str:
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_no_text_where_settings_are_is_told(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """Line 22: a FIFO as enroot.conf hangs; so did other kinds of files, in other places."""
+    """A FIFO as enroot.conf hung; so did other special files in other places."""
     if name == "hooks.d/x.sh" and kind != "huge":
         pytest.skip("only what can be executed is a hook")
     make(kind, user.home / "etc" / name)
@@ -59,20 +59,20 @@ def test_what_is_no_text_where_settings_are_is_told(user: User, rootfs: pathlib.
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("words", ["start --conf x box true", "start --rc x box", "batch x"])
 def test_what_is_no_script_is_told(user: User, rootfs: pathlib.Path, words: str, kind: str) -> None:
-    """Line 22: scripts that the command line names."""
+    """Scripts that the command line names."""
     make(kind, user.home / "x")
     user.own(user.home / "x")
     assert "x" in told(user, *words.split())
 
 
 def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
-    """The fix must not break --rc <(command)."""
+    """Not an attack: --rc <(command) must work."""
     assert user.run("bash", "-c", "penroot start --rc <(echo echo piped) box").stdout == "piped\n"
 
 
 @pytest.mark.security("I4")
 def test_files_of_a_container_are_not_followed_nor_waited_for(user: User, rootfs: pathlib.Path) -> None:
-    """Line 22: inspect reads /etc/rc, which the container has made."""
+    """inspect reads /etc/rc, which the container has created."""
     make("fifo", rootfs / "etc/rc")
     assert "/etc/rc" in told(user, "inspect", "box")
     (rootfs / "etc/rc").unlink()
@@ -87,9 +87,9 @@ DAMAGE = {"inodes": (64, 0, 200), "names": (72, 0, 200), "fragments": (80, -8, 1
 
 @pytest.mark.parametrize("where", [*DAMAGE, "root", "data"])
 def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path, where: str) -> None:
-    """Line 13: "cannot run sh: No such file or directory" of a start, a command line of unsquashfs else."""
+    """Not "cannot run sh: No such file or directory", nor an error of unsquashfs."""
     data = bytearray(image.read_bytes())
-    if where == "root":  # where its inode is
+    if where == "root":  # the position of its inode
         data[64:72] = b"\xff" * 8
     elif where == "data":
         data[2000:5000] = b"\xff" * 3000
@@ -100,7 +100,7 @@ def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path
     image.write_bytes(data)
     for words in (("create", "-n", "x"), ("start",), ("bundle",), ("inspect",)):
         if where == "data" and words[0] in ("bundle", "inspect"):
-            continue  # they do not read it
+            continue  # these commands do not read the position
         assert f"{image.name} is damaged" in told(user, *words, str(image), *(["sh"] if words[0] == "start" else []))
     assert sorted(os.listdir(user.data)) == ["box"]
 
@@ -121,7 +121,7 @@ def run(context):
 
 
 def test_a_killed_squashfuse_is_told_as_that(user: User, image: pathlib.Path) -> None:
-    """Line 22: "Transport endpoint is not connected"."""
+    """Not "Transport endpoint is not connected"."""
     hook = user.home / "etc/hooks.d/11-kill.py"
     hook.parent.mkdir(parents=True)
     hook.write_text(KILL)
@@ -132,7 +132,7 @@ def test_a_killed_squashfuse_is_told_as_that(user: User, image: pathlib.Path) ->
 
 
 def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
-    """Line 22: "the container could not be built: OSError(107, ...), a bug in penroot"."""
+    """Not "the container could not be built: OSError(107, ...), a bug in penroot"."""
     hooks = "/home/alice/.config/enroot/hooks.d"
     try:
         lab.run(["srun", *ON_N1, "--container-image=registry:5000#minimal:1", "--container-save=k.sqsh", "true"])
@@ -148,7 +148,7 @@ def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
 
 @pytest.mark.parametrize("broken", ["prefix", "package"])
 def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathlib.Path, broken: str) -> None:
-    """Line 22: a traceback of Python's own."""
+    """A traceback of Python's own."""
     require(IS_INSTALLED, "of an installation, in $PENROOT_PREFIX")
     place = user.home / "opt"
     shutil.copytree(LIBRARY, place / "lib/penroot")
@@ -157,7 +157,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
     (place / "bin/penroot").write_text(text.replace(LIBRARY, f"{place}/lib/penroot"))
     (place / "bin/penroot").chmod(0o755)
     if broken == "prefix":
-        (place / "lib").chmod(0o700)  # root's
+        (place / "lib").chmod(0o700)  # owned by root
     else:
         shutil.rmtree(place / "lib/penroot/click")
     done = user.run(f"{place}/bin/penroot", "info", status=1)
@@ -168,14 +168,14 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
 
 @pytest.mark.parametrize("words", ["version", "list", "inspect box", "start --help", "help", "info", "export -o - box"])
 def test_a_closed_stdout_is_told(user: User, rootfs: pathlib.Path, words: str) -> None:
-    """Line 13: a traceback, or success although nothing was printed."""
+    """Not a traceback, nor success although nothing was printed."""
     done = user.run("sh", "-c", f"exec penroot {words} >&-", status=1)
     assert "Traceback" not in done.stderr
     assert "cannot write the output" in done.stderr
 
 
 def test_reused_descriptor_number_is_not_written_to(user: User, image: pathlib.Path) -> None:
-    """Line 13: the next file that is opened is number 1, and what programs print goes into it."""
+    """With stdout closed, the next file that is opened gets number 1, and must not receive program output."""
     for words in ("export -o x.sqsh box", f"bundle -o x.run {image}", f"create -n x {image}", "start box true"):
         user.run("sh", "-c", f"exec penroot {words} <&- >&- 2>&-")
     assert user.start("x.sqsh", "echo", "whole") == "whole\n"
@@ -184,7 +184,7 @@ def test_reused_descriptor_number_is_not_written_to(user: User, image: pathlib.P
 
 @pytest.mark.parametrize("words", ["create -n x {image}", "export -o y.sqsh box", "bundle -o y.run {image}", "info"])
 def test_a_umask_that_takes_all_from_the_owner(user: User, image: pathlib.Path, words: str) -> None:
-    """Line 13: "Permission denied", and a hint to the owner of the directory, who it was."""
+    """Not "Permission denied" with a hint to contact the owner of the directory: the caller is the owner."""
     user.run("sh", "-c", f"umask 777; penroot {words.format(image=image)}")
     user.run("sh", "-c", f"umask 777; penroot start {image} sh -c 'test $(umask) = 0777'")
 
@@ -193,7 +193,7 @@ def test_a_umask_that_takes_all_from_the_owner(user: User, image: pathlib.Path, 
     "words", ["create -n x {image}", "export -o x.sqsh box", "bundle {image}", "start {image} true"]
 )
 def test_a_user_who_may_have_no_more_processes_is_told_so(user: User, image: pathlib.Path, words: str) -> None:
-    """Line 13: RLIMIT_NPROC: "must be a directory of your own", or no hint."""
+    """RLIMIT_NPROC: neither "must be a directory of your own", nor an error without a hint."""
     done = user.run("bash", "-c", f"ulimit -u 0; exec penroot {words.format(image=image)}", status=1)
     assert "Traceback" not in done.stderr
     assert "ulimit -u" in done.stderr

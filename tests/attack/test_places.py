@@ -1,4 +1,4 @@
-"""Directories that are trusted, and that another user could have made, owned or written to."""
+"""Attacks on trusted directories that another user could have created, owned or written to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernel.conftest import User, busybox_rootfs
 
 
 def planted(data: pathlib.Path, owner: int = BOB) -> None:
-    """A container of bob's, with which he would like the victim to run his program."""
+    """Create a container of bob's whose program bob wants the victim to run."""
     busybox_rootfs(data / "w")
     (data / "w/bin/echo").unlink()
     (data / "w/bin/echo").write_text("#!/bin/sh\nbusybox echo BOB RUNS AS $(id -u)\n")
@@ -26,7 +26,7 @@ def planted(data: pathlib.Path, owner: int = BOB) -> None:
 @pytest.mark.security("U1")
 @pytest.mark.parametrize("how", ["bob's", "bob's container", "above", "link", "not sticky", "group"])
 def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: str) -> None:
-    """Issue 10, 15: bob makes the data path that the victim is going to use, with a container of the same name."""
+    """Bob creates the victim's future data path, with a container of the same name."""
     data = scratch / f"enroot-data-{UID}"
     planted(data)
     data.chmod(0o777)
@@ -59,7 +59,6 @@ def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: s
 
 @pytest.mark.security("U1")
 def test_data_path_of_another_user_is_left_alone(user: User, scratch: pathlib.Path) -> None:
-    """Issue 10, 15: the other verbs."""
     data = scratch / "data"
     planted(data)
     data.chmod(0o777)
@@ -71,7 +70,7 @@ def test_data_path_of_another_user_is_left_alone(user: User, scratch: pathlib.Pa
 
 @pytest.mark.security("U1")
 def test_what_the_store_of_a_container_holds_is_not_bobs(user: User, scratch: pathlib.Path) -> None:
-    """Issue 10, 15: a cleaner of /var/tmp has removed the store of the victim's container, and bob makes it again."""
+    """A cleaner of /var/tmp has removed the store of the victim's container, and bob creates it again."""
     cache = scratch / f"cache-{UID}"
     env = {"ENROOT_CACHE_PATH": str(cache)}
     box = images.busybox()
@@ -92,7 +91,7 @@ def test_what_the_store_of_a_container_holds_is_not_bobs(user: User, scratch: pa
 def test_settings_and_hooks_of_another_user(
     user: User, rootfs: pathlib.Path, scratch: pathlib.Path, which: str, how: str
 ) -> None:
-    """Issue 10, 15: bob makes the directory of settings, whose hooks run as the victim."""
+    """Bob creates the directory of settings, whose hooks would run as the victim."""
     place = scratch / "conf"
     (place / "hooks.d").mkdir(parents=True)
     hook = place / "hooks.d/10-evil.sh"
@@ -119,7 +118,7 @@ def test_settings_and_hooks_of_another_user(
 def test_a_file_of_settings_that_everybody_writes(
     user: User, rootfs: pathlib.Path, name: str, text: str, words: str
 ) -> None:
-    """Issue 10, 15: and one that is no file, which would be waited for."""
+    """Includes a path that is not a regular file, on which a read would block."""
     etc = user.home / "etc"
     etc.mkdir()
     (etc / name).write_text(text)
@@ -137,7 +136,7 @@ def test_a_file_of_settings_that_everybody_writes(
 def test_shared_paths_give_each_user_a_place_of_his_own(
     user: User, bob: User, scratch: pathlib.Path, kind: str
 ) -> None:
-    """Issue 17, 5: a cache of mode 1777, or 2770 for a group, is no error, and nobody reads or changes another's."""
+    """A cache of mode 1777, or 2770 for a group, is no error, and nobody reads or changes another user's files."""
     (scratch / "raid").mkdir(0o755)
     places = {f"ENROOT_{name}_PATH": scratch / "raid" / name.lower() for name in ("CACHE", "RUNTIME", "DATA")}
     for path in places.values():
@@ -153,7 +152,7 @@ def test_shared_paths_give_each_user_a_place_of_his_own(
     layout = scratch / "layout"
     images.write_layout(layout, blobs, images.index([(box, {"architecture": "amd64", "os": "linux"})]))
     user.groups = bob.groups = (27009,)
-    # Bob comes first, and makes what the victim would.
+    # Bob comes first and creates the victim's directories.
     for path in places.values():
         bob.run("mkdir", "-m", "777", f"{path}/user-{UID}")
     for who in (user, bob) if kind != "a colleague's" else (user,):

@@ -1,4 +1,4 @@
-"""Attacks by a registry, by who hands out its tokens, by a proxy, and by files that say they are images."""
+"""Attacks by a registry, a token server, a proxy, and by files that claim to be images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.kernel.test_signatures import SIGNER, wanted
 from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
-MOMENTS = 20  # seconds: a few on a machine that does nothing else, and less than a try may take: ENROOT_STALL_TIMEOUT
+MOMENTS = 20  # seconds: a few on an idle machine; less than one attempt may take: ENROOT_STALL_TIMEOUT
 
 
 def image_of(*layers: bytes, **settings: object) -> Image:
@@ -36,7 +36,7 @@ def image_of(*layers: bytes, **settings: object) -> Image:
 
 
 def registry_of(image: Image, wants: str = "", realm: str = "") -> Callable[[Request], Reply]:
-    """Answers of a registry that has an image; with ``realm``, to whom has the token ``wants`` of that."""
+    """Return the answers of a registry with an image. With ``realm``, it requires the token ``wants`` from there."""
     blobs = {images.digest(layer.blob): layer.blob for layer in image.layers}
     blobs[images.digest(image.config())] = image.config()
 
@@ -56,7 +56,7 @@ def registry_of(image: Image, wants: str = "", realm: str = "") -> Callable[[Req
 
 
 def token_server(user: str = "me", token: str = "a-token") -> Callable[[Request], Reply]:
-    """Gives a token to a user with the secret, or to anybody where there is no user."""
+    """Return a token server that serves a user with the secret, or everybody if ``user`` is empty."""
 
     def answer(request: Request) -> Reply:
         if user and request.login != f"{user}:{SECRET}":
@@ -79,7 +79,7 @@ def credentials(user: User, *hosts: str) -> None:
     say(user, ".credentials", "".join(f"machine {host} login me password {SECRET}\n" for host in hosts))
 
 
-# -- 7: secrets go to the registry that they are for
+# -- secrets go only to the registry that they belong to
 
 
 @pytest.mark.security("G1")
@@ -97,7 +97,7 @@ def credentials(user: User, *hosts: str) -> None:
     ],
 )
 def test_ambiguous_realm_gets_no_password(user: User, form: str) -> None:
-    """7: the realm is ``//evil\\@good/``: its password is found by one parser, and sent by the other one."""
+    r"""The realm is ``//evil\@good/``: two parsers must not disagree on its host."""
     with fake(bind="127.0.0.2") as evil, fake(bind="127.0.0.3") as good:
         credentials(user, "127.0.0.3", good.host)
         realm = form.format(evil=evil.host, good=good.host)
@@ -111,7 +111,7 @@ def test_ambiguous_realm_gets_no_password(user: User, form: str) -> None:
 @pytest.mark.parity("tokens from another host")
 @pytest.mark.security("G1")
 def test_token_for_another_registry_is_not_fetched(user: User) -> None:
-    """7: a registry names the token server of another one, to be handed a token for that one's repository."""
+    """A registry names the token server of another registry, to get a token for a repository there."""
     with fake(token_server(), bind="127.0.0.3") as good, fake(bind="127.0.0.2") as evil:
         credentials(user, good.host)
         evil.answer = registry_of(image_of(), "a-token", f"http://{good.host}/token")
@@ -123,7 +123,7 @@ def test_token_for_another_registry_is_not_fetched(user: User) -> None:
 
 @pytest.mark.security("G1")
 def test_password_of_a_registry_is_not_sent_where_that_says(user: User) -> None:
-    """7: whoever answers for a registry, or may write its configuration, has its users' passwords sent elsewhere."""
+    """A compromised registry, or its configuration, sends its users' passwords elsewhere."""
     with fake(token_server(), bind="127.0.0.3") as evil, fake(bind="127.0.0.2") as victim:
         credentials(user, victim.host)
         victim.answer = registry_of(image_of(), "a-token", f"http://{evil.host}/token")
@@ -134,11 +134,11 @@ def test_password_of_a_registry_is_not_sent_where_that_says(user: User) -> None:
 @pytest.mark.parity("tokens from another host")
 @pytest.mark.security("G1")
 def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
-    """7: the way out: as with GitLab, whose tokens come from another host than its images."""
+    """Not an attack: with GitLab, tokens come from another host than images."""
     with fake(token_server(), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/jwt/auth?a=b")
         say(user, "registries.conf", f"{registry.host} token={tokens.host}\n")
-        for host in (registry.host, tokens.host):  # as docker's files have it, and as enroot's
+        for host in (registry.host, tokens.host):  # the forms of docker's files, and of enroot's
             credentials(user, host)
             user.penroot("digest", registry.uri)
         assert tokens.logins == {f"me:{SECRET}"} and registry.logins == {"a-token"}
@@ -156,7 +156,7 @@ def test_public_image_needs_no_such_setting(user: User) -> None:
 
 @pytest.mark.security("G3")
 def test_scope_of_a_token_is_the_repository_that_was_asked_for(user: User) -> None:
-    """7: a registry that several share has a token made for another repository than the one asked for."""
+    """A registry of several tenants requests a token for another repository than the user did."""
     with fake(bind="127.0.0.2") as server:
         credentials(user, server.host)
         has = registry_of(image_of(), "a-token", f"http://{server.host}/token")
@@ -172,7 +172,7 @@ def test_scope_of_a_token_is_the_repository_that_was_asked_for(user: User) -> No
     "address", [r"http://{other}\x", "http://me:pw@{other}/x", "http://{other}/\x01x", "file:///etc/passwd", "//\\x/"]
 )
 def test_address_with_what_no_address_has_is_refused(user: User, where: str, address: str) -> None:
-    """7: no backslash, control character or user in what a registry sends us to; nor another scheme."""
+    """Refuse a backslash, control character, user or other scheme in an address that a registry sends."""
     with fake(bind="127.0.0.3") as other, fake(bind="127.0.0.2") as registry:
         target = address.format(other=other.host)
         quoted = target.replace("\\", "\\\\")
@@ -186,7 +186,7 @@ def test_address_with_what_no_address_has_is_refused(user: User, where: str, add
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("token", ["a\r\nX-More: 1", "a\nb", "a\0b", "\u00e9", "x" * 70_000, "a b"])
 def test_token_that_is_none_is_an_error(user: User, token: str) -> None:
-    """7: a token with a line feed: a traceback of http.client, or a header that the registry made."""
+    """A token with a line feed raised in http.client, or injected a header."""
     with fake(bind="127.0.0.2") as server:
         has = registry_of(image_of(), token, f"http://{server.host}/token")
         server.answer = lambda request: token_server("", token)(request) if "/token" in request.path else has(request)
@@ -196,7 +196,7 @@ def test_token_that_is_none_is_an_error(user: User, token: str) -> None:
 
 @pytest.mark.security("G6")
 def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
-    """7: the password ``pa$$word`` or ``$2y$10$…`` is not the one that is sent."""
+    """The password ``pa$$word`` or ``$2y$10$…`` is sent as it is written."""
     for written, meant in ((f"$2y${SECRET}", f"$2y${SECRET}"), (rf"\${SECRET}", f"${SECRET}"), ("$WORD", "w$rd")):
         with fake(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
             say(user, ".credentials", f"machine {server.host} login me password {written}\n")
@@ -207,7 +207,7 @@ def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
 @pytest.mark.parity("ENROOT_ALLOW_HTTP")
 @pytest.mark.security("G5")
 def test_plain_http_is_allowed_by_registry(user: User) -> None:
-    """7: ENROOT_ALLOW_HTTP=yes for one registry lets whoever is between have the passwords of all."""
+    """ENROOT_ALLOW_HTTP=yes for one registry must not expose the passwords of all to the network."""
     with fake(registry_of(image_of()), bind="0.0.0.0") as server:  # not a local name: see is_local()
         port = server.host.rpartition(":")[2]
         for allowed in ("0.0.0.0", server.host, f"build.site, {server.host}", "yes"):
@@ -221,7 +221,7 @@ def test_plain_http_is_allowed_by_registry(user: User) -> None:
 
 
 def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
-    """Mirrors, token servers and plain HTTP are of a registry, and not of one spelling of it."""
+    """Mirrors, token servers and plain HTTP apply to a registry, however it is spelled."""
     with fake(registry_of(image_of()), bind="0.0.0.0") as server, fake(bind="127.0.0.2") as gone:
         port = server.host.rpartition(":")[2]
         say(user, "registries.conf", f"[::ffff:127.0.0.2]:0{gone.host.rpartition(':')[2]} mirror=127.1:0{port}\n")
@@ -236,7 +236,7 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
-    """As enroot takes it: for this registry and this command, with a warning, and for no mirror."""
+    """As in enroot: for this registry and this command, with a warning, and not for mirrors."""
     events = user.home / "events.jsonl"
     user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
     with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as mirror:
@@ -298,14 +298,14 @@ def test_password_in_a_reference_is_in_no_lock_file(user: User) -> None:
 
 @pytest.mark.security("G6")
 def test_no_secret_is_seen(user: User) -> None:
-    """No secret in the debug log, in errors, in --explain, in arguments or in what hooks are told."""
+    """No secret appears in the debug log, errors, --explain, arguments or the variables of hooks."""
     seen = user.home / "seen"
     hook = user.home / "etc/hooks.d/50-see.sh"
     hook.parent.mkdir(parents=True)
     hook.write_text(f"#!/bin/sh\nenv >> {seen}\ncat /proc/*/cmdline 2>/dev/null | tr '\\0' ' ' >> {seen}\n")
     hook.chmod(0o755)
     with fake(bind="127.0.0.2") as server:
-        # The command tells the arguments of all processes as it runs.
+        # While the credential command runs, it lists the arguments of all processes.
         command = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' >> {seen}; S={SECRET}; printf %s $S"
         say(user, ".credentials", f"machine {server.host} login me password $({command})\n")
         has = registry_of(
@@ -322,12 +322,12 @@ def test_no_secret_is_seen(user: User) -> None:
         assert "DEBUG" in said and SECRET not in everything and "t0ken" not in everything
 
 
-# -- 12, 20: patience
+# -- registries that do not answer
 
 
 @contextlib.contextmanager
 def silent(bind: str = "127.0.0.4") -> Iterator[str]:
-    """A place that takes no connection and refuses none, as one whose packets are dropped: its queue is full."""
+    """Yield an address that neither accepts nor refuses connections, like a firewall: its queue is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind((bind, 0))
@@ -340,7 +340,7 @@ def silent(bind: str = "127.0.0.4") -> Iterator[str]:
 
 
 def seconds(user: User, *arguments: str, **options: object) -> tuple[float, str]:
-    """How long a command takes, and what it says on stderr."""
+    """Return the seconds that a command takes, and its stderr."""
     began = time.monotonic()
     done = user.penroot(*arguments, **options)
     return time.monotonic() - began, done.stderr
@@ -348,7 +348,7 @@ def seconds(user: User, *arguments: str, **options: object) -> tuple[float, str]
 
 @pytest.fixture
 def stored(user: User) -> Iterator[Fake]:
-    """A registry from which an image is stored."""
+    """Yield a registry from which an image is stored."""
     with fake(bind="127.0.0.2") as server:
         server.answer = registry_of(images.busybox())
         user.penroot("create", "-n", "first", server.uri)
@@ -364,7 +364,7 @@ def hang(server: Fake) -> Callable[[Request], Reply]:
 
 
 def trickle(server: Fake) -> Callable[[Request], Reply]:
-    """An answer whose headers come a byte at a time."""
+    """Send an answer whose headers arrive a byte at a time."""
 
     def answer(request: Request) -> Reply:
         with contextlib.suppress(OSError):
@@ -376,14 +376,14 @@ def trickle(server: Fake) -> Callable[[Request], Reply]:
 
 
 def challenge_and_hang(server: Fake) -> Callable[[Request], Reply]:
-    """A registry that asks for a token, and issues none."""
+    """Return a registry that asks for a token, and issues none."""
     wait = hang(server)
     challenge = Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/token"'})
     return lambda request: wait(request) if "/token" in request.path else challenge
 
 
 def move_and_hang(server: Fake) -> Callable[[Request], Reply]:
-    """A registry that reports a moved tag without its new digest."""
+    """Return a registry that reports a moved tag without its new digest."""
     wait = hang(server)
     moved = Reply(200, {"Docker-Content-Digest": "sha256:" + "0" * 64})
     return lambda request: moved if request.method == "HEAD" else wait(request)
@@ -398,7 +398,7 @@ def move_and_hang(server: Fake) -> Callable[[Request], Reply]:
 def test_stored_image_does_not_wait_for_a_registry_that_hangs(
     user: User, stored: Fake, how: Callable[[Fake], Callable[[Request], Reply]]
 ) -> None:
-    """12: a start of a stored image waits 154 s."""
+    """Starts of a stored image waited 154 s."""
     stored.answer = how(stored)
     took, said = seconds(user, "start", stored.uri, "true")
     assert took < MOMENTS and "using the stored image" in said
@@ -406,7 +406,7 @@ def test_stored_image_does_not_wait_for_a_registry_that_hangs(
 
 @pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_silence(user: User, stored: Fake) -> None:
-    """20: packets to the registry are dropped: 90 s for each start. By a proxy, or a mirror, likewise."""
+    """A firewall drops packets to the registry, proxy or mirror: starts waited 90 s."""
     with silent() as nobody:
         took, said = seconds(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
         assert took < MOMENTS and "using the stored image" in said
@@ -415,7 +415,7 @@ def test_stored_image_does_not_wait_for_silence(user: User, stored: Fake) -> Non
 
 
 def test_program_that_knows_a_login_may_take_longer(user: User, stored: Fake) -> None:
-    """12: what takes its time is not the registry: a stored image is still compared with what it has."""
+    """The credential command is slow, not the registry: the stored image is still compared with the registry's."""
     stored.answer = registry_of(images.busybox(), "a-token", f"http://{stored.host}/token")
     say(user, ".credentials", f"machine {stored.host} login me password $(sleep 3; echo {SECRET})\n")
     has, tokens = stored.answer, token_server()
@@ -426,7 +426,7 @@ def test_program_that_knows_a_login_may_take_longer(user: User, stored: Fake) ->
 
 @pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_names(user: User, stored: Fake) -> None:
-    """20: the name server does not answer, and nothing in a process can end its silence."""
+    """The name server does not answer, and a blocked resolver cannot be interrupted within the process."""
     require(os.geteuid() == 0, "only root can be a name server")
     with fake(registry_of(images.busybox()), bind="127.0.0.1") as named, socket.socket(type=socket.SOCK_DGRAM) as dns:
         uri = f"docker://registry.test:{named.host.rpartition(':')[2]}/{NAME}:1"
@@ -445,7 +445,7 @@ def test_stored_image_does_not_wait_for_names(user: User, stored: Fake) -> None:
 
 @pytest.mark.parity("all_proxy")
 def test_proxy_that_refuses_is_named(user: User) -> None:
-    """12: a proxy refuses CONNECT, and the registry is said to be down; its password is not told."""
+    """A proxy refuses CONNECT: the error blames the proxy, not the registry, and hides the proxy's password."""
     with fake(lambda request: Reply(403), bind="127.0.0.3") as proxy:
         env = {"https_proxy": f"http://me:{SECRET}@{proxy.host}"}
         said = user.penroot("digest", "docker://registry.test/x:1", status=1, env=env).stderr
@@ -455,7 +455,7 @@ def test_proxy_that_refuses_is_named(user: User) -> None:
 
 @pytest.mark.parity("all_proxy")
 def test_networks_in_no_proxy(user: User) -> None:
-    """12: no_proxy=10.0.0.0/8, as sites have it, and each registry of the site is asked through the proxy."""
+    """no_proxy=10.0.0.0/8, which many sites use, keeps requests to the site's registries off the proxy."""
     with fake(registry_of(image_of()), bind="127.0.0.2") as server, fake(bind="127.0.0.3") as proxy:
         for proxied, through in (("127.0.0.0/29", False), ("10.0.0.0/8, 127.0.0.2", False), ("127.0.0.128/25", True)):
             before = len(proxy.seen)
@@ -464,12 +464,12 @@ def test_networks_in_no_proxy(user: User) -> None:
             assert (len(proxy.seen) > before) == through
 
 
-# -- where a registry may send us
+# -- redirects
 
 
 @pytest.fixture
 def address() -> str:
-    """An address of this machine that is none of loopback, for a registry that is elsewhere."""
+    """Return a non-loopback address of this machine, for a registry that counts as remote."""
     with socket.socket(type=socket.SOCK_DGRAM) as s, contextlib.suppress(OSError):
         s.connect(("192.0.2.1", 9))  # nothing is sent
         return str(s.getsockname()[0])
@@ -480,7 +480,7 @@ def address() -> str:
 @pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
 def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: str, target: str) -> None:
-    """A redirect or a realm at localhost, or at the metadata of a cloud: what listens there lets us in."""
+    """A redirect or a realm points to localhost, or to a cloud's metadata service, which would trust us."""
     env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_TRANSFER_RETRIES": "0"}
     with fake(lambda request: Reply(200, {}, b"{}")) as here, fake(bind=address) as away:
         there = f"http://{target}:{here.host.rpartition(':')[2]}/x"
@@ -491,7 +491,7 @@ def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: st
             away.answer = lambda request, reply=reply: reply  # type: ignore[misc]
             said = user.penroot("digest", away.uri, status=1, env=env).stderr
             assert here.seen == [] and ": this machine or a link-local address" in said
-        # A registry on this machine may, as those of a site's own do.
+        # A registry on this machine may redirect here, as site registries do.
         here.answer = registry_of(image_of())
         with fake(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
             user.penroot("digest", near.uri, env=env)
@@ -536,13 +536,13 @@ def test_redirect_from_https_to_http_is_refused(user: User) -> None:
         shutil.rmtree(directory)
 
 
-# -- answers that never end, or are not what they say
+# -- endless and false answers
 
 
 @pytest.mark.security("G7")
 @pytest.mark.parametrize("what", ["100 Continue", "headers", "a status", "chunks", "a token", "tags", "a manifest"])
 def test_answer_without_end_is_left(user: User, what: str) -> None:
-    """A registry holds a process, or its memory, for as long as it likes."""
+    """A registry could block a process, or fill its memory, for as long as it likes."""
 
     def answer(request: Request) -> Reply:
         if what == "tags" and "/tags/" in request.path:
@@ -574,7 +574,7 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, gzip", "gzip, gzip, gzip, gzip, gzip, gzip, gzip"])
 @pytest.mark.parametrize("path", ["/manifests/", "/token"])
 def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
-    """A manifest or a token of 2 GB, in 2 MB of gzip, or in some bytes of gzip in gzip."""
+    """A manifest or a token of 2 GB, in 2 MB of gzip, or in some bytes of nested gzip."""
     # Flushed data can be repeated. The checksum at the end is never reached.
     pack = zlib.compressobj(1, zlib.DEFLATED, 15 if encoding == "deflate" else 31)
     head = pack.compress(b"{") + pack.flush(zlib.Z_FULL_FLUSH)
@@ -593,7 +593,7 @@ def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, p
         assert took < 20 and "Traceback" not in said and "MemoryError" not in said
 
 
-# -- web pages: of a login portal, a proxy, or a host that is no registry
+# -- web pages of a login portal, a proxy, or a host without a registry
 
 HTML = b"<!doctype html><title>Sign in</title>" + b"<p>sign in</p>" * 100
 PAGES = {
@@ -606,7 +606,7 @@ PAGES = {
 
 
 def paged(part: str, page: Reply, image: Image) -> Callable[[Request], Reply]:
-    """Answers of a registry that has a web page in the place of one kind of answers."""
+    """Return answers of a registry that has a web page in the place of one kind of answer."""
     has, config = registry_of(image), images.digest(image.config())
     parts = {
         "manifest": "/manifests/",
@@ -645,7 +645,7 @@ def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str
 
 
 def test_web_page_does_not_keep_a_stored_image(user: User, stored: Fake) -> None:
-    """A portal is as good as no registry."""
+    """A login portal counts as no registry."""
     stored.answer = lambda request: PAGES["html"]
     for words in (("start", stored.uri, "true"), ("create", "-n", "second", stored.uri)):
         said = user.penroot(*words).stderr
@@ -682,7 +682,7 @@ def test_web_page_is_no_login(user: User) -> None:
 @pytest.mark.parametrize("status", [400, 403, 404, 407])
 @pytest.mark.parametrize("is_page", [True, False], ids=["page", "words"])
 def test_refusal_of_another_server_blames_no_login(user: User, status: int, is_page: bool) -> None:
-    """As a firewall that lets a node reach the registry, and not the server that has its blobs."""
+    """Like a firewall that lets a node reach the registry, but not the server with its blobs."""
     image = images.busybox()
     refusal = Reply(status, {"Content-Type": "text/html"}, HTML) if is_page else Reply(status, {}, b"<Error>no</Error>")
     with fake(bind="127.0.0.2") as server, fake(lambda request: refusal, bind="127.0.0.3") as storage:
@@ -709,7 +709,7 @@ def test_web_page_of_a_refusal_is_not_printed(user: User, status: int) -> None:
 
 
 def test_blob_that_looks_like_a_page_is_a_blob(user: User) -> None:
-    """By its type alone nothing is a page: servers of files know few types."""
+    """The content type alone does not make a page: file servers know few types."""
     image = images.busybox()
     has = registry_of(image)
 
@@ -721,11 +721,11 @@ def test_blob_that_looks_like_a_page_is_a_blob(user: User) -> None:
         user.penroot("import", "-o", "x.sqsh", server.uri)
 
 
-# -- 13: what an index does not say, and layers that are elsewhere
+# -- indexes without platforms, and layers with URLs
 
 
 def test_entry_without_a_platform_is_told_by_its_config(user: User) -> None:
-    """13: an index whose entries say no platform gives an image of another machine."""
+    """An index whose entries name no platform must not yield an image for another architecture."""
     other = Image(image_of().layers, {}, OCI, architecture="riscv64")
     ours = image_of()
     entries = [{"mediaType": OCI["manifest"], "digest": i.digest(), "size": len(i.manifest())} for i in (other, ours)]
@@ -752,7 +752,7 @@ def test_entry_without_a_platform_is_told_by_its_config(user: User) -> None:
 
 @pytest.mark.security("G7")
 def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
-    """13: a layer with ``urls`` fails; from there only by TLS, without a login, and with its digest."""
+    """A layer with ``urls`` is fetched there: only by TLS, without a login, and checked against its digest."""
     image = images.busybox()
     document = json.loads(image.manifest())
     layer = image.layers[0]
@@ -792,7 +792,7 @@ def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
         shutil.rmtree(directory)
 
 
-# -- images that are here
+# -- images in local files
 
 
 def layout_of(place: pathlib.Path, image: Image) -> pathlib.Path:
@@ -806,7 +806,7 @@ def layout_of(place: pathlib.Path, image: Image) -> pathlib.Path:
 @pytest.mark.parametrize("name", ["index.json", "config", "layer", "blobs"])
 @pytest.mark.parametrize("absolute", [True, False])
 def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolute: bool) -> None:
-    """A layout of somebody else: index.json, or a blob, is a link to a file of its reader."""
+    """In another user's layout, index.json or a blob links to a file of the reader."""
     image = images.busybox()
     layout = layout_of(user.home / "layout", image)
     path = {
@@ -820,7 +820,7 @@ def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolut
     user.own(user.home)
     said = user.penroot("create", "-n", "box", f"oci:{layout}", status=1).stderr
     assert "leads out of the layout" in said and "cp -rL" in said
-    outside.rename(layout / "inside")  # a link that stays inside is none of that
+    outside.rename(layout / "inside")  # a link that stays inside is allowed
     (layout / path).unlink()
     (layout / path).symlink_to(inside + "inside")
     user.penroot("create", "-n", "box", f"oci:{layout}")
@@ -828,7 +828,7 @@ def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolut
 
 @pytest.mark.security("G7")
 def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None:
-    """A FIFO as an archive or a blob holds its reader."""
+    """A FIFO as an archive or a blob would block its reader."""
     os.mkfifo(user.home / "fifo")
     user.own(user.home / "fifo")
     for scheme in ("docker-archive", "oci-archive"):
@@ -839,7 +839,7 @@ def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None
 @pytest.mark.security("G7")
 @pytest.mark.parametrize("how", ["back", "a large header", "global headers", "members"])
 def test_archive_without_end_is_left(user: User, how: str) -> None:
-    """An archive whose headers lead back, are of gigabytes, or are without number."""
+    """An archive whose headers lead back, take gigabytes, or never end."""
     path = user.home / "hostile.tar"
     with path.open("wb") as f:
         if how == "back":
@@ -879,7 +879,7 @@ def test_names_in_an_archive_mean_what_is_in_it(user: User) -> None:
 
 
 def test_password_of_a_proxy_is_not_shown(user: User) -> None:
-    """No secret is printed: what a site says of its proxy, in an answer that users send around."""
+    """Users send error messages around: a message must not contain the site's proxy password."""
     conf = user.home / "etc/enroot.conf"
     conf.parent.mkdir()
     conf.write_text(f"https_proxy http://me:{SECRET}@proxy.site:3128\n")

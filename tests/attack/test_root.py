@@ -1,4 +1,4 @@
-"""By a container that root starts, on the node."""
+"""Attacks on the node by a container that root starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     for own in ((), *((option,) for option in OWN), OWN)
     for kind in ((*user, *own), (*user, *own, "--rw"))
 }
-# Each line tries one thing, harmlessly, and prints a word if it succeeds.
+# Each line is one harmless attempt, and prints a word if it succeeds.
 CHANGE_THE_KERNEL = """
     for f in vm/swappiness kernel/core_pattern fs/suid_dumpable kernel/hotplug; do
         v=$(cat /proc/sys/$f 2>/dev/null) && (echo "$v" > /proc/sys/$f) 2>/dev/null && echo "wrote $f"
@@ -47,7 +47,7 @@ UNDO_MOUNTS = """
 
 @contextlib.contextmanager
 def running(user: User, *start: str) -> Iterator[int]:
-    """Run a container that waits, while the ``with`` lasts. Yield the process."""
+    """Run a container that waits, while the ``with`` block runs. Yield the process."""
     command = user.command("penroot", "start", *start, "sh", "-c", "echo up; cat")
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=user.environ, cwd=user.home, stdin=pipe, stdout=pipe, text=True) as process:
@@ -59,7 +59,7 @@ def running(user: User, *start: str) -> Iterator[int]:
 
 @pytest.fixture
 def root(user: User) -> User:
-    """Root of the node, with a container ``box``."""
+    """Return root of the node, with a container ``box``."""
     require(os.geteuid() == 0, "root starts these containers")
     user.uid = 0
     user.own(user.home)
@@ -86,7 +86,7 @@ def test_exec_into_roots_container_changes_nothing(root: User, kind: str) -> Non
 @pytest.mark.security("C4")
 @pytest.mark.parametrize("kind", KINDS)
 def test_roots_container_opens_no_disk_of_the_host(root: User, kind: str) -> None:
-    """Root of the host owns the nodes of disks and /dev/kmsg, and needs no capability to open them."""
+    """Root of the host owns the device nodes of disks and /dev/kmsg, and needs no capability to open them."""
     script = """
         for f in $(busybox find /dev -type b) /dev/kmsg /dev/mem /dev/port /dev/rtc0 /dev/loop-control /dev/fuse; do
             (: < $f) 2>/dev/null && echo "opened $f"
@@ -130,7 +130,7 @@ def test_root_execs_nothing_in_another_users_container(
 
 @pytest.mark.security("U13")
 def test_root_finds_no_container_that_another_user_names(user: User) -> None:
-    """Anyone may give a mount of their own any source."""
+    """Any user can give a mount any source name."""
     require(os.geteuid() == 0, "only root sees the mounts of others")
     root = User(user.home, 0)
     forge = f"mount -t tmpfs fuse-overlayfs:{root.data}/box/upper /mnt && cd /mnt && mkdir old && pivot_root . old"
@@ -146,7 +146,7 @@ def test_root_finds_no_container_that_another_user_names(user: User) -> None:
 @pytest.mark.security("C2")
 @pytest.mark.parametrize("own", ["", *OWN])
 def test_root_rules_its_own_namespaces(user: User, own: str) -> None:
-    """Namespaces of the container belong to the user namespace of its program, which configures them."""
+    """The container's namespaces belong to the user namespace of its program, which configures them."""
     busybox_rootfs(user.data / "box")
     user.own(user.data)
     script = """
@@ -203,7 +203,7 @@ def test_root_inside_lifts_no_mount_of_its_user(user: User, kind: str, way: str)
 
 @pytest.mark.security("C3")
 def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
-    """With ENROOT_ALLOW_SUPERUSER root keeps the privilege to uncover it, and must do that first."""
+    """With ENROOT_ALLOW_SUPERUSER, root can uncover the kernel's files, but only on purpose."""
     path = "/proc/sys/vm/swappiness"
     script = f"v=$(cat {path}); echo $v > {path} || umount /proc/sys && echo uncovered"
     assert root.start("box", "sh", "-c", script, env={"ENROOT_ALLOW_SUPERUSER": "yes"}) == "uncovered\n"
@@ -231,7 +231,7 @@ def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
 @pytest.mark.parametrize("unshare", ["", "net", "ipc", "uts"])
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str, unshare: str) -> None:
-    """The same by srun, where each task enters the container that the step has."""
+    """The same through srun, where each task enters the step's container."""
     script = """
         v=$(cat /proc/sys/vm/swappiness); (echo $v > /proc/sys/vm/swappiness) 2> /dev/null && echo wrote
         umount /proc/sys 2> /dev/null && echo uncovered

@@ -1,5 +1,8 @@
-"""The plugin in real Slurm with UBSan in it. AddressSanitizer wants to be there before slurmstepd, srun and all that
-they execute: with that, tests/kernel/test_plugin_build.py runs it against hostile helpers."""
+"""The plugin in real Slurm with UBSan.
+
+AddressSanitizer would have to be loaded before slurmstepd, srun and all their children, so
+tests/kernel/test_plugin_build.py runs it against hostile helpers instead.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Root in a container cannot reach the processes that serve or enter the container: /proc/PID/root and similar.
 
-A program of the image is root of its user namespace, and has there all that ptrace(2) asks for. So whatever is in that
-namespace and still has a way to the node, is a way for the program too.
+A program of the image is root of its user namespace, and passes all checks of ptrace(2) there. A process in that
+namespace with access to the node would give the program that access too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARK = "the node's own"
 
 @pytest.fixture(scope="session")
 def spy() -> Iterator[pathlib.Path]:
-    """A static program that looks at all processes, and by them at the node."""
+    """Yield a static program that inspects all processes and, through them, the node."""
     with tempfile.TemporaryDirectory(prefix="penroot-spy-", dir="/var/tmp") as directory:
         path = pathlib.Path(directory) / "spy"
         subprocess.run(["cc", "-static", "-O2", "-Wall", "-Werror", "-o", str(path), str(SPY)], check=True)
@@ -40,13 +40,13 @@ def rootfs(rootfs: pathlib.Path, spy: pathlib.Path, user: User) -> pathlib.Path:
 
 @pytest.fixture
 def image(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """The squashfs image of a container with the spy."""
+    """Return the squashfs image of a container with the spy."""
     return squashed(user, rootfs)
 
 
 @pytest.fixture
 def mark(user: User) -> str:
-    """A file of the node that no container of these tests shows."""
+    """Return a file of the node that no container of these tests shows."""
     path = user.home / "mark"
     path.write_text(MARK)
     user.own(path)
@@ -54,7 +54,7 @@ def mark(user: User) -> str:
 
 
 def seen(out: str) -> set[str]:
-    """Return the processes that the spy has seen, without its own kind."""
+    """Return the processes that the spy has seen, without the spy's own."""
     lines = out.splitlines()
     assert "looking" in lines
     return {line for line in lines if line not in ("looking", "sees /bin/busybox", "sees /bin/spy")}
@@ -62,14 +62,14 @@ def seen(out: str) -> set[str]:
 
 @pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, image: pathlib.Path, mark: str) -> None:
-    """3: start --root IMAGE.sqsh: /proc/PID/root of squashfuse is the node's root."""
+    """With start --root IMAGE.sqsh, /proc/PID/root of squashfuse would be the node's root."""
     out = user.start("--root", "--env", "MARK", str(image), "spy", env={"MARK": mark})
     assert seen(out) == set()
 
 
 @pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: pathlib.Path, mark: str) -> None:
-    """The same where another container has started the server, and is there."""
+    """The same if another container has started the server."""
     command = ("penroot", "start", "--root", "--env", "MARK", str(image), "spy")
     with user.running(*command, "60", env={"MARK": mark}, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == "looking\n"
@@ -94,7 +94,7 @@ def test_root_does_not_reach_the_node_by_the_server_of_data(
 def test_root_does_not_reach_the_node_by_fuse_overlayfs(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str, source: str
 ) -> None:
-    """3: the same with ENROOT_NATIVE_OVERLAYFS=n, whose server has all that the container was made from."""
+    """The same with ENROOT_NATIVE_OVERLAYFS=n, whose server has every source of the container."""
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
     env = {"MARK": mark, "ENROOT_NATIVE_OVERLAYFS": "n"}
     what = str(image) if source == "image" else "box"
@@ -103,7 +103,7 @@ def test_root_does_not_reach_the_node_by_fuse_overlayfs(
 
 @pytest.mark.security("C1")
 def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Path, mark: str) -> None:
-    """3: a bundle's --root shares the user namespace with its server as well."""
+    """A bundle's --root shares the user namespace with its server as well."""
     bundle = str(user.home / "box.run")
     user.penroot("bundle", "--output", bundle, str(image))
     assert seen(user.run(bundle, "--root", "--env", "MARK", "spy", env={"MARK": mark}).stdout) == set()
@@ -111,7 +111,7 @@ def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Pat
 
 @pytest.mark.security("C1")
 def test_root_cannot_use_the_parent_of_its_pid_namespace(user: User, rootfs: pathlib.Path, mark: str) -> None:
-    """3: with --pid a process stays behind to wait; where the node's /proc is mounted it has a name there."""
+    """With --pid a waiting process stays behind, which has a PID in the node's /proc if the container mounts it."""
     script = "mount --bind /node /proc && exec spy"
     options = ("--root", "--pid", "--env", "MARK", "--mount", "/proc:/node:none:rbind,x-create=dir")
     assert seen(user.start(*options, "box", "sh", "-c", script, env={"MARK": mark})) == set()
@@ -119,7 +119,7 @@ def test_root_cannot_use_the_parent_of_its_pid_namespace(user: User, rootfs: pat
 
 @pytest.mark.security("C1")
 def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) -> None:
-    """3: penroot exec into a --root container: for a moment its process is there with the caller's variables."""
+    """During penroot exec into a --root container, the process briefly has the caller's variables."""
     command = ("start", "--root", str(image), "spy", "120")
     spying = subprocess.Popen(
         user.command("penroot", *command),
@@ -138,7 +138,7 @@ def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) 
 
 @pytest.fixture(scope="module")
 def spying(lab: Lab, spy: pathlib.Path) -> Iterator[str]:
-    """A squashfs image of alice's with the spy, which its entrypoint runs too."""
+    """Return a squashfs image of alice's with the spy, which is also its entrypoint."""
     home = pathlib.Path(lab.root, "home/alice")
     shutil.copy(spy, home / "spy")
     (home / "mark").write_text(MARK)
@@ -151,7 +151,7 @@ def spying(lab: Lab, spy: pathlib.Path) -> Iterator[str]:
 
 @pytest.mark.security("C1")
 def test_root_of_a_step_does_not_reach_the_node(lab: Lab, spying: str) -> None:
-    """3: srun --container-remap-root with an image: what serves that, and the helper, are processes of the node."""
+    """With srun --container-remap-root, the image's server and the helper are processes of the node."""
     options = (spying, "--container-remap-root", "--container-env=MARK")
     out = srun(lab, *options, "spy", env={"MARK": "/home/alice/mark"})
     assert {line for line in seen(out) if not line.startswith("sees /usr/bin/sleep")} == set()
@@ -159,7 +159,7 @@ def test_root_of_a_step_does_not_reach_the_node(lab: Lab, spying: str) -> None:
 
 @pytest.mark.security("C1")
 def test_the_entrypoint_does_not_reach_the_node(lab: Lab, spying: str) -> None:
-    """3: it runs as root beside the process that built the container: the descriptors of that, as CVE-2024-21626."""
+    """The entrypoint runs as root beside the process that built the container: CVE-2024-21626 used its descriptors."""
     options = (spying, "--container-remap-root", "--container-entrypoint", "--container-env=MARK")
     out = srun(lab, *options, *sh("cat /dev/shm/seen; rm /dev/shm/seen"), env={"MARK": "/home/alice/mark"})
     assert seen(out) <= {"sees /usr/bin/bash", "sees /usr/bin/dash", "sees /bin/sh"}

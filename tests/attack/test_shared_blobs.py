@@ -31,23 +31,23 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def blobs(user: User, bob: User, scratch: pathlib.Path) -> pathlib.Path:
-    """The directory, for all users."""
+    """Return the directory of shared blobs, which all users can write to."""
     for who in (user, bob):
         who.environ.update(ENROOT_SHARED_BLOBS=str(scratch), ENROOT_ALLOW_HTTP="yes")
     return scratch
 
 
 def start(user: User, registry: Server | Faulty, **env: str) -> str:
-    """The messages of a start, which finds the image and takes no minute."""
+    """Run a start that succeeds within a minute, and return its messages."""
     began = time.monotonic()
     done = user.penroot("start", f"docker://{registry.host}/test/shared:1", "cat", "/number", env=env)
     assert done.stdout == "7"
-    assert time.monotonic() - began < 50  # a lock that is waited for holds for 60
+    assert time.monotonic() - began < 50  # a start waits 60 s for a lock
     return done.stderr
 
 
 def names(registry: Server, place: pathlib.Path) -> list[str]:
-    """The blobs of the image, as a user who fetches it has them."""
+    """Return the image's blobs as files, named as for a user who fetches them."""
     return sorted(path.name for path in (place / "sha256").iterdir())
 
 
@@ -61,7 +61,7 @@ LEFT += [("lock", what) for what in ("fifo", "directory", "link", "of the future
 def test_what_bob_leaves_costs_a_warning(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, which: str, what: str
 ) -> None:
-    """Issue 10, 8: a FIFO, directory, link or file of bob's in place of a blob or its lock."""
+    """A FIFO, directory, link or file of bob's in place of a blob or its lock."""
     start(bob, registry)
     for name in names(registry, blobs):
         path = blobs / "sha256" / name
@@ -77,7 +77,7 @@ def test_what_bob_leaves_costs_a_warning(
         else:
             path.write_bytes(b"x" * size)
             path.chmod(0o600 if what == "closed" else 0o666)
-            os.utime(path, (time.time() + 1e6,) * 2)  # a lock of the future never expires
+            os.utime(path, (time.time() + 1e6,) * 2)  # a lock with a future date never expires
         os.chown(path, bob.uid, bob.uid, follow_symlinks=False)
     assert str(blobs) in start(user, registry)
 
@@ -88,7 +88,7 @@ def test_what_bob_leaves_costs_a_warning(
 def test_what_bob_makes_of_the_directories(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
 ) -> None:
-    """Issue 10, 8: a parent of mode 0755, or none at all; nothing is written where a link of his leads."""
+    """A parent of mode 0755, or without permissions; nothing is written behind a link of bob's."""
     path = blobs / which
     target = user.home / "precious"
     target.mkdir()
@@ -112,7 +112,7 @@ def test_what_bob_makes_of_the_directories(
 def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
     user: User, bob: User, blobs: pathlib.Path, registry: Server
 ) -> None:
-    """Issue 10, 8: private layers in a directory of everybody's; also where bob has made the victim's before."""
+    """Private layers stay private in a shared directory, even if bob has created the victim's directory before."""
     bob.run("mkdir", "-m", "777", f"{blobs}/user-{UID}")
     assert str(blobs) not in start(user, registry, ENROOT_SHARED_BLOBS_FOR="user")
     kept = [path for path in blobs.rglob("sha256/*") if len(path.name) == 64]
@@ -135,7 +135,7 @@ def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
 
 @pytest.mark.security("U8")
 def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, registry: Server) -> None:
-    """Issue 10, 8: it works where its images are files, and says so where they are trees."""
+    """Works if images are stored as files, and fails with an error if they are stored as trees."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
     image = f"docker://{registry.host}/test/shared:1"
     words = ("start", "--rw", image, "sh", "-c", "cat /number; echo 1 > /etc/new")

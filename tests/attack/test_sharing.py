@@ -1,6 +1,7 @@
-"""Who may serve an image: no program in a container, no other user, and no server of another file.
+"""Only a trusted process may serve an image: no program in a container, no other user, no server of another file.
 
-The attacker writes what a start reads of running servers, as a container could that has the runtime directory mounted.
+The attacker writes the entries of running servers that a start reads, as a container with the runtime directory mounted
+could.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ KINDS = [(), ("--pid",), ("--root",), ("--rw",)]
 
 
 def word(pid: int) -> str:
-    """The word by which a start knows a server."""
+    """Return the word that identifies a server to a start."""
     words = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return next(word for word in words if word.startswith("fsname="))
 
 
 @pytest.fixture
 def entry(user: User, image: pathlib.Path) -> tuple[pathlib.Path, str]:
-    """The entry of an image that nobody serves now, and the word of its server."""
+    """Return the entry of an image without a server, and the word of its last server."""
     with up(user, str(image)):
         named = word(server(user))
     until(lambda: not servers(user.home), "the server ends")
@@ -42,7 +43,7 @@ def entry(user: User, image: pathlib.Path) -> tuple[pathlib.Path, str]:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path, pid: int | str) -> Iterator[None]:
-    """An entry that says where its server is, and that some process has locked."""
+    """Write an entry that names a server, and let some process lock it."""
     path.write_text(f"{pid}")
     held = subprocess.Popen(["flock", "-x", path, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert held.stdin is not None and held.stdout is not None
@@ -57,7 +58,7 @@ def locked(path: pathlib.Path, pid: int | str) -> Iterator[None]:
 
 
 def starts_alone(user: User, image: pathlib.Path) -> bool:
-    """Return whether a container gets the image from a new server."""
+    """Return whether a container starts a new server for the image."""
     before = servers(user.home)
     with up(user, str(image)) as run:
         found = servers(user.home).keys() - before.keys()
@@ -70,7 +71,7 @@ def starts_alone(user: User, image: pathlib.Path) -> bool:
 def test_process_in_a_container_is_no_server(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, entry: tuple[pathlib.Path, str]
 ) -> None:
-    """It has the name, the file and a /dev/fuse of its own."""
+    """The impostor has the server's name, the file, and its own /dev/fuse."""
     path, named = entry
     script = f"exec 3< /image 4<> /dev/fuse; exec /bin/busybox setsid /bin/sh -c 'echo up; read line' {named}"
     for kind in ((), ("--root",), ("--pid",)):
@@ -83,7 +84,7 @@ def test_process_in_a_container_is_no_server(
 
 @pytest.mark.security("C13")
 def test_process_of_another_user_is_no_server(user: User, image: pathlib.Path, entry: tuple[pathlib.Path, str]) -> None:
-    """Two users of one file have two servers, whatever the entry of one says."""
+    """Two users of one file have two servers, whatever an entry contains."""
     path, named = entry
     with ordinary_user(UID + 1) as other, up(other, str(image)):
         (pid,) = servers(image)
@@ -111,7 +112,7 @@ def test_server_of_another_file_is_not_joined(
 def test_entry_that_says_nonsense_is_passed_over(
     user: User, image: pathlib.Path, entry: tuple[pathlib.Path, str], text: str
 ) -> None:
-    """Nobody waits long for a lock that somebody holds."""
+    """A lock that another process holds does not delay a start for long."""
     with locked(entry[0], text):
         assert starts_alone(user, image)
     assert user.start(str(image), "echo", "in") == "in\n"
@@ -140,7 +141,7 @@ def test_entry_that_is_no_file_is_passed_over(
 
 @pytest.mark.security("C13")
 def test_container_with_own_processes_cannot_stop_the_server(user: User, image: pathlib.Path) -> None:
-    """Another one, which sees the processes of its user, can: they are its user's."""
+    """A container without a PID namespace can stop the server: it sees its user's processes."""
     with up(user, str(image)) as first:
         pid = server(user)
         script = f"kill -STOP {pid} || kill -KILL {pid} || echo no"
@@ -152,7 +153,7 @@ def test_container_with_own_processes_cannot_stop_the_server(user: User, image: 
 
 @pytest.mark.security("C13")
 def test_root_cannot_remount_a_shared_file_system(user: User, image: pathlib.Path) -> None:
-    """Neither the file system nor its mount becomes writable for the container beside it."""
+    """Neither the file system nor its mount becomes writable for a second container."""
     script = "mount -o remount,rw /; mount -o remount,rw / / ; touch /bin/mine; umount /; ls /bin/mine"
     with up(user, str(image)), up(user, "--root", str(image)):
         server(user)
@@ -165,7 +166,7 @@ def test_root_cannot_remount_a_shared_file_system(user: User, image: pathlib.Pat
 def test_last_one_leaves_as_the_first_one_comes(
     user: User, image: pathlib.Path, rng: random.Random, soak: bool
 ) -> None:
-    """Containers, starts and servers are killed at any moment: each start works, or says why not; nothing is left."""
+    """Containers, starts and servers are killed at any moment: each start works or names the cause; nothing is left."""
     require(os.geteuid() == 0, "only root sees all processes of the user")
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     runs: list[subprocess.Popen[str]] = []
@@ -185,7 +186,7 @@ def test_last_one_leaves_as_the_first_one_comes(
     for run in runs:
         out, err = run.communicate(timeout=60)
         worked = run.returncode == 0 and out.startswith("FROM_IMAGE=yes")
-        # The process that names the server does not stand by in the first fifth of a second.
+        # In the first fifth of a second, no process of ours exists yet that could explain the death of the server.
         said = "squashfuse" in err or "Transport endpoint is not connected" in err or "Bus error" in err
         assert worked or run.pid in killed or said, (run.returncode, out, err)
         assert "Traceback" not in err

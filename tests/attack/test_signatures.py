@@ -1,4 +1,4 @@
-"""Images that are not signed as the site wants, passed off as such by a registry, another user or a record."""
+"""A registry, another user or a record passes off images as signed that do not meet the site's policy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def put(registry: Server, name: str, number: bytes, *, signed: bool = True) -> I
 
 
 def refusal(user: User, target: str) -> str:
-    """Why a start is refused; nothing of the image is run."""
+    """Return the error of a start that the policy must refuse; nothing of the image runs."""
     done = user.penroot("start", target, "cat", "/number", status=1)
     assert done.stdout == "" and done.stderr.startswith("[ERROR] "), done.stderr
     assert len(done.stderr.splitlines()) == 2, done.stderr
@@ -57,11 +57,11 @@ def refusal(user: User, target: str) -> str:
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_a_signature_that_is_stripped(user: User, registry: Server) -> None:
-    """The registry has lost it, or keeps it from us: an image that is not stored is not let in any more."""
+    """A registry that lost or withholds a signature: an image that is not stored is refused from now on."""
     good = put(registry, "stripped", b"1")
     assert user.start(f"docker://{registry.host}/test/stripped:1", "cat", "/number") == "1"
     push(registry.pusher, "test/stripped", good.digest(), [])
-    assert user.start(f"docker://{registry.host}/test/stripped:1", "cat", "/number") == "1"  # what is kept is enough
+    assert user.start(f"docker://{registry.host}/test/stripped:1", "cat", "/number") == "1"
     user.run("rm", "-rf", str(user.home / "cache"))
     assert "it has no signature" in refusal(user, f"docker://{registry.host}/test/stripped:1")
     assert not list((user.home / "cache/layers").iterdir())
@@ -85,14 +85,14 @@ def test_the_signature_of_another_image(user: User, registry: Server) -> None:
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_an_image_that_was_signed_for_another_repository(user: User, registry: Server) -> None:
-    """An old one with a hole, say, is pushed with its good signature under the name of another."""
+    """An old vulnerable image, for example, is pushed with its valid signature under another name."""
     old = put(registry, "old", b"1")
     registry.pusher.image("test/new", "1", old)
     data = payload(f"{registry.host}/test/old", old.digest())
     push(registry.pusher, "test/new", old.digest(), [(data, SIGNER.sign(data))])
     said = refusal(user, f"docker://{registry.host}/test/new:1")
     assert f"its signature is for {registry.host}/test/old, not for {registry.host}/test/new" in said
-    # An image that is stored for one repository is refused for the other.
+    # An image that is stored for one repository is refused for another.
     assert user.start(f"docker://{registry.host}/test/old:1", "cat", "/number") == "1"
     assert "its signature is for" in refusal(user, f"docker://{registry.host}/test/new@{old.digest()}")
 
@@ -125,7 +125,7 @@ def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) ->
 
 
 class Watched(list):  # type: ignore[type-arg]
-    """A list of requests, with what is to happen at each of them, before it is answered."""
+    """A request list that calls a function for each request, before the answer."""
 
     def __init__(self, seen: list[Request], act: object) -> None:
         super().__init__(seen)
@@ -159,7 +159,7 @@ def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: 
             (place / name).write_text(json.dumps(record))
         user.own(user.home / "cache")
         assert "it has no signature" in refusal(user, "evil")
-    # A container whose record says that it is made of the signed one.
+    # A container whose record claims that it is made of the signed image.
     mark = user.data / "evil/.penroot"
     mark.write_text(mark.read_text().replace("test/unkept", "test/kept"))
     assert "it has no signature" in refusal(user, "evil")
@@ -176,7 +176,7 @@ def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: 
     ["127.0.0.1:0{port}", "[::ffff:127.0.0.1]:{port}", "127.0.0.1.:{port}", "127.1:{port}", "2130706433:{port}"],
 )
 def test_registry_spelled_in_another_way(user: User, registry: Server, spelling: str) -> None:
-    """The scope of a registry that is rejected, or whose images are to be signed, has each of its spellings."""
+    """A rule for a registry applies to each spelling of the registry."""
     put(registry, "spelled", b"evil", signed=False)
     other = spelling.format(port=registry.host.rpartition(":")[2])
     write(user, ACCEPT, docker={registry.host: REJECT})
@@ -190,7 +190,7 @@ def test_registry_spelled_in_another_way(user: User, registry: Server, spelling:
 def test_record_names_another_image_than_the_admitted(
     user: User, registry: Server, key: Path, image: Path, forged: str
 ) -> None:
-    """A record's image or path is admitted, and another squashfs file or image would be used."""
+    """The record's image or path is admitted, while the start would use another squashfs file or image."""
     put(registry, "mixed", b"1")
     put(registry, "mixed-evil", b"evil", signed=False)
     policy = user.home / "etc/policy.json"
@@ -216,7 +216,7 @@ def test_record_names_another_image_than_the_admitted(
 
 @pytest.mark.security("S2")
 def test_another_users_store_and_blobs(user: User, bob: User, registry: Server, key: Path) -> None:
-    """Bob gives the victim an image of his by all that the two of them share."""
+    """Bob passes an image to the victim through every place that they share."""
     del key
     put(registry, "bobs", b"evil", signed=False)
     image = f"docker://{registry.host}/test/bobs:1"
@@ -239,7 +239,7 @@ def test_another_users_store_and_blobs(user: User, bob: User, registry: Server, 
 
 @pytest.mark.security("S2")
 def test_a_store_that_root_fills_for_all(user: User, scratch: Path, registry: Server) -> None:
-    """Its users verify what root has stored, and cannot change it; nobody has to ask the registry."""
+    """Users verify the images that root has stored, and cannot change them; no start asks the registry."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
     good = put(registry, "roots", b"1")
     evil = put(registry, "rootless", b"evil", signed=False)
@@ -265,7 +265,7 @@ def test_a_store_that_root_fills_for_all(user: User, scratch: Path, registry: Se
 
 @pytest.mark.security("S3")
 def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Server) -> None:
-    """In a mount namespace in which /etc/enroot has a policy, as on a node."""
+    """Run in a mount namespace in which /etc/enroot has a policy, as on a node."""
     put(registry, "unsigned", b"evil", signed=False)
     lower = user.home / "lower/enroot"
     lower.mkdir(parents=True)
@@ -286,7 +286,7 @@ def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Ser
     ):
         done = user.penroot("start", image, "cat", "/number", status=1, env=env, prefix=namespace)
         assert "is rejected by /etc/enroot/policy.json: default[0] (default)" in done.stderr and done.stdout == ""
-    lower.chmod(0o700)  # whether there is a policy, he cannot see
+    lower.chmod(0o700)  # the user cannot see whether there is a policy
     for env in ({}, {"ENROOT_SYSCONF_PATH": str(own)}):
         done = user.penroot("start", image, "cat", "/number", status=1, env=env, prefix=namespace)
         assert "/etc/enroot/" in done.stderr and "Permission denied" in done.stderr and done.stdout == ""
@@ -309,7 +309,7 @@ def test_what_others_can_write_says_nothing(user: User, registry: Server, key: P
 
 @pytest.mark.parametrize("links", [1, 2])
 def test_a_link_through_a_place_that_others_can_write(user: User, registry: Server, key: Path, links: int) -> None:
-    """They could lead it to any file of root's: to another key, or to one that is no longer to be believed."""
+    """Others could redirect the link to any file of root's: to another key, or to a revoked one."""
     put(registry, "linked", b"1")
     place = user.home / "etc/elsewhere"
     place.mkdir()
@@ -328,7 +328,7 @@ def test_a_link_through_a_place_that_others_can_write(user: User, registry: Serv
 
 @pytest.mark.security("S3")
 def test_a_key_of_the_users_own_is_none_of_the_sites(user: User, registry: Server, key: Path) -> None:
-    """A policy of root's that names a file which the user can replace."""
+    """A policy of root's names a file that the user can replace."""
     put(registry, "replaced", b"1")
     user.own(key)
     assert f"belongs to uid {user.uid}, not to root" in refusal(user, f"docker://{registry.host}/test/replaced:1")
@@ -337,7 +337,7 @@ def test_a_key_of_the_users_own_is_none_of_the_sites(user: User, registry: Serve
 @pytest.mark.security("S4")
 @pytest.mark.usefixtures("key")
 def test_signatures_without_end(user: User, registry: Server) -> None:
-    """A registry gives us thousands, or one that is larger than memory: some are looked at, and none is waited for."""
+    """A registry sends thousands of signatures, or one that exceeds memory: a start checks some, and never waits."""
     image = put(registry, "flooded", b"1", signed=False)
     other = Signer("ed25519")
     many = []

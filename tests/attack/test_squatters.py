@@ -1,4 +1,4 @@
-"""Another user makes the directories that the victim's programs are going to use, first, or swaps them meanwhile."""
+"""Another user creates the directories of the victim's programs first, or swaps them during a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.waiting import until
 
 @pytest.fixture
 def tmp(user: User, scratch: pathlib.Path) -> pathlib.Path:
-    """A directory as /tmp is, where the victim has his temporary files."""
+    """Return a directory like /tmp, in which the victim has temporary files."""
     del user.environ["ENROOT_RUNTIME_PATH"]
     user.environ["TMPDIR"] = str(scratch)
     return scratch
 
 
 def evil(place: pathlib.Path) -> None:
-    """Make the squatter's scratch directory, with a root file system for the victim to mount and run."""
+    """Create the squatter's scratch directory, with a root file system for the victim to mount and run."""
     root = place / "root"
     busybox_rootfs(root)
     (root / "bin/sh").unlink()
@@ -41,7 +41,7 @@ def evil(place: pathlib.Path) -> None:
 
 
 def swap(squatted: str, name: str, prepared: str, stop: object) -> None:
-    """As bob, until told to end: put what he has prepared in the place of what the victim made, and back."""
+    """As bob, until ``stop``: swap the victim's file with bob's prepared one, and back."""
     os.setgid(BOB)
     os.setuid(BOB)
     os.umask(0)
@@ -58,14 +58,14 @@ def swap(squatted: str, name: str, prepared: str, stop: object) -> None:
 
 
 class Squatter:
-    """Bob has made ``path`` for the victim to use, and goes on swapping what the victim makes in it."""
+    """Bob has created ``path`` for the victim to use, and keeps swapping what the victim creates in it."""
 
     def __init__(self, path: pathlib.Path, name: str) -> None:
         path.mkdir()
         evil(path / "prepared")
         os.chown(path, BOB, BOB)
         path.chmod(0o777)
-        fork = multiprocessing.get_context("fork")  # Python since 3.14 asks a server, which would be left as well
+        fork = multiprocessing.get_context("fork")  # Python 3.14 starts a fork server, which would be left as well
         self._stop = fork.Event()
         arguments = (str(path), name, str(path / "prepared"), self._stop)
         self._process = fork.Process(target=swap, args=arguments)
@@ -88,7 +88,7 @@ PLACES = {"default": ("", "penroot-{}", "enroot"), "configured": ("{}/enroot-run
 def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool
 ) -> None:
-    """Issue 10, 4: bob makes /tmp/penroot-UID first and swaps its content while the victim starts."""
+    """Bob creates /tmp/penroot-UID first and swaps its content while the victim starts."""
     setting, name, beneath = PLACES[which]
     env = {"ENROOT_RUNTIME_PATH": setting.format(tmp, UID)} if setting else {}
     with Squatter(tmp / name.format(UID), beneath):
@@ -97,7 +97,7 @@ def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
             assert done.stdout == "fine\n"
             assert f"belongs to uid {BOB}" in done.stderr
     private = [path for path in tmp.iterdir() if path.stat().st_uid == UID]
-    assert len(private) == 1  # and not one a start
+    assert len(private) == 1  # one in all, and not one for each start
     assert private[0].stat().st_mode & 0o777 == 0o700
 
 
@@ -107,12 +107,12 @@ def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
 def test_nothing_is_swapped_at_any_system_call(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool
 ) -> None:
-    """Issue 10, 4: the victim is stopped at each system call that takes a path, and bob swaps what he can."""
+    """The victim is stopped at each system call that takes a path, and bob swaps what he can."""
     require(shutil.which("strace"), "strace is not installed")
     setting, name, beneath = PLACES[which]
     env = {"ENROOT_RUNTIME_PATH": setting.format(tmp, UID)} if setting else {}
     calls = "%file,mount_setattr,fsmount,pivot_root"
-    delay = 20000 if soak else 2000  # microseconds: bob swaps and swaps back meanwhile
+    delay = 20000 if soak else 2000  # microseconds: long enough for bob to swap and swap back
     with Squatter(tmp / name.format(UID), beneath):
         done = user.run(
             *("strace", "-f", "-qqq", "-o", "/dev/null", f"--trace={calls}", f"--inject={calls}:delay_enter={delay}"),
@@ -127,7 +127,7 @@ def test_nothing_is_swapped_at_any_system_call(
 def test_whatever_the_squatter_makes_is_passed_by(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, what: str
 ) -> None:
-    """Issue 10, 4: nor does it cost the victim anything where it is no directory."""
+    """A path that is not a directory costs the victim nothing."""
     path = tmp / f"penroot-{UID}"
     if what == "a file":
         path.touch()
@@ -144,7 +144,7 @@ def test_whatever_the_squatter_makes_is_passed_by(
 
 @pytest.mark.security("U3")
 def test_trees_of_an_import_are_not_those_of_a_squatter(user: User, tmp: pathlib.Path) -> None:
-    """Issue 10, 4: /tmp/penroot-UID.trees followed a link of another user's, and deleted what it led to."""
+    """/tmp/penroot-UID.trees followed another user's link, and deleted its target."""
     victim = user.home / "precious"
     (victim / "tmp").mkdir(parents=True)
     (victim / "tmp/file").mkdir()
@@ -162,7 +162,7 @@ def test_trees_of_an_import_are_not_those_of_a_squatter(user: User, tmp: pathlib
 
 @pytest.mark.security("U5")
 def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pathlib.Path, tmp: pathlib.Path) -> None:
-    """Issue 10, 4: programs of a bundle could be swapped in a TMPDIR that is not sticky, as 0777 or a group's."""
+    """In a TMPDIR that is not sticky (0777, or a group's), another user could swap a bundle's programs."""
     user.penroot("bundle", "-o", "box.run", str(image))
     assert user.run("./box.run", "sh", "-c", "echo fine").stdout == "fine\n"
     tmp.chmod(0o777)
@@ -177,7 +177,7 @@ def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pat
 def test_what_another_user_makes_where_events_go_gets_none(
     user: User, bob: User, scratch: pathlib.Path, rootfs: pathlib.Path, squat: str
 ) -> None:
-    """Bob knows the name of the victim's file in a directory that users share; the start goes on with a warning."""
+    """Bob knows the name of the victim's file in a shared directory; the start goes on with a warning."""
     place, precious = scratch / f"{user.uid}.jsonl", user.home / "precious"
     precious.write_text("precious\n")
     user.own(precious)
@@ -195,7 +195,7 @@ def test_what_another_user_makes_where_events_go_gets_none(
 
 
 def swap_file(place: str, stop: object) -> None:
-    """As bob, until told to end: put his file in the place of the victim's, and back."""
+    """As bob, until ``stop``: put bob's file in the place of the victim's, and back."""
     os.setgid(BOB)
     os.setuid(BOB)
     while not stop.is_set():  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ def swap_file(place: str, stop: object) -> None:
             try:
                 os.link(f"{place}/{name}", f"{place}/new")
                 os.rename(f"{place}/new", f"{place}/it.toml")
-            except OSError:  # hard links to another user's file may be protected
+            except OSError:  # the kernel may forbid hard links to another user's file
                 os.symlink(name, f"{place}/new")
                 os.rename(f"{place}/new", f"{place}/it.toml")
 
@@ -214,7 +214,7 @@ def swap_file(place: str, stop: object) -> None:
 @pytest.mark.security("H5")
 @pytest.mark.parametrize("way", ["path", "name", "base"])
 def test_environment_file_of_another_user_is_refused(user: User, scratch: pathlib.Path, way: str) -> None:
-    """It would say which image runs, and with which mounts, as the victim."""
+    """The file would choose the image that runs, and its mounts, as the victim."""
     (scratch / "it.toml").write_text('image = "/squatted.sqsh"\n')
     os.chown(scratch / "it.toml", BOB, BOB)
     own = user.home / "own.toml"
@@ -253,7 +253,7 @@ def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathli
 
 @pytest.mark.security("U12")
 def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
-    """Another user may open ~/.docker, and flock(2) needs no more than that."""
+    """Another user can open ~/.docker, and flock(2) needs no more permission."""
     require(os.geteuid() == 0, "only root can be two users")
     directory = user.home / ".docker"
     directory.mkdir(mode=0o755)

@@ -19,23 +19,22 @@ EXPORTS = ("--export=NONE", "--export=FOO=1", "--export=NIL", "--export=ALL")
 @pytest.mark.security("H4")
 @pytest.mark.parametrize("export", EXPORTS)
 def test_srun_forwards_the_variables_whatever_is_exported(lab: Lab, export: str) -> None:
-    """Line 16: PYXIS_CONTAINER_IMAGE=... srun --export=NONE ran on the host, with status 0."""
+    """PYXIS_CONTAINER_IMAGE=... srun --export=NONE ran on the host, with status 0."""
     assert srun(lab, export, "/bin/sh", "-c", INSIDE, env=VARIABLE) == "container\n"
 
 
 @pytest.mark.security("H4")
 def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
-    """Line 16: not the image alone."""
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin", "PYXIS_CONTAINER_MOUNTS": "/usr:/mnt/of it"}
     show = ("/bin/sh", "-c", "pwd; test -d '/mnt/of it/bin' && echo mounted; env | grep ^SLURM_PYXIS")
     inside = lab.run(["srun", *ON_N1, "--export=NONE", *show], env=variables, check=False).stdout
-    assert inside == "/usr/bin\nmounted\n"  # and none that a step inside would take for its own
+    assert inside == "/usr/bin\nmounted\n"  # but no name that a step inside would take for its own
     assert srun(lab, "--export=NONE", "--container-workdir=/usr", "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
 
 
 @pytest.mark.security("H4")
 def test_what_export_sets_is_what_the_step_has(lab: Lab) -> None:
-    """Line 16: precedence is unchanged: a value that --export gives counts before that of the submitter."""
+    """Precedence is unchanged: --export takes precedence over the submitter's environment."""
     export = "--export=PYXIS_CONTAINER_WORKDIR=/usr"
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin"}
     assert srun(lab, export, "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
@@ -43,10 +42,10 @@ def test_what_export_sets_is_what_the_step_has(lab: Lab) -> None:
 
 @pytest.mark.security("H4")
 def test_a_variable_that_is_gone_is_not_forwarded(lab: Lab) -> None:
-    """Line 16: what a job around this one was given is none of a step that says nothing."""
+    """A step without options must not inherit the options of the surrounding job."""
     script = f"unset PYXIS_CONTAINER_IMAGE; srun --export=NONE /bin/sh -c '{INSIDE}'"
     command = ["salloc", "--quiet", "-w", "n1", "sh", "-c", script]
-    kept = {"SLURM_PYXIS_CONTAINER_IMAGE": MINIMAL}  # as left by whatever
+    kept = {"SLURM_PYXIS_CONTAINER_IMAGE": MINIMAL}  # a leftover of another step
     assert lab.run(command, env={**VARIABLE, **kept}).stdout == "host\n"
 
 
@@ -54,7 +53,7 @@ def test_a_variable_that_is_gone_is_not_forwarded(lab: Lab) -> None:
 @pytest.mark.security("H4")
 @pytest.mark.parametrize("export", EXPORTS[:2])
 def test_sbatch_forwards_the_variables(lab: Lab, export: str) -> None:
-    """Line 16: the script, and each srun in it."""
+    """The script, and each srun in it."""
     script = f"#!/bin/sh\n{INSIDE}\n"
     lab.run(f"cat > forwarded.sh <<'END'\n{script}END")
     sbatch(lab, "-w", "n1", export, "-o", "forwarded.out", "forwarded.sh", env=VARIABLE)
@@ -63,7 +62,7 @@ def test_sbatch_forwards_the_variables(lab: Lab, export: str) -> None:
 
 @pytest.mark.security("H4")
 def test_salloc_forwards_the_variables(lab: Lab) -> None:
-    """Line 16: srun in an allocation that was made with them."""
+    """srun within an allocation of salloc with these variables."""
     command = ["salloc", "--quiet", "-w", "n1", "srun", "--export=NONE", "/bin/sh", "-c", INSIDE]
     assert lab.run(command, env=VARIABLE).stdout == "container\n"
 
@@ -75,14 +74,14 @@ LONG = ",".join(f"/srv:/mnt/{number:07}" for number in range(7300))  # 131,399 b
 @pytest.mark.security("R7")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 def test_what_does_not_fit_into_an_environment_is_refused(lab: Lab, command: str) -> None:
-    """Line 17: one long --container-mounts ran, and drained the node, as Slurm's spank/epilog could not be executed."""
-    # A command line could not have it; a script's own lines, and srun's --container-mounts by way of salloc's, can.
+    """One long --container-mounts ran, but Slurm could not execute spank/epilog, and drained the node."""
+    # Too long for a command line, but possible in a script's lines, and in srun's --container-mounts within salloc.
     script = f"#!/bin/sh\n#SBATCH --container-image=registry:5000/minimal:1\n#SBATCH --container-mounts={LONG}\ntrue\n"
     pathlib.Path(lab.root, "home/alice/long.sh").write_text(script)
     if command == "sbatch":
         done = lab.run(["sbatch", "-w", "n1", "long.sh"], check=False)
     else:
-        # Each value fits into one string of an environment or command line, which Slurm makes longer.
+        # Each value fits into one string of an environment or command line, but Slurm prefixes its name.
         almost = LONG[:131_030]
         mounts = f"--container-mounts={almost.rpartition(',')[0]}"
         where = ["-w", "n1", f"--container-image={MINIMAL}", mounts, "true"]
@@ -96,7 +95,7 @@ def test_what_does_not_fit_into_an_environment_is_refused(lab: Lab, command: str
 
 @pytest.mark.security("R7")
 def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
-    """Line 17: and one of the environment, whose name is longer on the nodes."""
+    """An environment variable has a longer name on the nodes."""
     value = LONG[:131_030].rpartition(",")[0]
     done = lab.run(["srun", *ON_N1, "true"], env={**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value}, check=False)
     assert done.returncode != 0
@@ -105,7 +104,7 @@ def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
 
 @pytest.mark.security("R7")
 def test_all_together_is_refused_where_it_does_not_fit(lab: Lab) -> None:
-    """Line 17: some long options of which each is allowed."""
+    """Several long options, each of which is allowed."""
     value = LONG[:100_000].rpartition(",")[0]
     env = {**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value, "PYXIS_CONTAINER_ENV": "A=" + "x" * 100_000}
     done = lab.run(["srun", *ON_N1, "--container-save=./x" + "y" * 100_000, "true"], env=env, check=False)
@@ -115,7 +114,7 @@ def test_all_together_is_refused_where_it_does_not_fit(lab: Lab) -> None:
 
 @pytest.mark.security("R7")
 def test_the_longest_that_is_allowed_runs_and_ends(lab: Lab) -> None:
-    """Line 17: the limit is low enough: the epilog is executed."""
+    """At the limit, Slurm can execute the epilog."""
     text = "A=" + "x" * (130_816 - 2)
     script = (
         f"#!/bin/sh\n#SBATCH --container-image=registry:5000/minimal:1\n#SBATCH --container-env={text}\necho ${{#A}}\n"

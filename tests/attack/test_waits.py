@@ -27,17 +27,17 @@ from tests.slurm.steps import (
 )
 from tests.waiting import until
 
-# Seconds: more than Slurm and penroot wait for anything, even on a busy machine, and less than UnkillableStepTimeout,
-# after which Slurm gives a step up and drains its node.
+# Seconds: longer than any timeout of Slurm and penroot on a busy machine, and shorter than UnkillableStepTimeout, after
+# which Slurm gives a step up and drains its node.
 MOMENTS = 50
 WRITABLE = (IMAGE, "--container-writable")
-# About a byte of a megabyte of a second: a save that lasts.
+# One byte in about a microsecond: a save that lasts.
 SLOW = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -throttle 99 -processors 1"}
 
 
 @pytest.fixture(autouse=True)
 def nothing_happens(lab: Lab) -> Iterator[None]:
-    """No test leaves anything, and slurmd's log grows by less than a megabyte."""
+    """Check after each test that nothing is left, and that slurmd's log has grown by less than a megabyte."""
     log = f"{lab.root}/nodes/n1/var/log/slurmd.log"
     before = os.path.getsize(log)
     yield
@@ -53,7 +53,7 @@ def jobs(lab: Lab) -> str:
 
 
 def gone(lab: Lab, seconds: int = MOMENTS) -> None:
-    """No job is there any more, also none that is about to end, and the node can be used."""
+    """Wait until no job remains, not even a completing one, and the node is usable."""
     until(lambda: not jobs(lab), "the job is gone", seconds)
     assert lab.run("sinfo -h -n n1 -o %T").stdout.strip() in ("idle", "mixed")
 
@@ -65,7 +65,7 @@ def start(lab: Lab, *options: str, script: str = "echo up; read line", **how: ob
 
 
 def stop_all(lab: Lab) -> None:
-    """A user may stop the user's own processes from anywhere, again and again."""
+    """Stop all processes of the user again and again, as the user can from anywhere."""
     on_node(lab, f"(while :; do pkill -STOP -f {HELPER}; done) > /dev/null 2>&1 & echo $! > /tmp/stopping", "alice")
 
 
@@ -75,7 +75,7 @@ def stop_no_more(lab: Lab) -> None:
 
 @pytest.mark.security("R1")
 def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
-    """Line 6: slurmstepd waited for a helper that was stopped, as long as that was so."""
+    """slurmstepd waited for as long as its helper was stopped."""
     step = start(lab, *WRITABLE)
     on_node(lab, f"pkill -STOP -f {HELPER}", "alice")
     began = time.monotonic()
@@ -107,20 +107,20 @@ def test_helper_stopped_during_set_up_ends_the_step(lab: Lab, which: str, said: 
 @pytest.mark.security("R1")
 @pytest.mark.parametrize("how", ["cancel", pytest.param("time limit", marks=pytest.mark.soak)])
 def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None:
-    """Line 6: nor a job that is cancelled, or whose time is over, nor its node."""
+    """The job is cancelled or runs out of time."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
     on_node(lab, f"pkill -STOP -f {HELPER}", "alice")
     if how == "cancel":
         lab.run(["scancel", jobs(lab)])
     else:
         let_time_be_over(lab)
-    gone(lab, MOMENTS + (35 if how == "time limit" else 0))  # slurmctld looks twice a minute
+    gone(lab, MOMENTS + (35 if how == "time limit" else 0))  # slurmctld checks twice a minute
     step.communicate(timeout=300)
 
 
 @pytest.mark.security("R1")
 def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
-    """Line 6: also what finishes the step, and the epilog's process, each at once when it is there."""
+    """Includes the process that finishes the step and the epilog's process, as soon as they exist."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
     stop_all(lab)
     try:
@@ -129,14 +129,14 @@ def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
     finally:
         stop_no_more(lab)
     step.communicate(timeout=300)
-    on_node(lab, "penroot list | xargs -r penroot remove -f; rm -rf /run/pyxis/2001/*", "alice")  # what he kept from us
-    # A process that was stopped, and killed for it, may have begun to delete: his next container goes on with that.
+    on_node(lab, "penroot list | xargs -r penroot remove -f; rm -rf /run/pyxis/2001/*", "alice")
+    # A killed process may have begun to delete: the user's next container completes the deletion.
     lab.run(["srun", *ON_N1, *WRITABLE, "true"])
 
 
 @pytest.mark.security("R1")
 def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
-    """Line 6: its helper is stopped with it."""
+    """Slurm suspends the helper together with the job."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
     job = jobs(lab)
     lab.run(["scontrol", "suspend", job], user="root")
@@ -148,7 +148,7 @@ def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
 
 @pytest.mark.security("R1")
 def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
-    """Line 6: a suspended job's helper may have the lock of a container's name."""
+    """A suspended job's helper may hold the lock of a container's name."""
     step = start(lab, *WRITABLE)
     name = on_node(lab, "ls /run/pyxis/2001/running").strip()
     on_node(lab, f"flock /run/pyxis/2001/running/{name} sleep 1234 > /dev/null 2>&1 &", "alice")
@@ -165,7 +165,7 @@ def saving(lab: Lab) -> str:
 
 
 def stop_its_save(lab: Lab, step: subprocess.Popen[str]) -> None:
-    """Let a step go on to its end, and stop what saves its container at once: the save of little is over in no time."""
+    """Let a step end, and stop its save at once: a small save takes no time."""
     on_node(lab, "(until pkill -STOP -x mksquashfs; do sleep 0.01; done) > /dev/null 2>&1 &")
     assert step.stdin
     step.stdin.write("go\n")
@@ -175,7 +175,7 @@ def stop_its_save(lab: Lab, step: subprocess.Popen[str]) -> None:
 
 @pytest.mark.security("R2")
 def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
-    """Line 6: after scancel another process began to save anew, outside of the job's cgroups."""
+    """After scancel, another process started a new save, outside of the job's cgroups."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", env=SLOW)
     assert step.stdin
     step.stdin.write("go\n")
@@ -192,7 +192,6 @@ def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
 
 @pytest.mark.security("R2")
 def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
-    """Line 6: no save after a kill."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; sleep 1234")
     lab.run(["scancel", jobs(lab)])
     gone(lab)
@@ -203,7 +202,7 @@ def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
 @pytest.mark.security("R2")
 @pytest.mark.soak
 def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
-    """Line 6: it has no limit but the job's: here one that is longer than all others of root."""
+    """Only the job's time limits a save: this one takes longer than any deadline of root's."""
     seconds = 200 if soak else 11
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh")
     stop_its_save(lab, step)
@@ -218,7 +217,7 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
 
 @pytest.mark.security("R3")
 def test_finisher_is_in_the_cgroup_and_closed_to_users(lab: Lab) -> None:
-    """Line 6: where the helper is killed, another process saves, and that was slurmstepd's, outside of the step's."""
+    """If the helper is killed, another process saves: it was slurmstepd's, outside of the step's cgroup."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
     kill_helper(lab)
     stop_its_save(lab, step)
@@ -241,12 +240,12 @@ def test_finisher_is_in_the_cgroup_and_closed_to_users(lab: Lab) -> None:
 
 @pytest.mark.security("R5")
 def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
-    """Line 6: what could not be removed kept all that came after it."""
+    """A leftover that cannot be removed must not keep the epilog from the rest."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
     job = jobs(lab)
     names = [f"pyxis_{job}.{number}" for number in range(1, 9)]
     made = " ".join(f"/run/pyxis/2001/{name}" for name in names)
-    on_node(lab, f"mkdir {made}", "alice")  # what no step has noted so
+    on_node(lab, f"mkdir {made}", "alice")  # a container without the step's note
     on_node(lab, f"pkill -KILL -f {HELPER}; pkill -KILL slurmstepd; pkill -KILL -u alice")
     lab.run(["scancel", job])
     gone(lab)
@@ -254,7 +253,7 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     until(lambda: on_node(lab, "ls -A /var/tmp/enroot-data-2001 | grep -v .records") == "", "the container is removed")
     assert on_node(lab, "ls /run/pyxis/2001").split() == names
     on_node(lab, f"rmdir {made}")
-    # Slurm's own, of a slurmstepd that could not clean up.
+    # Leftovers of a slurmstepd that could not clean up.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
     until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
 
@@ -274,7 +273,7 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     ],
 )
 def test_options_of_mksquashfs_that_run_programs_are_refused(lab: Lab, options: str) -> None:
-    """Line 6: ENROOT_SQUASH_OPTIONS ran programs, at a time when nobody looks after a job's processes."""
+    """ENROOT_SQUASH_OPTIONS could run programs at a time when no job's processes are tracked."""
     env = {"ENROOT_SQUASH_OPTIONS": options}
     said = refused(lab, IMAGE, "--container-save=./waits.sqsh", "echo", "ran", env=env)
     assert "ENROOT_SQUASH_OPTIONS: -" in said and "is not allowed" in said
@@ -294,7 +293,7 @@ rm -f /etc/rc.local
 
 @pytest.mark.security("R6")
 def test_slurmds_log_is_not_the_users_to_fill(lab: Lab) -> None:
-    """Line 6: what an entrypoint prints went to slurmd's log as it was, with every control character."""
+    """An entrypoint's output went to slurmd's log as it was, with every control character."""
     srun(lab, *WRITABLE, "--container-save=./waits.sqsh", *sh(FLOOD))
     path = f"{lab.root}/nodes/n1/var/log/slurmd.log"
     before = os.path.getsize(path)
@@ -309,7 +308,7 @@ def test_slurmds_log_is_not_the_users_to_fill(lab: Lab) -> None:
         ]
     )
     _, err = step.communicate(timeout=300)
-    assert "9000\t0123" in err or "9000?0123" in err  # the user has it all
+    assert "9000\t0123" in err or "9000?0123" in err  # the user gets the whole output
     with open(path, "rb") as log:
         log.seek(before)
         said = log.read()

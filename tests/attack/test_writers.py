@@ -1,4 +1,4 @@
-"""Two who change one container at once: on one node, or on two that share the data path."""
+"""Two processes change one container at once, on one node, or on two nodes with a shared data path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def made(user: User, *create: str) -> None:
-    """The container ``w`` over layers."""
+    """Create the container ``w`` over layers."""
     box = images.busybox()
     blobs = [layer.blob for layer in box.layers] + [box.config(), box.manifest()]
     images.write_layout(user.home / "layout", blobs, images.index([(box, {"architecture": "amd64", "os": "linux"})]))
@@ -37,7 +37,7 @@ def begun(user: User, *options: str) -> subprocess.Popen[str]:
 @pytest.mark.security("U9")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)])
 def test_a_second_writer_is_told_who_has_the_container(user: User, options: tuple[str, ...]) -> None:
-    """Issue 10, 9: the kernel says "upperdir is in-use", and what both write is undefined."""
+    """The kernel only warns "upperdir is in-use", and the result of two writers is undefined."""
     made(user)
     first = begun(user, *options)
     said = user.penroot("start", "--rw", "w", "true", status=1).stderr
@@ -52,7 +52,7 @@ def test_a_second_writer_is_told_who_has_the_container(user: User, options: tupl
 def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
     made(user)
     first = begun(user)
-    user.penroot("remove", "--force", "w", status=1)  # it runs; other tools ask nobody
+    user.penroot("remove", "--force", "w", status=1)  # the start works: other tools do not ask
     user.run("sh", "-c", f"chmod -R u+rwX {user.data}/w; rm -rf {user.data}/w {user.data}/.w.node")
     made(user)
     assert user.start("--rw", "w", "sh", "-c", "echo z > /z; cat /z") == "z\n"
@@ -67,7 +67,6 @@ def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
 
 @pytest.mark.security("U9")
 def test_of_many_writers_one_runs(user: User) -> None:
-    """Issue 10, 9: however close together they begin."""
     made(user)
     command = user.command("penroot", "start", "--rw", "w", "sh", "-c", "echo up; read x")
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -80,7 +79,7 @@ def test_of_many_writers_one_runs(user: User) -> None:
 
 @pytest.fixture
 def shared_home(lab: Lab) -> Iterator[Lab]:
-    """The lab, where bob has his containers in his home, which all nodes see."""
+    """Return the lab, with bob's containers in his home, which all nodes see."""
     remove = "rm -rf ~/containers ~/.config/enroot"
     lab.run(f"{remove}; mkdir -p ~/.config/enroot", user="bob")
     lab.run("echo 'ENROOT_DATA_PATH ${HOME}/containers' > ~/.config/enroot/enroot.conf", user="bob")
@@ -95,7 +94,7 @@ def entries(lab: Lab) -> list[str]:
 
 
 def at_once(lab: Lab, write: str, *options: str) -> list[str]:
-    """Return a file of both nodes' containers after both nodes wrote their names, and before one ends."""
+    """Let both nodes write their names at once, and return a file of both containers."""
     script = f"echo $SLURMD_NODENAME {write} /mine; echo up; read line; cat /mine"
     step = lab.popen(["srun", "-N2", *options, "--container-writable", *sh(script)], user="bob")
     expect(step, "up", "up")
@@ -104,7 +103,7 @@ def at_once(lab: Lab, write: str, *options: str) -> list[str]:
 
 @pytest.mark.security("U9")
 def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
-    """Issue 10, 18: of two nodes one ended with "container exists: pyxis_J.0", and a hint to remove the other's."""
+    """One of two nodes failed with "container exists: pyxis_J.0", and a hint to remove the other's."""
     assert at_once(shared_home, ">", IMAGE) == ["n1", "n2"]
     until(lambda: not entries(shared_home), "the containers are removed")
 
@@ -112,7 +111,7 @@ def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
 @pytest.mark.parity("--container-name: kept between steps")
 @pytest.mark.security("U9")
 def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> None:
-    """Issue 10, 18: named ones shared one upper directory without a word."""
+    """Two named containers silently shared one upper directory."""
     name = "--container-name=one"
     assert at_once(shared_home, ">>", IMAGE, name) == ["n1", "n2"]
     first, second = entries(shared_home)
@@ -123,7 +122,7 @@ def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> N
 
 @pytest.mark.security("U9")
 def test_container_of_another_node_is_named_and_not_used(shared_home: Lab) -> None:
-    """Issue 10, 18: attaching knows the node, and no hint says to remove what runs."""
+    """The error names the node, and no hint says to remove a running container."""
     name = "--container-name=two"
     keep = sh("echo up; read x; echo 1 > /kept")
     first = shared_home.popen(["srun", "-w", "n1", IMAGE, name, "--container-writable", *keep], user="bob")
@@ -136,5 +135,5 @@ def test_container_of_another_node_is_named_and_not_used(shared_home: Lab) -> No
         assert done.returncode != 0 and "node n1 is changing the container pyxis_two" in done.stderr
     finally:
         first.communicate("\n")
-    # When it has ended there, what it has kept is for all nodes.
+    # Once the step there has ended, all nodes can use the container that it kept.
     assert shared_home.run(["srun", "-w", "n2", name, "cat", "/kept"], user="bob").stdout == "1\n"
