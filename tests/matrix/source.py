@@ -1,4 +1,4 @@
-"""Slurm built from a person's source in a root, where it stands before the release's own."""
+"""Slurm built from a user's source in a root, where it precedes the release's own."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ make --quiet install-pkgincludeHEADERS DESTDIR={{installed}}
 
 
 def built(root: Root, source: str, log: Path, say: Callable[[str], None]) -> Root:
-    """The root with this Slurm as /usr/local; what has not changed since the last time is not built again."""
+    """Yield the root with this Slurm as /usr/local; a rebuild compiles changed files only."""
     if not os.path.exists(f"{source}/META"):
         raise MatrixError(f"SLURM_SOURCE={source}: no Slurm there: it has no file META")
     key = hashlib.sha256(os.path.realpath(source).encode()).hexdigest()[:8]
     place, installed = f"/usr/src/slurm-{key}", f"/opt/slurm-{key}"
     say(f"{root.release}: building {source}, see {log}")
-    # Only what is newer, for make(1); links of a checkout stay links.
+    # Copy newer files only, for make(1), and keep the checkout's links.
     subprocess.run(["cp", "-a", "--update", f"{source}/.", f"{root.path}{place}"], check=True)
     root.must(BUILD.format(built=place, installed=installed), log)
     root = replace(root, over=f"{root.path}{installed}/usr/local")

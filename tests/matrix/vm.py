@@ -1,4 +1,4 @@
-"""A machine of its own, as the nodes of sites are: Debian's kernel, systemd, and cgroups of version 2 alone."""
+"""A virtual machine, configured like a site's node: Debian's kernel, systemd, and cgroup version 2 only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from .roots import CHECKOUT, MatrixError, Root, tail
 
 PACKAGES = ("libbpf1", "systemd-sysv", "libpam-systemd", "dbus-user-session", "udev")
-DISK = "24G"  # as far as it is written to
+DISK = "24G"  # sparse
 MEMORY = "6G"
 KERNEL_SPEAKS = "Linux version"
-PATIENCE = 60  # seconds until it does, where the processor runs it
+PATIENCE = 60  # seconds until the first line of the kernel, with KVM
 SERVICE = "etc/systemd/system/penroot-tests.service"
 UNIT = """\
 [Unit]
@@ -37,7 +37,7 @@ TTYPath=/dev/{console}
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that qemu(1) emulates: its name in uname(2), Debian's package of qemu, and the model by accelerator."""
+    """A machine for qemu(1): its name in uname(2), Debian's qemu package, and the model for each accelerator."""
 
     name: str
     package: str
@@ -54,7 +54,7 @@ class Machine:
         return self.name == os.uname().machine
 
 
-# QEMU 7.2 spoils the flags of an emulated cmpxchg16b, which the kernel then takes for a double fault.
+# QEMU 7.2 corrupts the flags of an emulated cmpxchg16b, which makes the kernel report a double fault.
 MACHINES = {
     "amd64": Machine("x86_64", "qemu-system-x86", "pc", "ttyS0", {"kvm": "host", "tcg": "max,cx16=off"}),
     "arm64": Machine("aarch64", "qemu-system-arm", "virt", "ttyAMA0", {"kvm": "host", "tcg": "neoverse-n1"}),
@@ -62,12 +62,12 @@ MACHINES = {
 
 
 def packages(arch: str) -> tuple[str, ...]:
-    """Return what a root needs to be a machine: Debian's kernel and systemd."""
+    """Return the packages that turn a root into a machine: Debian's kernel and systemd."""
     return (f"linux-image-cloud-{arch or native()}", *PACKAGES)
 
 
 def native() -> str:
-    """Return Debian's name of this machine. Raises MatrixError."""
+    """Return Debian's name of this architecture. Raises MatrixError."""
     for arch, machine in MACHINES.items():
         if machine.native:
             return arch
@@ -75,9 +75,9 @@ def native() -> str:
 
 
 def run(root: Root, arch: str, script: str, log: Path, say: Callable[[str], None]) -> Path:
-    """Run a command of sh(1) in the checkout of a machine made of ``root``; its disk, once it is off.
+    """Run a shell command in the checkout of a machine made of ``root``; yield its disk after shutdown.
 
-    The console's text goes to ``log``. Raises MatrixError where the machine cannot be started.
+    The console's text goes to ``log``. Raises MatrixError if the machine does not start.
     """
     machine = MACHINES[arch or native()]
     for program in (machine.qemu, "mke2fs", "debugfs"):
@@ -98,7 +98,7 @@ def run(root: Root, arch: str, script: str, log: Path, say: Callable[[str], None
 
 
 def enable(root: Root, script: str, console: str) -> None:
-    """Have systemd run ``script`` once it is up, and then turn the machine off."""
+    """Have systemd run ``script`` after boot, and then power the machine off."""
     variables = {"HOME": "/root", "TERM": "dumb", **root.environ}
     environ = " ".join(f'"{name}={value}"' for name, value in variables.items()).replace("%", "%%")
     unit = root.path / SERVICE
@@ -106,11 +106,11 @@ def enable(root: Root, script: str, console: str) -> None:
     wants = unit.parent / "multi-user.target.wants" / unit.name
     wants.unlink(missing_ok=True)
     wants.symlink_to(f"/{SERVICE}")
-    (root.path / "etc/machine-id").write_text("")  # else the first boot asks who it is
+    (root.path / "etc/machine-id").write_text("")  # prevents the questions of the first boot
 
 
 def make(disk: Path, tree: Path) -> None:
-    """A file system of a directory's files, without a mount: mke2fs(8)."""
+    """Create a file system from a directory with mke2fs(8), without mounting it."""
     command = ["mke2fs", "-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", "-d", str(tree), str(disk), DISK]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
@@ -118,7 +118,7 @@ def make(disk: Path, tree: Path) -> None:
 
 
 def boot(root: Root, disk: Path, machine: Machine, accelerator: str, log: Path) -> bool:
-    """Return whether the machine came up; it is off then."""
+    """Boot the machine and wait for its shutdown. Return whether it came up."""
     kernel = max((root.path / "boot").glob("vmlinuz-*"))
     append = (
         f"root=/dev/vda rw console={machine.console} panic=-1 penroot.vm systemd.hostname=node1 "
@@ -147,5 +147,5 @@ def boot(root: Root, disk: Path, machine: Machine, accelerator: str, log: Path) 
 
 
 def fetch(disk: Path, path: str, to: Path) -> None:
-    """Copy a file out of a machine that is off: debugfs(8). What the disk lacks, ``to`` is not made for."""
+    """Copy a file out of the disk with debugfs(8). A missing file is not created."""
     subprocess.run(["debugfs", "-R", f"dump {path} {to}", str(disk)], capture_output=True, stdin=subprocess.DEVNULL)
