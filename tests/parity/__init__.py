@@ -1,1 +1,1 @@
-"""Command lines of enroot and ours, with what both print: lines/*.t, compared by differential.py."""
+"""Command lines of enroot and ours, with the output of both: lines/*.t, compared by differential.py."""

@@ -1,11 +1,11 @@
-"""Command lines and what enroot answers, as data: lines/*.t, run here against ours and against enroot itself.
+"""Command lines with enroot's answers as data: lines/*.t. This program runs them with penroot and with enroot itself.
 
-The form is cram's: a command behind ``  $ ``, going on behind ``  > ``; its stdout; ``  [STATUS]`` where that is
-not 0. Where ours differs, ``  ~ WHY`` follows with words that docs/reference/enroot.md has, and then what ours gives.
+The format is cram's: a command behind ``  $ ``, continued behind ``  > ``; its stdout; ``  [STATUS]`` if not 0. If
+penroot differs, ``  ~ WHY`` follows with words of docs/reference/enroot.md, and then penroot's answer.
 
     python3 -m tests.parity.differential --enroot /usr/bin/enroot        # make differential
 
-runs both and prints the differences. With ``--write`` it writes down what they gave.
+runs both and prints the differences. ``--write`` updates the files.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tests.kernel.registry import serve
 LINES = pathlib.Path(__file__).parent / "lines"
 HELPERS = ("mount", "switchroot", "nsenter", "aufs2ovlfs", "mksquashovlfs")
 _KNOWN = "documented: "
-_UID = "27001"  # as the lines have it
-_UIDS = itertools.count(UID + 2)  # lines of another file, or other tests, run no container of the same user
+_UID = "27001"  # the name in the lines
+_UIDS = itertools.count(UID + 2)  # no other transcript or test may run a container of the same user
 _CONFIG = re.compile(r'^config::init "[^"]*"', re.M)
 
 
 @dataclass
 class Line:
-    """A command line, what enroot answers, and where ours differs why and how: stdout, then ``[STATUS]``."""
+    """A command line, enroot's answer, and our answer with the reason if it differs: stdout, then ``[STATUS]``."""
 
     number: int
     command: str
@@ -57,11 +57,11 @@ class Line:
 
 @dataclass
 class Transcript:
-    """A file of lines, which run one after the other in one place."""
+    """A file of lines, which run one after the other in one directory."""
 
     path: pathlib.Path
     lines: list[Line] = field(default_factory=list)
-    prose: dict[int, list[str]] = field(default_factory=dict)  # by the line that follows
+    prose: dict[int, list[str]] = field(default_factory=dict)  # set by the next line of the file
 
     def write(self) -> None:
         out: list[str] = []
@@ -77,7 +77,7 @@ class Transcript:
 
 
 def parse(path: pathlib.Path) -> Transcript:
-    """The lines of a file."""
+    """Return the transcript in a file."""
     found = Transcript(path)
     for number, text in enumerate(path.read_text().splitlines(), 1):
         line = found.lines[-1] if found.lines else Line(0, "")
@@ -161,14 +161,14 @@ class Place:
         (home / "group").write_text(pathlib.Path("/etc/group").read_text() + f"tester:x:{self.uid}:\n")
 
     def install_ours(self) -> None:
-        """The names that ``make enroot-names`` gives ours."""
+        """Install our program under the names that ``make enroot-names`` creates."""
         (self.home / "bin/enroot").symlink_to(f"{PREFIX}/bin/penroot")
         for name in HELPERS:
             ours = "unshare" if name == "nsenter" else name
             (self.home / f"bin/enroot-{name}").symlink_to(f"{LIBRARY}/libexec/penroot-{ours}")
 
     def install_enroot(self, program: pathlib.Path) -> None:
-        """A copy of enroot's script that reads the enroot.conf of this place, and its own hooks and mounts here."""
+        """Install a copy of enroot's script that reads this directory's enroot.conf, hooks and mounts."""
         script = program.read_text()
         found = _CONFIG.search(script)
         if not found:
@@ -181,7 +181,7 @@ class Place:
             (self.home / "bin" / path.name).symlink_to(path)
         for name in ("environ.d", "mounts.d", "hooks.d"):
             for path in (site / name).iterdir():
-                # These hooks depend on the machine: its devices, its kind of cgroups.
+                # These hooks depend on the machine: its devices and cgroup version.
                 if path.name not in ("10-cgroups.sh", "98-nvidia.sh", "99-mellanox.sh"):
                     shutil.copy(path, self.home / "etc" / name)
 
@@ -190,10 +190,10 @@ class Place:
             subprocess.run(["chown", "-hR", f"{self.uid}:{self.uid}", str(self.home)], check=True)
 
     def run(self, command: str) -> str:
-        """Stdout of a command line and its status, without blank lines and the place's own names."""
+        """Run a command line. Return stdout, without blank lines and local paths, and the status."""
         as_user: tuple[str, ...] = ()
         if os.geteuid() == 0:
-            # An account for him that nobody else sees.
+            # Create an account that only these processes see.
             setup = f"mount --bind {self.home}/passwd /etc/passwd && mount --bind {self.home}/group /etc/group"
             setup += f' && exec setpriv --reuid={self.uid} --regid={self.uid} --clear-groups -- "$@"'
             as_user = ("unshare", "--mount", "sh", "-c", setup, "sh")
@@ -218,7 +218,7 @@ class Place:
         return "".join(f"{line}\n" for line in lines if line)
 
 
-# Waits until a start has become the command sleep.
+# Wait until a start has executed sleep.
 READY = """\
 #!/bin/sh
 for _ in $(seq 600); do
@@ -250,7 +250,7 @@ fi
 
 
 class Dated(Image):
-    """With a history, out of which a registry makes the older manifest that enroot asks for first."""
+    """An image with a history, which lets a registry offer the older manifest that enroot requests first."""
 
     def config(self) -> bytes:
         config = json.loads(super().config())
@@ -271,7 +271,7 @@ BARE = Dated([busybox().layers[0]])
 
 
 class Mixed(Image):
-    """An OCI image with layers of three media types, as tools make it that append to the image of another tool."""
+    """An OCI image with layers of three media types, as left by a tool that appends to another tool's image."""
 
     def manifest(self) -> bytes:
         manifest = json.loads(super().manifest())
@@ -292,7 +292,7 @@ MIXED = Mixed(
 
 @contextlib.contextmanager
 def place(program: pathlib.Path | None, registry: str) -> Iterator[Place]:
-    """A new place, with ours or with the enroot that is ``program``."""
+    """Yield a new place, with our program or with the enroot ``program``."""
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-lines-", dir="/var/tmp"))
     home.chmod(0o755)
     try:
@@ -309,7 +309,7 @@ def place(program: pathlib.Path | None, registry: str) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def registry() -> Iterator[str]:
-    """A registry with the images of the lines; gives HOST:PORT."""
+    """Yield the HOST:PORT of a registry with the lines' images."""
     with tempfile.TemporaryDirectory() as directory_, serve(pathlib.Path(directory_) / "registry") as server:
         for name, image in (("org/app", IMAGE), ("library/bare", BARE)):
             server.pusher.image(name, "1", image)
@@ -326,7 +326,7 @@ def outcomes(found: Transcript, program: pathlib.Path | None, host: str) -> list
 
 
 def compare(found: Transcript, enroot: list[str], ours: list[str]) -> Iterator[str]:
-    """Yield the results that differ from the file, and the lines on which both programs differ."""
+    """Yield the results that differ from the file, and the lines whose results differ between both programs."""
     for line, theirs, mine in zip(found.lines, enroot, ours, strict=True):
         where = f"{found.path.name}:{line.number}: $ {line.command}"
         if theirs != line.enroot:
@@ -339,7 +339,7 @@ def compare(found: Transcript, enroot: list[str], ours: list[str]) -> Iterator[s
 
 
 def write(found: Transcript, enroot: list[str], ours: list[str]) -> None:
-    """Write down what they gave."""
+    """Write the results to the files."""
     for line, line.enroot, line.ours in zip(found.lines, enroot, ours, strict=True):
         line.why = (line.why or "WHY?") if line.ours != line.enroot else ""
     found.write()
