@@ -1,7 +1,6 @@
 """This machine as a cluster of one node, run by systemd from the units of Debian's packages.
 
-It is set up as an admin would, which a machine that serves other ends would not forgive: only the one that
-`make matrix-vm` makes is touched.
+The fixture configures the machine permanently, so it touches only a machine that `make matrix-vm` has made.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.waiting import until
 REGISTRY = "localhost:5000"
 IMAGE = f"--container-image={REGISTRY}#minimal:1"
 SCOPE = Path("/sys/fs/cgroup/system.slice/node1_slurmstepd.scope")
-# A device that everyone may open, unless the cgroup of a job keeps it: that of /dev/kmsg.
+# Every user may open this device (/dev/kmsg's number), unless the job's cgroup denies it.
 DEVICE = "/dev/accelerator0"
 
 FILES = {
@@ -60,7 +59,7 @@ http: {{addr: "{REGISTRY}", secret: vm}}
 
 
 class Node:
-    """The machine, on which commands are run as ``alice``."""
+    """The machine, on which ``alice`` runs commands."""
 
     def run(self, *command: str, check: bool = True, user: str = "alice") -> subprocess.CompletedProcess[str]:
         done = subprocess.run(self.command(*command, user=user), capture_output=True, text=True, timeout=1800)
@@ -101,7 +100,7 @@ def node() -> Iterator[Node]:
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
     shutil.chown(key, "munge", "munge")
-    with IPRoute() as network:  # Slurm does not listen where loopback is all there is
+    with IPRoute() as network:  # Slurm does not listen if loopback is the only interface
         network.link("add", ifname="vm0", kind="dummy")
         (vm0,) = network.link_lookup(ifname="vm0")
         network.addr("add", index=vm0, address="10.0.0.1", prefixlen=24)

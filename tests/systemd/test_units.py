@@ -1,4 +1,4 @@
-"""Containers on a node whose cgroups are systemd's: where they are, what holds them, and when they end."""
+"""Containers on a node whose cgroups systemd manages: their cgroup, its owner, and their end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECK = f"{PREFIX}/bin/pyxis-py"
 
 
 def minimal(node: Node) -> str:
-    """An image in a file, which FUSE serves."""
+    """Return an image file, which FUSE serves."""
     node.run("penroot", "import", "--force", "-o", "/tmp/minimal.sqsh", f"docker://{REGISTRY}#minimal:1")
     return "/tmp/minimal.sqsh"
 
@@ -58,7 +58,7 @@ def test_ranks_of_mpi_find_each_other(node: Node) -> None:
 
 
 def test_device_is_that_of_the_job(node: Node) -> None:
-    """Slurm's eBPF program on the cgroup of the step holds in the container too."""
+    """Slurm's eBPF program on the step's cgroup applies in the container too."""
     opened = (IMAGE, f"--container-mounts={DEVICE}", "sh", "-c", f"exec 3>{DEVICE} && echo opened")
     assert node.srun("--gres=gpu:1", *opened) == "opened\n"
     done = node.run("srun", *opened, check=False)
@@ -74,7 +74,7 @@ def test_scancel_ends_what_has_left_its_session(node: Node) -> None:
         node.run("scancel", "--name=lost")
         step.communicate(timeout=600)
     until(lambda: not node.left(), "the end of all that was in the container", 120)
-    node.run("penroot", "remove", "-f", "pyxis_lost", check=False)  # where containers outlive their job
+    node.run("penroot", "remove", "-f", "pyxis_lost", check=False)  # containers that outlive their job
 
 
 def test_steps_go_on_while_slurmd_is_restarted(node: Node) -> None:
@@ -99,13 +99,13 @@ def test_container_is_kept_from_step_to_step_and_saved(node: Node) -> None:
 
 
 def test_directory_of_a_login_that_is_over_is_not_missed(node: Node) -> None:
-    """srun takes XDG_RUNTIME_DIR along, and logind removes it with the last session of the user."""
+    """srun exports XDG_RUNTIME_DIR, and logind removes the directory with the user's last session."""
     done = node.run("env", "XDG_RUNTIME_DIR=/run/user/12345", "srun", IMAGE, "echo", "started")
     assert done.stdout == "started\n"
 
 
 def test_container_of_a_users_own_service_has_its_limits(node: Node) -> None:
-    """Without Slurm: systemd-run --user, as people keep a notebook running."""
+    """Without Slurm: systemd-run --user, as for a long-running notebook."""
     image = minimal(node)
     as_root("loginctl", "enable-linger", "alice")
     until(lambda: list(Path("/run/user").glob("*/bus")), "the manager of the user's services", 300)
