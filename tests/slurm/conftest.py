@@ -1,4 +1,4 @@
-"""The lab, up once for all tests of this tier."""
+"""The lab, started once for all tests of this tier."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from tests.slurm.lab.cluster import check_prerequisites
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Make the images of the lab where they are to be used: once on a machine, before the clock of a test ticks."""
+    """Make the lab's images if a test needs them: once on a machine, and outside of any test's time limit."""
     if session.config.option.collectonly or not any("lab" in getattr(i, "fixturenames", ()) for i in session.items):
         return
-    with contextlib.suppress(PrerequisiteError, OSError, subprocess.CalledProcessError):  # the fixture will say it
+    with contextlib.suppress(PrerequisiteError, OSError, subprocess.CalledProcessError):  # the fixture reports it
         check_prerequisites()
         images.build(say=print)
 
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """A cluster of two nodes, with the plugin of $PENROOT_PREFIX if that is set.
+    """Return a cluster of two nodes, with the plugin of $PENROOT_PREFIX if that is set.
 
-    A lab that is already up with these arguments is used and left as it was
-    found. Where the machine cannot hold a lab, tests fail in CI and are
-    skipped elsewhere.
+    If a lab with these arguments is up, use it and leave it up. On a machine that cannot run a lab, tests fail in CI
+    and are skipped elsewhere.
     """
     lab = Lab()
     found = lab.is_up()
@@ -48,7 +47,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A registry of this machine; front() of test_pull.py shows it to nodes."""
+    """Serve a registry on this machine; front() of test_pull.py connects nodes to it."""
     with serve(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
@@ -61,7 +60,7 @@ def pmix(lab: Lab) -> None:
 
 @pytest.fixture(autouse=True)
 def not_drained(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test in which Slurm drains a node fails, and no later one waits for that node."""
+    """Fail a test in which Slurm drains a node, and resume the node for later tests."""
     if "lab" not in request.fixturenames:
         yield
         return
@@ -77,7 +76,7 @@ def not_drained(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def four(lab: Lab) -> Iterator[Lab]:
-    """A cluster of four nodes beside the one that all tests share."""
+    """Yield a second cluster, with four nodes."""
     more = Lab(lab.root + "-four")
     more.up(nodes=4, prefix=PREFIX)
     yield more

@@ -1,4 +1,4 @@
-"""The image debian:12 of Docker Hub, as far as the pages of docs/ need it."""
+"""A stand-in for the image debian:12 of Docker Hub, with the programs that pages of docs/ use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.images import entry, tar
 from tests.slurm.lab import Lab
 
-# The lab does not reach Debian's mirrors: this stands for apt-get, and makes git.
+# The lab cannot reach Debian's mirrors: this script replaces apt-get, and installs git.
 APT = b"""#!/bin/sh
 [ "$1" != install ] || printf '#!/bin/sh\\necho git version 2.39.5\\n' > /usr/bin/git
 [ "$1" != install ] || exec chmod 755 /usr/bin/git

@@ -1,7 +1,8 @@
-"""Stands for Slurm 25.11's namespace/linux: ``jobspace.py hold MAP`` makes the namespaces of a job, and as slurmd's
-slurmstepd (``slurmd -d``) this starts the one of a step in them, as slurmd of 25.11 does: namespace_p_join().
+"""A stand-in for namespace/linux of Slurm 25.11.
 
-MAP is what a user_ns_script would write to uid_map and gid_map, commas between lines.
+``jobspace.py hold MAP`` makes the namespaces of a job. Run as slurmd's slurmstepd (``slurmd -d``), the script starts a
+step's slurmstepd in these namespaces, like slurmd 25.11: namespace_p_join(). MAP is the text that a user_ns_script
+would write to uid_map and gid_map, with commas between lines.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def call(name, *arguments):
 
 
 def hold(text):
-    """Make the namespaces, and the first process of the PID namespace. The process that is waited for goes to PLACE."""
+    """Create the namespaces, and process 1 of the PID namespace. The main process writes its PID to PLACE."""
     made, go = os.pipe(), os.pipe()
     parent = os.fork()
     if parent == 0:
@@ -37,7 +38,7 @@ def hold(text):
             call("mount", b"none", b"/tmp", b"tmpfs", 0, b"mode=1777")
             os.write(made[1], b"2")
             os.closerange(0, 64)
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans are collected by the kernel
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
             while True:
                 signal.pause()
         os.closerange(0, 64)

@@ -22,16 +22,16 @@ MINIMAL = "registry:5000#minimal:1"
 IMAGE = f"--container-image={MINIMAL}"
 ON_N1 = ("-w", "n1", "--overlap")
 HELPER = "[p]yxis_py.helper"  # a pattern of pgrep(1)
-PMIX = pytest.mark.usefixtures("pmix")  # what needs srun --mpi=pmix
+PMIX = pytest.mark.usefixtures("pmix")  # requirements of srun --mpi=pmix
 
 
 def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:
-    """The stdout of srun, which must succeed; of several nodes n1 is one."""
+    """Run srun, which must succeed, and return its stdout; of several nodes n1 is one."""
     return lab.run(["srun", *ON_N1, *arguments], env=env, cwd=cwd).stdout
 
 
 def refused(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """The stderr of srun, which must fail, and in words for people."""
+    """Run srun, which must fail with messages for users, and return its stderr."""
     done = lab.run(["srun", *ON_N1, *arguments], check=False, env=env)
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr, done.stderr
@@ -39,7 +39,7 @@ def refused(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str
 
 
 def sbatch(lab: Lab, *arguments: str, check: bool = True, **where: Any) -> subprocess.CompletedProcess[str]:
-    """Run a batch job to its end. Its --wait would do, but looks after two seconds, and then after eight more."""
+    """Run a batch job to its end. sbatch --wait would poll after two seconds, and then after eight more."""
     done = lab.run(["sbatch", "--parsable", *arguments], check=check, **where)
     if done.returncode != 0:
         return done
@@ -67,7 +67,7 @@ def on_node(lab: Lab, script: str, user: str = "root") -> str:
 
 @contextmanager
 def plugin_argument(lab: Lab, argument: str) -> Iterator[None]:
-    """While this lasts, steps begin with one more argument of the plugin in plugstack.conf."""
+    """Add an argument to the plugin's line in plugstack.conf for all steps while the block runs."""
     line = pathlib.Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf").read_text().strip()
     lab.install_plugin(f"{line} {argument}")
     try:
@@ -78,7 +78,7 @@ def plugin_argument(lab: Lab, argument: str) -> Iterator[None]:
 
 @contextmanager
 def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
-    """The lab with a changed line of slurm.conf."""
+    """Yield the lab with a changed line of slurm.conf."""
     text = pathlib.Path(lab.root, "etc/slurm/slurm.conf").read_text()
     assert was in text
     lab.configure("slurm.conf", text.replace(was, now))
@@ -91,25 +91,25 @@ def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
 
 
 def let_time_be_over(lab: Lab) -> None:
-    """End the time limit of the only job. Slurm refuses a past time, which now is if a second ends meanwhile: retry."""
+    """End the time limit of the only job. Slurm refuses a time in the past, such as a "now" just passed: retry."""
     over = "scontrol update JobId=$(squeue -h -o %i) EndTime=now"
     until(lambda: lab.run(over, user="root", check=False).returncode == 0, "Slurm takes it")
 
 
 def kill_helper(lab: Lab) -> None:
-    """Kill what holds the containers of n1. On a busy machine it is dead a moment later; until then it may be asked."""
+    """Kill the helpers of n1, and wait for their end: until then a busy machine's helper may still answer."""
     on_node(lab, f"pkill -KILL -f {HELPER}; while pgrep -f {HELPER}; do sleep 0.02; done")
 
 
 def clear(lab: Lab, more: str = "true") -> None:
-    """Remove the named containers on n1, and what the command ``more`` removes: nothing else may be left there."""
-    lab.run(f"{more}; penroot list | xargs -r penroot remove -f", node="n1", check=False)  # one that just goes is none
+    """Remove the named containers on n1, run the command ``more``, and check that nothing else is left."""
+    lab.run(f"{more}; penroot list | xargs -r penroot remove -f", node="n1", check=False)
     assert_nothing_left(lab, "n1")
 
 
 def assert_nothing_left(lab: Lab, *nodes: str) -> None:
-    """Jobs have left nothing on ``nodes``, or on any. What they have fails this test, and no later one."""
-    deadline = time.monotonic() + 120  # for all of them: a test has time enough to say what is left
+    """Fail this test, but no later one, if jobs have left something on ``nodes``, or on any node."""
+    deadline = time.monotonic() + 120  # seconds for all nodes: less than a test's time limit
     left = [
         (node, line)
         for node in nodes or lab.nodes
@@ -121,7 +121,7 @@ def assert_nothing_left(lab: Lab, *nodes: str) -> None:
 
 
 def next_line(process: subprocess.Popen[str]) -> str:
-    """The next line of a process and no byte more: communicate() reads the pipe, and not what a file has buffered."""
+    """Read one line of a process and no byte more: communicate() would miss data in the file's buffer."""
     assert process.stdout is not None
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
@@ -141,5 +141,5 @@ def expect(step: subprocess.Popen[str], *lines: str) -> None:
 
 
 def end(step: subprocess.Popen[str], line: str = "go\n") -> tuple[str, str]:
-    """Let a step that reads a line go on; what it still writes, and its errors."""
+    """Send a step the line that it waits for, and return the rest of its output and its errors."""
     return step.communicate(line, timeout=300)

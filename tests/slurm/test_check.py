@@ -1,4 +1,4 @@
-"""pyxis-py check and uninstall: a node that works has nothing bad, and what is broken is named with its fix."""
+"""pyxis-py check and uninstall: a working node has no errors, and each defect is named with its fix."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_stack(directory: str, *lines: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def unconfigured(lab: Lab) -> Iterator[subprocess.Popen[str]]:
-    """A check where the configuration of Slurm is not there; it waits, so it begins before all tests."""
+    """Start a check without Slurm's configuration before all tests, because it waits long for slurmctld."""
     script = f"SLURM_CONF=/no/such exec {CHECK} --plugstack /etc/slurm/plugstack.conf"
     begun = lab.popen(["sh", "-c", script], node="n1", user="root")
     yield begun
@@ -52,7 +52,7 @@ def unconfigured(lab: Lab) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("user", ["root", "alice"])
 def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
     out = lab.run(CHECK, node="n1", user=user).stdout
-    # Distributions differ in squashfuse and in Yama, of which a step needs neither.
+    # Distributions differ in squashfuse and in Yama, which a step does not need.
     lines = [line for line in out.splitlines() if not re.search("squashfuse 0.5|one thread|ptrace_scope", line)]
     assert all(line.startswith("ok ") for line in lines), out
     assert any(f"loads {PLUGIN}, for Slurm" in line for line in lines)
@@ -63,7 +63,7 @@ def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
 @pytest.mark.clusters("A kernel that says no")
 @pytest.mark.parity("check: what is wrong with kernel")
 def test_no_user_namespaces(lab: Lab, directory: str) -> None:
-    # The limit is one for each user namespace: in this one, which has all users, there are none left.
+    # The limit counts for each user namespace: this one, which maps all users, allows no more.
     mapped = f"""
         mkfifo {directory}/mapped
         unshare -U sh -c 'read line < {directory}/mapped
@@ -212,7 +212,7 @@ def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
 @pytest.mark.clusters("Homes on NFS, a local disk in each node")
 @pytest.mark.parity("check: SELinux")
 def test_root_is_nobody_in_homes(lab: Lab) -> None:
-    # A FUSE mount of a user is closed to root as a home on NFS with root_squash is: fuse(4), allow_other.
+    # A user's FUSE mount is closed to root, like a home on NFS with root_squash: fuse(4), allow_other.
     lab.run("mkdir -p home/in; echo 1 > home/in/file; mksquashfs home/in home.sqsh -quiet; mkdir -p mounted", node="n1")
     closed = "squashfuse home.sqsh mounted"
     done = lab.run(closed, node="n1", check=False)
@@ -225,13 +225,13 @@ def test_root_is_nobody_in_homes(lab: Lab) -> None:
         assert "verdict='warn'" in out
         assert "out of home directories" in out
     finally:
-        # As root: fusermount wants an /etc/mtab, which a small Debian has not.
+        # As root: fusermount needs an /etc/mtab, which a small Debian lacks.
         lab.run("umount -l /home/alice/mounted", node="n1", user="root", check=False)
         lab.run("rm -rf home home.sqsh mounted", node="n1")
 
 
 def test_the_configuration_of_slurm_is_not_there(lab: Lab, unconfigured: subprocess.Popen[str]) -> None:
-    """Without it srun tells not even its version."""
+    """Without its configuration, srun does not even print its version."""
     out, err = unconfigured.communicate(timeout=250)
     assert (unconfigured.returncode, err) == (0, "")  # a warning
     assert "warn scontrol cannot show the configuration of Slurm" in out

@@ -1,7 +1,7 @@
-"""A cluster whose nodes have no files of Slurm: slurmctld sends plugstack.conf, and nothing that it includes.
+"""A cluster whose nodes have no files of Slurm: slurmctld sends plugstack.conf, but none of its included files.
 
-As of slurmd_config_files and client_config_files in fetch_config.c, 22.05 to 26.05. What only a directory on ctl loads
-is loaded nowhere else: steps run on the host there, and nobody but `pyxis-py check` says so.
+See slurmd_config_files and client_config_files in fetch_config.c, 22.05 to 26.05. If an included directory exists only
+on ctl, no node loads its plugins: steps run on the host, and only `pyxis-py check` reports that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE
 from tests.waiting import until
 
-SITE = "/home/opt"  # all nodes see it, and no other lab
+SITE = "/home/opt"  # all nodes of this lab see the directory, and no other lab does
 PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
 NAME = ("sh", "-c", "echo $IMAGE_NAME")
 WAY_OUT = "fix: on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
@@ -24,7 +24,7 @@ WAY_OUT = "fix: on the host of slurmctld: pyxis-py install, which edits plugstac
 
 @pytest.fixture(scope="module")
 def site(lab: Lab) -> Iterator[Lab]:
-    """A configless cluster of one node, with an installation of its own and a login node without a daemon of Slurm."""
+    """Yield a configless cluster of one node, with its own installation and a login node without Slurm daemons."""
     more = Lab(lab.root + "-configless")
     more.up(nodes=1, prefix=PREFIX, configless=True)
     more.start_daemon("registry", "munged")
@@ -43,7 +43,7 @@ def pyxis_py(site: Lab, verb: str, node: str, status: int = 0) -> str:
 
 
 def reconfigure(site: Lab, wanted: str) -> None:
-    """Let slurmctld send its files, until the node's copy of plugstack.conf has ``wanted``, or not a word."""
+    """Let slurmctld send its files, until the node's copy of plugstack.conf is ``wanted``."""
     site.run("scontrol reconfigure", user="root")
     copy = ["cat", "/run/slurm/conf/plugstack.conf"]
     until(lambda: site.run(copy, node="n1").stdout.strip() == wanted, "the new plugstack.conf on n1", 60)
@@ -90,7 +90,7 @@ def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     reconfigure(site, text)
     for node, server in (("ctl", {}), ("n1", {}), ("registry", {"SLURM_CONF_SERVER": "ctl"})):
         assert site.run(["srun", IMAGE, *NAME], node=node, env=server).stdout == "minimal\n"
-    # The files that slurmctld has sent go with --container-slurm.
+    # The files from slurmctld are passed on by --container-slurm.
     step = f"srun --overlap --chdir=/ {IMAGE} sh -c 'echo $IMAGE_NAME'; grep -c . /run/penroot/slurm/etc/slurm.conf"
     inside = site.run(["srun", IMAGE, "--container-slurm", "sh", "-c", step], node="n1").stdout.split()
     assert inside[0] == "minimal" and int(inside[1]) > 20

@@ -58,7 +58,7 @@ PROLOG = "#!/bin/sh\necho export FROM_PROLOG=yes\necho print of $IMAGE_NAME\ntes
 
 @pytest.mark.security("R4")
 def test_the_helper_is_in_the_cgroups_of_the_first_task(lab: Lab) -> None:
-    """And it is the one that slurmstepd has started, where no task needs another."""
+    """It is also the helper that slurmstepd has started, unless a task needs another."""
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo ready; read line")])
     assert next_line(step) == "ready\n"
     task = lab.run(["pgrep", "-u", "alice", "-x", "sh"], node="n1", user="root").stdout.split()[0]
@@ -119,7 +119,7 @@ def test_components_of_a_heterogeneous_job(lab: Lab) -> None:
     assert out == "minimal\nn1\nminimal\nminimal\n"
 
 
-# The id is that of the configuration, as docker's is.
+# The id is the digest of the configuration, as in docker.
 ENGINE = """#!/bin/sh
 case $1 in
 image) echo sha256:$(grep -oE '[0-9a-f]{64}[.]json' /home/alice/engine.json | cut -c-64) ;;
@@ -131,7 +131,7 @@ esac
 
 @pytest.fixture
 def engines(lab: Lab) -> Iterator[None]:
-    """docker and podman of n1, as far as an import goes: inspect, pull and save; they have one image."""
+    """Install docker and podman on n1 as an import needs them: inspect, pull and save, with one image."""
     name = MINIMAL.partition("#")[2].partition(":")[0]
     copy = f"skopeo copy -q docker://registry.lab/{name}:docker docker-archive:engine.tar:minimal:1"
     lab.run(f"{copy} && tar -xOf engine.tar manifest.json > engine.json", node="n1")
@@ -158,7 +158,7 @@ def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     lab.run(["scancel", "--user=alice"])
     lab.restart_daemon("n1", "slurmd")
     step.communicate(timeout=300)
-    # The disk has kept what only the boot's other number would tell to be old.
+    # Only the boot's id shows that the files on disk are old.
     lab.run("find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +", node="n1", user="root", check=False)
     assert srun(lab, IMAGE, "--container-writable", "pwd") == "/srv/work\n"
     lab.run("penroot list | xargs -r penroot remove -f", node="n1")
@@ -185,7 +185,7 @@ def test_a_job_that_is_requeued(lab: Lab) -> None:
         lab.run(["scontrol", "requeue", job])
         until(waits, "the job is queued again")
         assert_nothing_left(lab)
-        # Slurm lets it wait until credentials of its first life have expired, two minutes.
+        # Slurm makes the job wait until credentials of its first run have expired, two minutes.
         lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
         until(lambda: written("up 1"), "the job has started again")
         until(lambda: not lab.run(["squeue", "-h"]).stdout, "the job has ended")

@@ -1,4 +1,4 @@
-"""--container-entrypoint: the entrypoint runs once, in the container, and tasks get the environment that it makes."""
+"""--container-entrypoint: the entrypoint runs once, in the container, and tasks get its environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def entry(lab: Lab) -> Iterator[str]:
-    """An image whose entrypoint sets variables and a directory, and counts how often it runs."""
+    """Push an image whose entrypoint sets variables and a directory, and counts its runs."""
     srun(lab, IMAGE, "--container-save=entry.sqsh", "--container-writable", *sh(ENTRY))
     yield "--container-image=./entry.sqsh"
     lab.run(["rm", "entry.sqsh"])
@@ -112,7 +112,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
-    """It may write there; one that takes the descriptor away is told so."""
+    """The entrypoint may write to the descriptor; if it closes it, the error says so."""
     script, answer = USES[use]
     made = f"printf '%s\\n' '#!/bin/sh' '{script}' > /etc/rc; chmod 755 /etc/rc; rm -f /etc/rc.local"
     srun(lab, IMAGE, "--container-save=uses.sqsh", "--container-writable", *sh(made))
@@ -127,7 +127,7 @@ def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
 
 
 def test_silent_entrypoint_is_named(lab: Lab) -> None:
-    """The step waits as long as the entrypoint runs, and says what it waits for."""
+    """The step waits for the entrypoint without a limit, and reports what it is waiting for."""
     lab.run("echo 'while sleep 1; do :; done' > stuck.rc")
     step = lab.popen(["srun", *ON_N1, IMAGE, RUN, "--container-mounts=/home/alice/stuck.rc:/etc/rc", "true"])
     try:
@@ -155,7 +155,7 @@ sed -i 's|exec |exec /entry.sh |' /etc/rc
 
 @pytest.mark.security("C9")
 def test_output_of_entrypoint_is_bounded(lab: Lab) -> None:
-    """A process that the entrypoint left behind goes on writing, and neither waits nor dies."""
+    """A process that the entrypoint has started keeps writing: it must neither block nor be killed."""
     srun(lab, IMAGE, "--container-save=loud.sqsh", "--container-writable", *sh(LOUD))
     try:
         script = "sleep 1; ps -o args | grep -c '[s]leep 0.01' || :"

@@ -1,4 +1,4 @@
-"""--container-env: which values of the job win over the image's."""
+"""--container-env: values of the job that take precedence over the image's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--environment: what a file says of a step, where nodes do not see it, and whatever becomes of it meanwhile."""
+"""--environment: a file's settings reach the step even if nodes cannot see the file or it changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import MINIMAL, assert_nothing_left, clear, refused, sbatch, sh, srun
 from tests.waiting import until
 
-LOGIN = "/tmp/edf"  # each node has a /tmp of its own: only where jobs are submitted is this one
+LOGIN = "/tmp/edf"  # each node has its own /tmp: only the submit host has this file
 FILE = """\
 base_environment = "base"
 workdir = "/usr/${PART}"
@@ -50,7 +50,7 @@ def files(lab: Lab) -> Iterator[None]:
 
 
 def submit(lab: Lab, *words: str, script: str = INSIDE, env: dict[str, str] | None = None) -> str:
-    """The id of a batch job."""
+    """Submit a batch job and return its id."""
     lab.run("cat > job.sh", input=f"#!/bin/sh\n{script}\n")
     return lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"], env=env or ENV).stdout.strip()
 
@@ -133,7 +133,7 @@ def test_what_only_the_node_can_find_is_told_with_its_line(lab: Lab) -> None:
 @pytest.mark.parity("sbatch --environment: as the file was at submit")
 @pytest.mark.security("H10")
 def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
-    """Also when it is requeued, and whatever is exported."""
+    """Even if it is requeued, and whatever is exported."""
     script = f'{INSIDE}; echo restart ${{SLURM_RESTART_COUNT:-0}} $WHO; test -n "$SLURM_RESTART_COUNT" || sleep 300'
     job = submit(lab, "--requeue", "--open-mode=append", "--hold", "--export=NONE", "--environment=it", script=script)
     write(lab, "it", "image = 'registry:5000#none:1'\n")
@@ -141,7 +141,7 @@ def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
     until(lambda: "restart 0 lib\n" in lab.run("cat out || true").stdout, "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
     until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # else in two minutes
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # two minutes by default
     until(lambda: "restart 1 lib\n" in lab.run("cat out").stdout, "it runs again", 250)
     until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
     assert lab.run("grep -c ^container out").stdout == "2\n"
@@ -166,7 +166,7 @@ def test_lines_that_nobody_has_read(lab: Lab, line: str) -> None:
 
 @pytest.mark.parity("salloc --environment")
 def test_steps_of_an_allocation(lab: Lab) -> None:
-    """Each reads the file when it is submitted, where that is."""
+    """Each step reads the file at its submission, on its submit host."""
     script = f"{INSIDE}; srun sh -c '{INSIDE}; echo $WHO'; sed -i s,PART,NAME, {LOGIN}/it.toml; NAME=share srun pwd"
     out = lab.run(["salloc", "-Q", "-w", "n1", "--environment=it", "sh", "-c", script], env=ENV).stdout
     assert out == "host\ncontainer\nlib\n/usr/share\n"
@@ -187,7 +187,7 @@ def test_steps_of_a_batch_script_read_files_of_the_node(lab: Lab) -> None:
 @pytest.mark.parity("PYXIS_ENVIRONMENT of a job that nothing of ours has submitted")
 @pytest.mark.security("H12")
 def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
-    """As of a job that comes by slurmrestd: its environment alone asks for it."""
+    """Like a job from slurmrestd: only the job's environment requests the file."""
     lab.run("mkdir -p .edf; cat > .edf/own.toml", input=BASE)
     try:
         job = ("--export=HOME,PYXIS_ENVIRONMENT=own",)
@@ -209,7 +209,7 @@ def test_a_container_that_runs_already(lab: Lab) -> None:
         done = lab.run(["srun", "-w", "n1", "--overlap", "--environment=it", named, *show], env=env)
         assert done.stdout == "share unset /custom\n"
         assert f"ignoring {LOGIN}/it.toml:3: mounts when attaching to a running container" in done.stderr
-        # Another step gets nothing of it.
+        # Another step does not get the variables.
         out = lab.run(["srun", "-w", "n1", "--overlap", named, *show], env={"WHO": "me"}).stdout
         assert out.startswith("me ") and "/custom" not in out
     finally:
@@ -240,7 +240,7 @@ def test_a_heterogeneous_job(lab: Lab) -> None:
 
 @pytest.mark.parity("the examples of docs/reference/environments.md")
 def test_the_examples_of_the_documentation(lab: Lab) -> None:
-    """With an image and directories that are here, and a program of that image."""
+    """With an image and directories of the lab, and a program of that image."""
     here = {"nvcr.io#nvidia/pytorch:24.05-py3": MINIMAL, "/data/sets": "/usr/share"}
     lab.run(["mkdir", "-p", ".edf", "scratch/run"])
     try:
@@ -265,7 +265,7 @@ def test_the_examples_of_the_documentation(lab: Lab) -> None:
 
 @pytest.mark.parity("srun --edf")
 def test_edf_is_the_same_as_environment(lab: Lab) -> None:
-    """As Sarus Suite names it, and with its expansion."""
+    """Sarus Suite's name of the option, and its expansion of variables."""
     write(lab, "sarus", f'image = "{MINIMAL}"\nworkdir = "/usr/${{PART:0:2}}b"\n[env]\nWHO = "${{PART^^}}"\n')
     assert srun(lab, "--edf=sarus", *sh("pwd; echo $WHO"), env=ENV).split() == ["/usr/lib", "LIB"]
     said = refused(lab, "--edf=sarus", "--environment=it", "true", env=ENV)

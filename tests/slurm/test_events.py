@@ -1,4 +1,4 @@
-"""Records of steps, and how long their containers took in the words of srun -v."""
+"""Event records of steps, and the container's start time in srun -v."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.slurm.steps import IMAGE, ON_N1, end, next_line, plugin_argument, ref
 
 @pytest.fixture
 def file(lab: Lab) -> Iterator[str]:
-    """The file for the events of alice's steps. She cannot choose another one."""
+    """Return the event file of alice's steps, which alice cannot choose."""
     lab.run("rm -f events.jsonl; touch events.jsonl")
     path = lab.run("readlink -f events.jsonl").stdout.strip()
     with plugin_argument(lab, f"events={path}"):

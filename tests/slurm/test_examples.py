@@ -1,4 +1,4 @@
-"""The examples, run on the lab as a user would run them; those for GPUs are read by their shells and by Slurm."""
+"""The examples, run on the lab as a user would run them; GPU examples are only parsed by their shells and by Slurm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PYTHON = {"PYTHONPATH": LIBRARY}
 
 @pytest.fixture
 def home(lab: Lab) -> Iterator[pathlib.Path]:
-    """The examples in the home directory of a user, which all nodes share."""
+    """Copy the examples to the home of a user, which all nodes share."""
     lab.run(["mkdir", "examples"])
     copied = pathlib.Path(lab.root, "home/alice/examples")
     for path in EXAMPLES.iterdir():
@@ -40,7 +40,7 @@ def home(lab: Lab) -> Iterator[pathlib.Path]:
 
 
 def run(lab: Lab, home: pathlib.Path, name: str, *options: str, **environ: str) -> str:
-    """Return the output of a job, which must succeed."""
+    """Run a job, which must succeed, and return its output."""
     done = sbatch(lab, "--output=out", *options, name, cwd="/home/alice/examples", env=environ, check=False)
     out = (home / "out").read_text()
     assert done.returncode == 0, out + done.stderr
@@ -89,7 +89,7 @@ def test_steps_of_one_container(lab: Lab, home: pathlib.Path) -> None:
     assert list(home.glob("prepared-*.sqsh"))
 
 
-# More ranks than processors: the words of Open MPI 4, and of PRRTE, by which 5 starts its ranks.
+# More ranks than processors: settings for Open MPI 4, and for PRRTE, which starts the ranks of Open MPI 5.
 OVERSUBSCRIBED = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 
 
@@ -104,7 +104,7 @@ def test_mpirun_of_the_host(lab: Lab, home: pathlib.Path) -> None:
 
 @PMIX
 def test_bandwidth_of_nccl(lab: Lab, home: pathlib.Path) -> None:
-    """MPI ranks that share the GPUs of two nodes, with what NCCL and UCX are told."""
+    """MPI ranks that share the GPUs of two nodes, with settings for NCCL and UCX."""
     show = 'test -n "$NCCL_DEBUG$CUDA_VISIBLE_DEVICES" && echo $UCX_TLS $CUDA_VISIBLE_DEVICES'
     program = f"{show} && env -u UCX_TLS hello"
     options = ["--gpus-per-node=2", "--ntasks-per-node=2"]
@@ -128,7 +128,7 @@ def test_script_of_pytorch_is_python() -> None:
 
 
 def test_jupyter_answers(lab: Lab, home: pathlib.Path) -> None:
-    """A server of files stands for Jupyter; it is reached as the job says."""
+    """A file server replaces Jupyter; the client connects as the job's output says."""
     server = "echo notebook > /tmp/index.html && exec busybox httpd -f -p 28888 -h /tmp"
     env = {"IMAGE": MINIMAL, "PORT": "28888", "COMMAND": server}
     command = ["sbatch", "--parsable", "-w", "n2", "--gpus=1", "--cpus-per-task=1", "--output=out", "jupyter.sbatch"]
@@ -147,12 +147,12 @@ FETCH = "for i in $(seq 1200); do curl -fs http://n2:28888/ && exit; sleep 0.2; 
 
 @pytest.fixture
 def mpi_home(lab: Lab, home: pathlib.Path) -> str:
-    """The machine's Open MPI as a site has it: all in one directory, none of it in an image."""
+    """Collect the machine's Open MPI in one directory, as at a site, and none of it in an image."""
     lib = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
     made = home / "openmpi"
     inside = made / "lib" / lib.name / "openmpi/lib"
     inside.mkdir(parents=True)
-    for directory in (lib / "openmpi/lib").glob("openmpi*"):  # where Open MPI has its components, if not in its library
+    for directory in (lib / "openmpi/lib").glob("openmpi*"):  # the components' directory, if it is not the library's
         shutil.copytree(directory, inside / directory.name)
     shutil.copytree("/usr/share/openmpi", made / "share/openmpi")
     shutil.copytree(lib / "pmix2", made / "pmix2", symlinks=True)
@@ -168,7 +168,6 @@ def mpi_home(lab: Lab, home: pathlib.Path) -> str:
 
 @PMIX
 def test_mpi_of_the_site(lab: Lab, home: pathlib.Path, mpi_home: str) -> None:
-    """In an image that has none."""
     variables = {"IMAGE": MINIMAL, "MPI_HOME": mpi_home, "COMMAND": "./hello"}
     more = {"PMIX_INSTALL_PREFIX": f"{mpi_home}/pmix2", **images.OVER_NODES}
     out = run(lab, home, "host-mpi.sbatch", **variables, **more)
@@ -179,7 +178,7 @@ def test_mpi_of_the_site(lab: Lab, home: pathlib.Path, mpi_home: str) -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.sbatch")))
 def test_slurm_takes_the_job(lab: Lab, home: pathlib.Path, name: str) -> None:
     subprocess.run(["bash", "-n", EXAMPLES / name], check=True)
-    # The lab has neither that many GPUs nor that many processors.
+    # The lab has fewer GPUs and processors.
     smaller = ["--gpus-per-node=1"] if "gpus-per-node" in (EXAMPLES / name).read_text() else []
     command = ["sbatch", "--test-only", *smaller, "--ntasks-per-node=1", "--cpus-per-task=1", name]
     assert "to start at" in lab.run(command, cwd="/home/alice/examples").stderr
@@ -203,14 +202,14 @@ def test_site_configuration_is_understood() -> None:
 
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
 def test_mirror_behind_an_air_gap(lab: Lab) -> None:
-    """No name of the world is known in the lab; the site's mirror has what its users ask for."""
+    """The lab cannot resolve public names; the site's mirror has the images that users request."""
     text = (EXAMPLES / "site/registries.conf").read_text()
     lab.run(["mkdir", "-p", ".config/enroot"])
     conf = pathlib.Path(lab.root, "home/alice/.config/enroot/registries.conf")
     srun = ["srun", "--container-image=nvcr.io#minimal:1", "printenv", "IMAGE_NAME"]
     assert lab.run(srun, check=False).returncode != 0
     try:
-        # The lab's registry speaks HTTP on this port, and needs no authority.
+        # The lab's registry serves HTTP on this port, and needs no CA.
         lines = [line for line in text.splitlines() if "ca=" not in line]
         conf.write_text("\n".join(lines).replace("registry.example.com:5000", "registry:5000") + "\n")
         assert lab.run(srun).stdout.split() == ["minimal"]

@@ -1,7 +1,7 @@
-"""PrologFlags=RunInJob, Slurm 24.05 and later: nobody calls the plugin's epilog, and the extern step stands in for it.
+"""PrologFlags=RunInJob of Slurm 24.05: slurmd does not call the plugin's epilog, so the extern step does its work.
 
-An older Slurm shows the same with a plugin built as for a newer one, and a slurmd that began before it was configured:
-that one has no plugin's epilog to call.
+With an older Slurm, the test builds the plugin as for a newer one, and starts slurmd before the plugin is configured:
+that slurmd has no plugin epilog to call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def newer(lab: Lab) -> bool:
 
 @pytest.fixture(scope="module")
 def extern(lab: Lab, newer: bool) -> Iterator[Lab]:
-    """A cluster of one node, with jobs that have an extern step, and containers that go with their jobs."""
+    """Yield a cluster of one node, with jobs that have an extern step, and containers removed with their jobs."""
     more = Lab(lab.root + "-extern")
     flags = "RunInJob" if newer else "Contain"
     more.up(nodes=1, prefix=PREFIX, plugin="# not yet", slurm_conf=[f"PrologFlags={flags}", "KillWait=60"])
@@ -54,7 +54,7 @@ def test_what_a_job_leaves_goes_with_its_extern_step(extern: Lab) -> None:
 
 @pytest.mark.parity("the end of a job whose epilog Slurm runs in it")
 def test_what_a_step_still_holds_stays_with_it(extern: Lab, newer: bool) -> None:
-    """An older Slurm does not let its extern step wait for the others, so there nobody removes it afterwards."""
+    """In an older Slurm the extern step does not wait for other steps, so nobody removes the container afterwards."""
     script = "trap 'until [ -e go ]; do sleep 0.1; done; exit' TERM; echo up; sleep 600 & wait"
     step = extern.popen(["srun", IMAGE, NAME, "--container-mount-home", *sh(f"cd; {script}")])
     expect(step, "up")

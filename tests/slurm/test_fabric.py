@@ -1,4 +1,4 @@
-"""srun --environment: the host's libfabric and plugin of NCCL on each node, where the file asks for them."""
+"""srun --environment: the host's libfabric and NCCL plugin on each node, if the file requests them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cray(lab: Lab) -> Iterator[dict[str, str]]:
-    """Variables of a job whose nodes are those of a fake Slingshot."""
+    """Return variables that give a job's nodes a fake Slingshot."""
     tree = pathlib.Path(lab.root, "home/alice/cray")
     fakefabric.slingshot(tree)
     yield {"PENROOT_HOST_ROOT": "/home/alice/cray", "ENROOT_FABRIC_PATH": CRAY, "ENROOT_RESTRICT_DEV": "yes"}
@@ -51,7 +51,7 @@ def test_the_annotation_brings_libfabric_to_each_node(lab: Lab) -> None:
 
 @pytest.mark.parity("com.hooks.aws_ofi_nccl")
 def test_the_plugin_of_nccl_in_the_variant_that_is_asked_for(lab: Lab, cray: dict[str, str]) -> None:
-    """With it comes libfabric, and of Slingshot's devices those that Slurm names."""
+    """libfabric comes with the plugin, and so do the Slingshot devices that Slurm names."""
     text = '[annotations.com.hooks.aws_ofi_nccl]\nenabled = "true"\nvariant = "cuda12"\n'
     lab.run("cat > it.toml", input=FILE + text)
     script = f"echo $NCCL_NET_PLUGIN $FI_PROVIDER_PATH; ls /dev/cxi* {LIB}/libnccl-net-ofi.so {LIB}/libfabric.so.1"
@@ -68,7 +68,7 @@ def test_the_plugin_of_nccl_in_the_variant_that_is_asked_for(lab: Lab, cray: dic
 
 @pytest.mark.parity("the examples of docs/howto/fabric.md")
 def test_the_examples_of_the_documentation(lab: Lab, cray: dict[str, str]) -> None:
-    """With an image that is here."""
+    """With an image of the lab."""
     docs = (pathlib.Path(__file__).parents[2] / "docs/howto/fabric.md").read_text()
     file = re.search(r"```toml\n# ~/\.edf/nccl\.toml\n(.*?)```", docs, re.S)
     lines = re.search(r"```console\n(.*?)```", docs, re.S)

@@ -1,4 +1,4 @@
-"""Every documented kind of failure of srun is in words; tests/kernel/test_failures.py does the same for start."""
+"""Every documented kind of srun failure has its message; tests/kernel/test_failures.py does the same for start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left
 
-# Kind and name -> (words of srun, a part of the message).
+# Kind and name -> (arguments of srun, a part of the message).
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "reference: upper case": (("--container-image=UPPER CASE", "true"), "UPPER CASE"),
     "reference: scheme": (("--container-image=nothing://x", "true"), "nothing"),

@@ -1,4 +1,4 @@
-"""GPUs that Slurm allocates, on nodes with the driver of a fake DGX: the images ask for nothing."""
+"""GPUs that Slurm allocates, on nodes with the driver of a fake DGX: the images request nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPUS = "ls /dev | grep -x 'nvidia[0-9]*'"
 
 @pytest.fixture(scope="module")
 def dgx(lab: Lab) -> Iterator[dict[str, str]]:
-    """Variables of a job that make its containers those of a fake DGX, in a home that all nodes share."""
+    """Return variables that give a job's containers a fake DGX, in a home that all nodes share."""
     tree = pathlib.Path(lab.root, "home/alice/dgx")
     fakehost.dgx_a100(tree)
     yield {"PENROOT_HOST_ROOT": "/home/alice/dgx", "ENROOT_RESTRICT_DEV": "yes"}
@@ -40,7 +40,7 @@ def test_allocated_and_no_others(lab: Lab, dgx: dict[str, str]) -> None:
 
 
 def test_jobs_side_by_side_have_each_its_own(lab: Lab, dgx: dict[str, str]) -> None:
-    """The numbers of the second count all GPUs of the node; CUDA counts those of the container."""
+    """The second job's numbers count all GPUs of the node; CUDA counts the container's."""
     say = f"echo up; echo $({GPUS}) $CUDA_VISIBLE_DEVICES; read line"
     first = lab.popen(["srun", "-w", "n1", "--gres=gpu:2", IMAGE, "sh", "-c", say], env=dgx)
     expect(first, "up")
@@ -63,7 +63,7 @@ def test_every_task_of_a_step_sees_its_gpus(lab: Lab, dgx: dict[str, str]) -> No
 
 @pytest.mark.parity("--gpus-per-task")
 def test_each_task_is_told_its_own(lab: Lab, dgx: dict[str, str]) -> None:
-    """With --gpus-per-task the container has those of all tasks, whichever came first."""
+    """With --gpus-per-task the container has the GPUs of all tasks, whichever came first."""
     script = 'for n in 0 1; do test -e /dev/nvidia$n || echo missing $n; done; echo "$CUDA_VISIBLE_DEVICES"'
     assert sorted(srun(lab, dgx, "-n2", "--gpus-per-task=1", script=script)) == ["0", "1"]
 
@@ -75,7 +75,7 @@ def test_tasks_that_are_bound_to_gpus(lab: Lab, dgx: dict[str, str], bind: str) 
 
 
 def test_tasks_that_are_not_bound_have_the_gpus_too(lab: Lab, dgx: dict[str, str]) -> None:
-    """Slurm tells them which since 23.11, and before only how many."""
+    """Slurm names the GPUs since 23.11; earlier releases give only their number."""
     script = 'test -e /dev/nvidia0 && test -e /dev/nvidia1 && echo "both$CUDA_VISIBLE_DEVICES"'
     told = "0,1" if slurm_version() >= (23, 11) else ""
     assert srun(lab, dgx, "-n2", "--gres=gpu:2", "--gpu-bind=none", script=script) == [f"both{told}"] * 2
@@ -83,7 +83,7 @@ def test_tasks_that_are_not_bound_have_the_gpus_too(lab: Lab, dgx: dict[str, str
 
 @pytest.mark.parametrize("option", ["--gpus-per-task=1", "--gpu-bind=none"])
 def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: dict[str, str], option: str) -> None:
-    """On one node the job's GPUs are the batch script's, so that the container can have those of all tasks."""
+    """On one node the job's GPUs are the batch script's, so the container can have the GPUs of all tasks."""
     script = "\n".join(
         [
             "#!/bin/bash",
@@ -95,7 +95,7 @@ def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: d
     assert lab.run(["cat", "out.bound"]).stdout.split() == ["nvidia0", "nvidia1"] * 2
 
 
-# A node whose driver is not loaded was reached nevertheless; one that the cgroup refuses was not.
+# An open that fails for a missing driver has passed the cgroup; a denied one has not.
 OPENED = """
 for n in 0 1 2 3; do
     test -e /dev/nvidia$n || continue
@@ -111,7 +111,7 @@ done
 
 @pytest.fixture
 def constrained(lab: Lab) -> Iterator[dict[str, str]]:
-    """The same on n1 with ConstrainDevices: the GPUs of this host have the numbers of Slurm's device files."""
+    """Yield the same on n1 with ConstrainDevices: this host's GPUs have the numbers of Slurm's device files."""
     if not os.path.isdir("/sys/fs/cgroup/devices"):
         pytest.skip("the device cgroup of this machine is made of eBPF, which Slurm asks of systemd")
     host = fakehost.FakeHost(pathlib.Path(lab.root, "home/alice/four"))
@@ -137,9 +137,9 @@ def constrained(lab: Lab) -> Iterator[dict[str, str]]:
     [
         (("--gres=gpu:2",), ["0", "1"]),
         (("-n2", "--gres=gpu:3"), ["0", "1", "2"] * 2),
-        # Bound tasks: the nodes are there for all, and Slurm refuses what is not the step's.
+        # Bound tasks: the container has all nodes, and Slurm denies those outside of the step.
         (("-n2", "--gpus-per-task=1"), ["0", "no1", "no2", "no3", "no0", "1", "no2", "no3"]),
-        # A step without any, whatever the image says.
+        # A step without GPUs, even if the image requests them.
         ((), ["no0", "no1", "no2", "no3"]),
     ],
     ids=["two", "three", "bound", "none"],
@@ -159,7 +159,7 @@ def test_variable_of_another_day_is_reported(lab: Lab, dgx: dict[str, str]) -> N
 
 
 def test_gpus_of_other_vendors(lab: Lab) -> None:
-    """By name or by path, in variables: Slurm's GPUs of AMD and Intel have these nodes."""
+    """By name or by path, in variables: Slurm's AMD and Intel GPUs have these nodes."""
     host = fakehost.other_vendors(pathlib.Path(lab.root, "home/alice/amd"))
     env = {"PENROOT_HOST_ROOT": "/home/alice/amd", "ENROOT_RESTRICT_DEV": "yes"}
     script = "find /dev/kfd /dev/dri -type c 2> /dev/null; true"
@@ -200,7 +200,7 @@ def test_caller_may_refuse(lab: Lab, dgx: dict[str, str]) -> None:
 
 
 def test_batch_script_with_steps(lab: Lab, dgx: dict[str, str]) -> None:
-    """A step that asks for no GPU does not get those of its job."""
+    """A step that requests no GPU does not get the GPUs of its job."""
     script = "\n".join(
         [
             "#!/bin/bash",
@@ -216,7 +216,7 @@ def test_batch_script_with_steps(lab: Lab, dgx: dict[str, str]) -> None:
 
 @pytest.mark.parity("ROCR_VISIBLE_DEVICES")
 def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
-    """The second job's numbers count all GPUs of the node; ROCm counts those of the container, HIP what that leaves."""
+    """The second job's numbers count all GPUs of the node; ROCm counts the container's, and HIP those left by ROCm."""
     host = fakeaccelerators.mi300x(pathlib.Path(lab.root, "home/alice/mi300x"))
     env = {"PENROOT_HOST_ROOT": "/home/alice/mi300x", "ENROOT_RESTRICT_DEV": "yes"}
     say = "echo $(cd /dev/dri && ls -d render*) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"

@@ -1,4 +1,4 @@
-"""Hooks of a site in steps, on one node and on two: which ran, and what they say when they fail."""
+"""Hooks of a site in steps, on one node and on two: which hooks ran, and their messages on failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MPI = "--container-image=registry:5000#mpi:1"
 
 @pytest.fixture
 def site(lab: Lab) -> Iterator[Path]:
-    """hooks.d of the cluster."""
+    """Yield hooks.d of the cluster."""
     directory = Path(lab.root, "etc/enroot/hooks.d")
     directory.mkdir(parents=True)
     yield directory
@@ -39,7 +39,7 @@ def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> N
 
 
 def test_path_is_that_of_slurmd(lab: Lab, site: Path) -> None:
-    """Never that of the job, which is the user's; and env(1), coreutils and scontrol are on it."""
+    """Never the PATH of the job, which the user controls; env(1), coreutils and scontrol are on it."""
     bashhooks.write(site, {"50-path": 'printf "SEEN=%s\\n" "${PATH}" >> "${ENROOT_ENVIRON}"\n'})
     out = srun(lab, IMAGE, *sh("echo $SEEN"), env={"PATH": "/home/alice/bin:/usr/bin:/bin"}).strip().split(":")
     assert out[0].endswith("/libexec")
@@ -66,7 +66,7 @@ def test_warnings_of_a_hook_are_shown(lab: Lab, site: Path) -> None:
 @PMIX
 @pytest.mark.parametrize("tasks", [("-N1", "-n2"), ("-N2", "--ntasks-per-node=2")])
 def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str]) -> None:
-    """One mount of PMIx, no credential that the image does not know, and to each task its own variables."""
+    """One mount of PMIx, no credential type that the image lacks, and separate variables for each task."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     script = (
         'hello; echo "mounted $(grep -c " ${PMIX_SERVER_TMPDIR%/} " /proc/self/mountinfo)"; '
@@ -107,7 +107,7 @@ def test_pmi2_of_a_hook_beside_ours(lab: Lab, site: Path) -> None:
 
 
 def test_second_step_in_a_container_has_own_variables(lab: Lab, site: Path) -> None:
-    """Not those that a hook has copied from the first."""
+    """Not the variables that a hook has copied from the first step."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-name=own", *sh("echo up; read line; echo $SLURM_JOB_ID")])
     expect(step, "up")
@@ -119,7 +119,7 @@ def test_second_step_in_a_container_has_own_variables(lab: Lab, site: Path) -> N
     clear(lab)
 
 
-FLOOD = 20_000_000  # lines: more than a step of 100 MB may keep in memory
+FLOOD = 20_000_000  # lines: more than a step of 100 MB can keep in memory
 
 
 def test_output_of_bash_hook_is_bounded(lab: Lab, site: Path) -> None:
@@ -158,7 +158,7 @@ def test_python_hook_that_leaves_a_thread_is_named(lab: Lab, site: Path) -> None
     assert "leaves a thread running" in said and "join the thread before run() returns" in said
 
 
-# A daemon has its own stderr, or writes to that of the hook for ever.
+# The daemon has its own stderr, or keeps writing to the hook's.
 DAEMONS = {
     "python": "    if os.fork() == 0:\n        os.close(2); time.sleep(600); os._exit(0)\n",
     "python that writes": "    if os.fork() == 0:\n        while True: os.write(2, b'x' * 50000); time.sleep(0.01)\n",
@@ -168,7 +168,7 @@ DAEMONS = {
 @pytest.mark.security("C9")
 @pytest.mark.parametrize("daemon", [*DAEMONS, "bash"])
 def test_daemon_of_a_hook_is_no_other_step(lab: Lab, site: Path, daemon: str) -> None:
-    """The daemon keeps no lock of the container, so the step ends in silence, and the container is removed."""
+    """The daemon does not keep the container's lock, so the step ends silently, and the container is removed."""
     if daemon == "bash":
         bashhooks.write(site, {"50-hook": "(while :; do echo spam; sleep 0.01; done) >&2 &\n"})
     else:

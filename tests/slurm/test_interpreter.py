@@ -1,4 +1,4 @@
-"""Steps whose program cannot run, as the interpreter of its #! line or ELF header is missing: one line says so."""
+"""Steps whose program cannot run because the interpreter of its #! line or ELF header is missing: one line names it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_interpreter_that_cannot_run_is_named_once(lab: Lab, command: str, said:
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "its interpreter" in line]
     assert lines and all(said in line for line in lines), done.stderr
-    assert len(lines) <= 2 * 2  # by slurmstepd and on stderr, for each node
+    assert len(lines) <= 2 * 2  # from slurmstepd and on stderr, for each node
 
 
 def test_mount_that_covers_an_interpreter_is_named(lab: Lab) -> None:

@@ -1,6 +1,7 @@
 """Steps whose job has separate namespaces: namespace/linux of Slurm 25.11, with clone_ns_flags and user_ns_script.
 
-slurmd starts the slurmstepd of each step in them: namespace_p_join(). jobspace.py does so for an older one.
+slurmd starts the slurmstepd of each step in these namespaces: namespace_p_join(). jobspace.py does so with an older
+Slurm.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def hold(lab: Lab, users: str) -> None:
 
 
 def release(lab: Lab, jobs: int = 0) -> None:
-    """End the namespaces, when all but so many jobs have ended: what is left of a step there would end with them."""
+    """End the namespaces once only ``jobs`` jobs remain: leftovers of a step would end with the namespaces."""
     until(lambda: len(lab.run(["squeue", "-h"]).stdout.splitlines()) == jobs, f"{jobs} jobs")
     lab.run("kill -KILL -- -$(cat /run/jobspace); rm /run/jobspace", node="n1", user="root")
 
 
 @pytest.fixture(scope="module")
 def stepd(lab: Lab) -> Iterator[None]:
-    """A slurmd on n1 that starts each step in the namespaces of PLACE."""
+    """Run a slurmd on n1 that starts each step in the namespaces of PLACE."""
     script = f'#!/bin/sh\nexec python3 {PLACE}/jobspace.py "$@"\n'
     lab.run(f"mkdir {PLACE}; cat > {PLACE}/stepd; chmod 755 {PLACE}/stepd", user="root", input=script)
     lab.run(f"cat > {PLACE}/jobspace.py", user="root", input=(HERE / "jobspace.py").read_text())
@@ -62,7 +63,7 @@ def test_containers_in_the_namespaces_of_a_job(lab: Lab, space: str) -> None:
 
 @pytest.mark.parity("a job with user and PID namespaces of its own")
 def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
-    """Another process finishes, whose real group may have no number in the user namespace."""
+    """Another process finishes the step, whose real group may be unmapped in the user namespace."""
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
     expect(step, "up")
     kill_helper(lab)

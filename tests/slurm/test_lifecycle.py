@@ -1,4 +1,4 @@
-"""A part of a step is killed, cancelled, or runs out: the other parts go on, and nothing is left."""
+"""A part of a step is killed, cancelled, or runs out of time: the other parts go on, and nothing is left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def file(lab: Lab) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """A step whose time is over, on the other cluster. Slurm finds that out within half a minute."""
+    """Start a step whose time limit has passed, on the other cluster. Slurm notices within half a minute."""
     srun(four, IMAGE, "--container-save=over.sqsh", "true")
     seconds = 10 if request.config.option.soak else 1
     with saving(four, "--container-image=./over.sqsh", seconds, "--time=1") as step:
@@ -60,26 +60,26 @@ def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.P
 
 @pytest.mark.parametrize("writable", ["--container-readonly", "--container-writable"])
 def test_what_slurm_sends_to_all_processes_is_for_the_programs(lab: Lab, file: str, writable: str) -> None:
-    """As Slurm 23.11 does for scancel --signal where cgroup.conf has SignalChildrenProcesses: proctrack_p_signal."""
+    """Slurm 23.11 does so for scancel --signal if cgroup.conf has SignalChildrenProcesses: proctrack_p_signal."""
     script = "echo up; read line; cat /etc/lab-release > /dev/null && echo on"
     step = lab.popen(["srun", *ON_N1, file, writable, *sh(script)])
     expect(step, "up")
     found = f"for p in $(pgrep -f {HELPER}) $(pgrep -f {SERVER}); do"
     assert len(on_node(lab, f"{found} echo $p; done").split()) == 2
-    # Not KILL, STOP, and what the C library has for itself.
+    # Not KILL, STOP, and the signals that the C library reserves.
     on_node(lab, f"{found} for s in $(seq 1 64); do case $s in 9|19|32|33) ;; *) kill -$s $p ;; esac; done; done")
     out, err = end(step)
     assert (step.returncode, out) == (0, "on\n"), err
 
 
-@pytest.mark.usefixtures("overtime")  # begun here, so that its own test need not wait
+@pytest.mark.usefixtures("overtime")  # started here, so that its own test need not wait
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
 def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
     time.sleep(seconds)
     on_node(lab, f"pkill -KILL -f {HELPER}")
     out, err = end(step)
-    # Tasks that had joined run on. The other tasks end with one line.
+    # Tasks that had joined keep running. The others end with one line.
     assert "Traceback" not in err
     assert out.count("done") == 8 or step.returncode != 0
 
@@ -93,7 +93,7 @@ exec "$@"
 END
 rm -f /etc/rc.local
 """
-# The tasks of the step: they are the user's, and are slurmstepd's until they execute their program.
+# The tasks of the step belong to the user, and are called slurmstepd until they execute their program.
 WAITING = "pgrep -u alice -x slurmstepd"
 # The task that started the helper waits in poll(2) for its answer. The other tasks wait in fcntl(2).
 FIRST = f"for p in $({WAITING}); do grep -q '^7 ' /proc/$p/syscall && echo $p; done"
@@ -101,7 +101,7 @@ CALLS = f"for p in $({WAITING}); do cut -d' ' -f1 /proc/$p/syscall; done | sort"
 
 
 def all_wait(lab: Lab, tasks: int) -> None:
-    """Until all tasks are there, and wait: before, others may be in poll(2) as well, for something else."""
+    """Wait until all tasks exist and wait: earlier, others may be in poll(2) for another reason."""
     until(lambda: on_node(lab, CALLS).split() == ["7"] + ["72"] * (tasks - 1), f"{tasks} tasks wait")
 
 
@@ -115,7 +115,7 @@ def gated(lab: Lab) -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture
 def eight(lab: Lab, gated: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
-    """Eight tasks, while their container is being set up."""
+    """Yield eight tasks while their container is being set up."""
     script = "echo up; read line; cat /usr/bin/* > /dev/null && echo done"
     step = lab.popen(["srun", *ON_N1, *EIGHT, *gated, *sh(script)])
     all_wait(lab, 8)
@@ -153,7 +153,7 @@ def test_what_is_killed_before_the_tasks_join_is_said_once(lab: Lab, eight: subp
 @pytest.mark.parity("killed helpers, tasks and servers")
 def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Popen[str]) -> None:
     on_node(lab, f"kill -KILL $({FIRST})")
-    open_gate(lab)  # another one takes over
+    open_gate(lab)  # another task takes over
     out, err = end(eight)
     assert out.count("done") == 7, err
     assert eight.returncode != 0
@@ -196,7 +196,7 @@ def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.P
     assert eight.returncode != 0
     assert "Traceback" not in err
     if victim == "task":
-        assert out.count("done") == 7, err  # those that come late are let in as well
+        assert out.count("done") == 7, err  # late tasks are admitted as well
     if victim == "helper":
         assert out.count("done") >= 1, err
         assert out.count("done") == 8 or "the helper process of the container is gone" in err
@@ -230,7 +230,7 @@ def test_what_a_killed_helper_has_half_made_goes_with_the_step(lab: Lab) -> None
     directory = "/var/tmp/enroot-data-2001"
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
     expect(step, "up")
-    # As one that is killed between making a container and naming it, or between unnaming and deleting it.
+    # Leftovers of a process killed between creation and naming, or between unnaming and deletion.
     name = lab.run(["ls", directory], node="n1").stdout.strip()
     node = lab.run(["uname", "-n"], node="n1").stdout.strip()
     left, busy = (f".{name}.{node}.9-0.making", f".{name}.{node}.9-1.trash"), f".pyxis_9.0.{node}.9-2.making"
@@ -243,7 +243,7 @@ def test_what_a_killed_helper_has_half_made_goes_with_the_step(lab: Lab) -> None
     now = lab.run(f"ls -A {directory}; rmdir {directory}/{busy}", node="n1").stdout
     end(other)
     assert name not in now
-    assert busy in now  # somebody is at work on it
+    assert busy in now  # a process still works on it
 
 
 def test_the_first_task_ends_before_the_others(lab: Lab, file: str) -> None:
@@ -254,8 +254,8 @@ def test_the_first_task_ends_before_the_others(lab: Lab, file: str) -> None:
 
 @contextmanager
 def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A step that reads its files for some seconds when it is told to end."""
-    # Cold: what dd has advised away comes from the server again.
+    """Run a step that reads its files for some seconds after it is told to end."""
+    # Cold: dd drops the pages, so the server must read them again.
     read = "for f in /usr/bin/*; do dd if=$f of=/dev/null iflag=nocache || exit 1; done 2>/dev/null"
     save = f"e=$(($(date +%s) + {seconds})); while [ $(date +%s) -lt $e ]; do {read}; done; echo saved; exit 0"
     # Slurm kills after KillWait, and the machine may be slow.
@@ -276,7 +276,7 @@ def test_files_stay_readable_after_sigterm(lab: Lab, file: str, soak: bool) -> N
         assert "saved" in out, err
 
 
-CHILDREN = "read -r children < /proc/$$/task/$$/children; echo children: $children"  # of the shell alone
+CHILDREN = "read -r children < /proc/$$/task/$$/children; echo children: $children"  # children of the shell only
 
 
 @pytest.mark.parity("no child that the program did not make")
@@ -288,27 +288,27 @@ def test_wait_sees_no_child_but_its_own(lab: Lab) -> None:
 def test_a_terminal(lab: Lab) -> None:
     inside = f"test -t 0 && echo terminal; wait; {CHILDREN}"
     command = f"srun -w n1 --overlap --pty {IMAGE} sh -c '{inside}'"
-    # Its stdin stays open: script(1) types a character of its own where that ends, and the terminal may show it.
+    # Its stdin stays open: at end of file script(1) types a character, which the terminal may show.
     with lab.popen(["script", "-qec", command, "/dev/null"]) as process:
         assert process.stdout
         out = process.stdout.read().replace("\r", "").splitlines()
     assert out[-2:] == ["terminal", "children:"]
 
 
-# slurmstepd says what it does at the end of a step.
+# slurmstepd reports its actions at the end of a step.
 DEBUG = ("SlurmdDebug=verbose", "SlurmdDebug=debug2")
 
 
 @pytest.mark.parity("srun waits for nothing of ours")
 def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str) -> None:
-    # It would kill it, and sleep for a second before it looks again: srun returns later then.
+    # It would kill the process, and sleep for a second before the next check: srun would return later.
     with open(f"{lab.root}/nodes/n1/var/log/slurmd.log") as lines, configured(lab, *DEBUG):
         lines.seek(0, 2)
         srun(lab, file, "-n2", "true")
         srun(lab, IMAGE, "--container-writable", "true")
         assert_nothing_left(lab, "n1")
         said = lines.read()
-    assert len(re.findall("done with (?:job|step)$", said, re.M)) == 2  # the word is another since Slurm 23.11
+    assert len(re.findall("done with (?:job|step)$", said, re.M)) == 2  # the wording changed in Slurm 23.11
     assert "proctrack_p_signal: killing process" not in said
 
 

@@ -1,4 +1,4 @@
-"""--container-mounts where no shell has seen it: variables of the job. And data in squashfs files."""
+"""--container-mounts in variables of the job, which no shell has parsed; and data in squashfs files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_quoted_variable_is_the_job_s(lab: Lab) -> None:
 
 @pytest.fixture(scope="module")
 def data(lab: Lab) -> Iterator[str]:
-    """A squashfs file of alice's."""
+    """Return a squashfs file of alice's."""
     lab.run("mkdir data && echo of data > data/file && mksquashfs data data.sqsh -quiet -no-progress")
     yield "data.sqsh"
     lab.run("rm -rf data data.sqsh")
@@ -59,7 +59,7 @@ def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
 
 @pytest.mark.parity("the examples of docs/howto/mount-data.md")
 def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
-    """With another image, and a command of that."""
+    """With another image, and a command of that image."""
     text = (Path(__file__).parents[2] / "docs/howto/mount-data.md").read_text()
     (line,) = re.findall(r"^\$ (srun .*:sqsh) python train.py$", text, re.M)
     words = shlex.split(line.replace("pytorch.sqsh", MINIMAL).replace("imagenet.sqsh", data))
@@ -68,7 +68,7 @@ def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
 
 @pytest.mark.parity("a directory, a device")
 def test_what_is_no_squashfs_file_is_refused_before_the_image(lab: Lab, data: str) -> None:
-    """And before a task runs; what can be known at submit, then."""
+    """Before a task runs, and at submit if srun can see the file."""
     missing = f"--container-image={MINIMAL}-not-there"
     said = refused(lab, missing, "--container-mounts=./data:/data:sqsh", "true")
     assert "--container-mounts: /home/alice/./data is a directory, not a squashfs file" in said

@@ -1,4 +1,4 @@
-"""MPI and PyTorch in containers: the user's own id and root of a user namespace, over one and two nodes."""
+"""MPI and PyTorch in containers: with the user's own id and as root of a user namespace, over one and two nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 on n1", "rank 1 of 2 on n1", "sum 1"]
     assert "PMIX ERROR" not in done.stderr
     out, _ = end(step)
-    assert out == "0\n"  # nothing of the second step stays mounted in it
+    assert out == "0\n"  # the second step's mounts are gone
     clear(lab)
 
 
@@ -61,13 +61,13 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
 def test_penroot_as_the_program_of_a_launcher(
     lab: Lab, launcher: tuple[str, ...], image: str, request: pytest.FixtureRequest
 ) -> None:
-    """Over two nodes, where the plugin has nothing to do: orted and Hydra's proxies are programs of Slurm's."""
+    """Over two nodes, where the plugin is not involved: Slurm runs orted and Hydra's proxies as ordinary programs."""
     if "--mpi=pmix" in launcher:
         request.getfixturevalue("pmix")
     done = lab.run([*launcher, "penroot", "start", f"docker://registry:5000#{image}:1", "hello"])
     assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
     assert "sum 6" in done.stdout.splitlines()
-    for node in lab.nodes:  # where the launcher has no directory, its record stays until the next one comes
+    for node in lab.nodes:  # a launcher without a runtime directory leaves its record until the next start
         lab.run(["sh", "-c", "rm -f /tmp/enroot-run-*/ranks-*"], node=node)
     assert_nothing_left(lab)
 
@@ -118,7 +118,7 @@ def test_mpi4py(lab: Lab) -> None:
 @PMIX
 @pytest.mark.parametrize("version", ["4", "5"])
 def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
-    """Slurm's is 4, and offers MUNGE, of which those know nothing."""
+    """Slurm's PMIx is 4, and offers MUNGE, which these versions do not support."""
     image = f"--container-image=registry:5000#openmpi:{version}"
     done = lab.run(["srun", *ON_N1, "-n2", "--mpi=pmix", image, "hello"])
     assert "sum 1" in done.stdout.splitlines()
@@ -130,7 +130,7 @@ def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
 
 
 def test_what_crays_pmi_reads_is_there(lab: Lab) -> None:
-    """The plugin of Slurm that HPE's systems use; libpmi reads its files wherever it is."""
+    """The Slurm plugin of HPE's systems: libpmi can read its files at their paths."""
     show = 'test -s "$PALS_APINFO" && touch "$PALS_SPOOL_DIR/$PALS_RANKID" && echo $PALS_RANKID'
     out = srun(lab, IMAGE, "-n2", "--mpi=cray_shasta", *sh(show))
     assert sorted(out.splitlines()) == ["0", "1"]
@@ -139,7 +139,7 @@ def test_what_crays_pmi_reads_is_there(lab: Lab) -> None:
 
 @pytest.fixture
 def native(lab: Lab, pmix: None) -> Iterator[None]:
-    """A cluster whose PMIx knows no MUNGE."""
+    """Yield a cluster whose PMIx does not support MUNGE."""
 
     def reconfigure(modes: str) -> None:
         lab.reconfigure()
@@ -157,7 +157,7 @@ def native(lab: Lab, pmix: None) -> Iterator[None]:
 
 
 def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
-    """It inherits the variables of that one's PMIx, and Slurm leaves out SLURM_MPI_TYPE where it is none."""
+    """The inner step inherits the outer one's PMIx variables; without MPI, Slurm does not set SLURM_MPI_TYPE."""
     inner = [
         "srun",
         *ON_N1,
@@ -181,10 +181,10 @@ def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) 
     assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in said
     assert "use --no-container-remap-root" in said
     assert "sum 1" in srun(lab, MPI, "-n2", "--mpi=pmix", "--no-container-remap-root", "./hello")
-    # One task may be no MPI program. One that is must not get as far as to be refused: its slurmstepd would stay.
+    # One task need not be an MPI program. An MPI program must not fail in MPI_Init: its slurmstepd would hang.
     alone = lab.run(["srun", *ON_N1, MPI, "-n1", "--mpi=pmix", "--container-remap-root", "./hello"], check=False)
     assert "MPI will not work with --container-remap-root" in alone.stderr
-    clear(lab, "rm -f /dev/shm/sm_segment.*")  # which an Open MPI 5 that gives up leaves
+    clear(lab, "rm -f /dev/shm/sm_segment.*")  # leftovers of an Open MPI 5 that gives up
     step = lab.popen(
         ["srun", *ON_N1, MPI, "--container-name=runs", "--container-remap-root", *sh("echo up; read line")]
     )

@@ -1,4 +1,4 @@
-"""Named containers: attaching to a running one, sharing it, and what goes with the job."""
+"""Named containers: attaching to a running container, sharing it, and its removal with the job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def running(lab: Lab, *options: str, before: str = "true", after: str = "true") -> Iterator[subprocess.Popen[str]]:
-    """A step in the container until the block ends; ``before`` and ``after`` run in it."""
+    """Run a step in the container until the block ends, with the shell commands ``before`` and ``after``."""
     script = f"{before}; echo up; read line; {after}"
     step = lab.popen(["srun", *ON_N1, *options, *sh(script)])
     expect(step, "up")
@@ -57,7 +57,7 @@ def test_attaching_joins_the_namespaces(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-remap-root", "--container-writable", before=mount):
         assert srun(lab, NAME, "ls", "/m") == "x\n"
         assert srun(lab, NAME + ":exec", "sh", "-c", "pwd; echo $IMAGE_NAME") == "/srv/work\nminimal\n"
-        # A container of its own on the same files.
+        # A separate container on the same files.
         assert srun(lab, NAME + ":no_exec", "ls", "/m") == ""
 
 
@@ -120,7 +120,7 @@ def test_unnamed_container_goes_with_the_last_step_in_it(lab: Lab) -> None:
     second = lab.popen(["srun", *ON_N1, name, *sh("echo up; read line; cat /kept; echo 2 > /kept; cat /kept")])
     expect(second, "up")
     end(first)
-    # Its job has ended, and the epilog must not remove it either.
+    # Its job has ended, and the epilog must not remove the container either.
     until(lambda: len(lab.run(["squeue", "-h", "-u", "alice"]).stdout.splitlines()) == 1, "the first job is gone")
     assert srun(lab, name + ":exec", "cat", "/kept") == "1\n"
     out, _ = end(second)
@@ -144,7 +144,7 @@ def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
 
 @contextmanager
 def step_of(lab: Lab, *options: str, before: str = "true") -> Iterator[str]:
-    """A step that waits until the block ends: its name, which is that of its container if that has no other."""
+    """Run a step that waits until the block ends. Yield its name, which is the container's if that has no name."""
     step = lab.popen(["srun", *ON_N1, *options, *sh(f"{before}; echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
     try:
         yield next_line(step).strip()
@@ -155,7 +155,7 @@ def step_of(lab: Lab, *options: str, before: str = "true") -> Iterator[str]:
 
 @contextmanager
 def suspended(lab: Lab, step: str) -> Iterator[str]:
-    """Its job is suspended until the block ends; the number of that."""
+    """Suspend the job of a step until the block ends. Yield the job's id."""
     job = step.partition(".")[0]
     lab.run(["scontrol", "suspend", job], user="root")
     states = f"cat $(find /sys/fs/cgroup -path '*job_{job}/*' \\( -name freezer.state -o -name cgroup.events \\))"
@@ -168,7 +168,7 @@ def suspended(lab: Lab, step: str) -> Iterator[str]:
 
 @pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
-    """A step that asked its helper waited for half a minute, and kept all others waiting meanwhile."""
+    """A step that asked the suspended job's helper waited for half a minute, and blocked all others meanwhile."""
     with step_of(lab, IMAGE, NAME) as first, suspended(lab, first) as job:
         said = refused(lab, NAME, "true")
         assert f"step {first} runs the container one, and its helper process does nothing: its job is suspended" in said
@@ -177,7 +177,7 @@ def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
 
 @pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
-    """Another step is in it and would let us in: whoever then looks at a file waits for the first one."""
+    """Another step uses the container and would admit ours, but reading a file would wait for the suspended one."""
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
     try:
         with step_of(lab, "--container-image=./name.sqsh") as first, step_of(lab, f"--container-name={first}"):
@@ -190,7 +190,7 @@ def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
 
 @pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
-    """All other steps with that name waited for it, without a word."""
+    """All other steps with that name waited for the lock, without a message."""
     directory = "/run/pyxis/2001/running/pyxis_one"
     lock = f"mkdir -p {directory}; exec flock {directory} sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line'"
     with step_of(lab, before=lock) as first, suspended(lab, first):
@@ -301,7 +301,7 @@ def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
 
 @pytest.fixture
 def passwd(lab: Lab) -> Iterator[None]:
-    """The accounts of n1 are put back at the end."""
+    """Restore the accounts of n1 at the end."""
     lab.run(["cp", "/etc/passwd", "/etc/passwd.was"], node="n1", user="root")
     yield
     lab.run(["mv", "/etc/passwd.was", "/etc/passwd"], node="n1", user="root")
@@ -323,7 +323,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
     find = ["find", "/run/pyxis/2001", "/var/tmp/enroot-data-2001", "-mindepth", "1", "!", "-name", ".records"]
     until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed it")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
-    # Slurm's own, of a slurmstepd that could not clean up.
+    # Leftovers of a slurmstepd that could not clean up.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
     until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
 
@@ -332,7 +332,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
 def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     with running(lab, IMAGE, "--container-writable"):
-        # As the node would find it when its power has failed.
+        # The state of a node after a power failure.
         lab.run(
             f"cd {directory} && mkdir -p pyxis_1.0/upper pyxis_2.0/upper && cp pyxis_*.0/.penroot pyxis_1.0 &&"
             " echo n1 earlier > pyxis_1.0/.step && echo n9 earlier > pyxis_2.0/.step",
@@ -341,13 +341,13 @@ def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> Non
         srun(lab, IMAGE, "--container-writable", "true")
         left = lab.run(["ls", directory], node="n1").stdout.split()
         assert "pyxis_1.0" not in left
-        assert "pyxis_2.0" in left  # of another node that shares the directory
+        assert "pyxis_2.0" in left  # a container of another node that shares the directory
         assert len(left) == 2
 
 
 @pytest.mark.parity("the display of srun --x11 in a running container")
 def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
-    """Until the last step of its job ends; slurmstepd makes the file for srun --x11."""
+    """Until the last step of its job ends; slurmstepd creates the file for srun --x11."""
     key = "/tmp/.Xauthority-job"
     with running(lab, IMAGE, NAME, after=f"! grep -q Xauthority /proc/self/mountinfo && ! test -s {key}"):
         lab.run(f"echo key > {key}", node="n1")
@@ -360,7 +360,7 @@ def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
 @pytest.mark.parity("an existing container of that name")
 @pytest.mark.parametrize("nodes", ["n1", "n1,n2"])
 def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: str) -> None:
-    """srun leaves the question to a node that lacks the container, and all such nodes get one answer."""
+    """srun leaves the request to a node that lacks the container, and all such nodes get one answer."""
     with front(lab, registry) as shown:
         tag = Tag(registry, shown, f"named{len(nodes)}")
         count = len(nodes.split(","))

@@ -1,4 +1,4 @@
-"""A job that asked for a container never runs on the host: each way to ask for a container, and to lose it.
+"""A job that asked for a container never runs on the host: each way to request a container, and to lose the request.
 
 The table in docs/explanation/security.md names the tests of each way.
 """
@@ -52,7 +52,7 @@ def submitted(lab: Lab, *command: str, env: dict[str, str] | None = None) -> str
 @pytest.mark.security("H7", "H8")
 @pytest.mark.parametrize("file", ["FOO=1", "PATH=/usr/bin:/bin\\0HOME=/home/alice"])
 def test_an_export_file(lab: Lab, file: str) -> None:
-    """sbatch empties its environment for --export-file, and that of the script is the file's."""
+    """sbatch clears its environment for --export-file, and the script gets the file's."""
     lab.run(f"printf '{file}\\0' > file", cwd="/home/alice/way")
     assert batch(lab, "--export-file=file", IMAGE, "--container-mounts=/usr:/mnt/of it").endswith("container\n")
     flags = (IMAGE, "--container-name=flags", "--container-readonly")
@@ -87,7 +87,7 @@ def test_a_job_that_is_requeued(lab: Lab) -> None:
     until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "1\n", "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
     until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # else in two minutes
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # two minutes by default
     until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "2\n", "it runs again", 250)
     until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
     out = lab.run("grep -v ^pyxis: out", cwd="/home/alice/way").stdout
@@ -106,7 +106,7 @@ def test_arrays_and_wrapped_commands(lab: Lab) -> None:
 
 @pytest.mark.security("H14")
 def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
-    """Or on the nodes alone, or for whoever calls no sbatch."""
+    """Or only on the nodes, or for a client other than sbatch."""
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
     held = ["sbatch", "--parsable", "--hold", "-w", "n1", "-o", "out", IMAGE, "job.sh"]
     job = lab.run(held, cwd="/home/alice/way").stdout.strip()
@@ -118,13 +118,13 @@ def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
     assert "host\n" not in out
 
 
-# ---- #SBATCH lines that nobody has read
+# ---- #SBATCH lines that no sbatch has read
 
 
 @pytest.mark.security("H16")
 @pytest.mark.parametrize("line", [f"#SBATCH {LINE}", "#SBATCH -t 5 --container-name=x", f'#SBATCH "{LINE}"'])
 def test_lines_of_a_wrapped_script(lab: Lab, line: str) -> None:
-    """sbatch does not read them; as little as slurmrestd does those of any script."""
+    """sbatch does not read them, and slurmrestd reads those of no script."""
     out = batch(lab, f"--wrap={line}\n{INSIDE}")
     assert "host\n" not in out
     assert "Slurm has not read this line of the script" in out
@@ -170,13 +170,13 @@ def test_components_of_a_batch_job(lab: Lab) -> None:
 @pytest.mark.security("H19")
 @pytest.mark.parametrize("first", [(IMAGE,), ()])
 def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
-    """Slurm hands the options of all components to each."""
+    """Slurm passes the options of all components to each."""
     then = () if first else (IMAGE,)
     done = lab.run(["srun", "-w", "n1", *first, "sh", "-c", INSIDE, ":", "-w", "n2", *then, "sh", "-c", INSIDE])
     assert done.stdout == "container\ncontainer\n"
 
 
-# ---- salloc, and steps that come by other ways
+# ---- salloc, and steps that are started in other ways
 
 
 @pytest.mark.security("H21")
@@ -187,7 +187,7 @@ def test_an_allocation_without_a_shell(lab: Lab) -> None:
 
 @pytest.mark.security("H20")
 def test_steps_of_an_allocation(lab: Lab) -> None:
-    """Its command runs where salloc does, and is no part of the job."""
+    """salloc's command runs on salloc's host, and is not part of the job."""
     script = f"{INSIDE}; srun --export=NONE sh -c '{INSIDE}'; srun --jobid=$SLURM_JOB_ID --overlap sh -c '{INSIDE}'"
     out = lab.run(["salloc", "-Q", "-w", "n1", IMAGE, "sh", "-c", script]).stdout
     assert out == "host\ncontainer\ncontainer\n"
@@ -202,7 +202,7 @@ def test_an_interactive_step(lab: Lab) -> None:
 
 @pytest.mark.security("H22")
 def test_a_step_that_another_job_runs(lab: Lab) -> None:
-    """srun --jobid from outside has its own options, as each srun."""
+    """srun --jobid from outside has its own options, like each srun."""
     holder = lab.popen(["salloc", "-Q", "-w", "n1", "sh", "-c", "echo $SLURM_JOB_ID; read line"])
     assert holder.stdout is not None
     job = holder.stdout.readline().strip()
@@ -215,7 +215,7 @@ def test_a_step_that_another_job_runs(lab: Lab) -> None:
 
 @pytest.mark.security("H25", "H26")
 def test_options_that_come_by_the_environment_alone(lab: Lab) -> None:
-    """As with srun --async of Slurm 26.05: not srun launches the step, but a daemon that knows none of its options."""
+    """Like srun --async of Slurm 26.05: a daemon without srun's options launches the step."""
     assert srun(lab, "sh", "-c", INSIDE, env={"_SLURM_SPANK_OPTION_pyxis_container_image": MINIMAL}) == "container\n"
 
 
@@ -238,18 +238,18 @@ ask 'cmd=finalize\\n'
 @pytest.mark.security("H23")
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_what_mpi_spawns(lab: Lab, export: str) -> None:
-    """PMI-2 lets srun execute another srun, which has the environment of the first: spawn.c of mpi/pmi2."""
+    """PMI-2 lets srun execute another srun with the same environment: spawn.c of mpi/pmi2."""
     lab.run("cat > spawn.sh; rm -f answered", cwd="/home/alice/way", input=SPAWN)
     options = ("--mpi=pmi2", f"--export={export}", IMAGE, "--container-mount-home", "sh", "/home/alice/way/spawn.sh")
     assert srun(lab, *options, env={"SLURM_OVERLAP": "1"}) == "container\ncontainer\n"
 
 
-# ---- a node that does not load the plugin: only Slurm could know, and it says nothing
+# ---- a node that does not load the plugin: only Slurm could know, and it does not report it
 
 
 @pytest.mark.security("H27")
 def test_a_node_without_the_plugin_is_found_by_its_prolog(lab: Lab) -> None:
-    """So no job comes there; pyxis-py check finds it too."""
+    """The prolog drains the node, so no job starts there; pyxis-py check reports it too."""
     line = f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf"
     run_prolog = ["sh", "-c", PROLOG.read_text()]
     assert lab.run(run_prolog, node="n2", user="root").returncode == 0

@@ -30,7 +30,7 @@ def names(nodes: int) -> list[str]:
 
 
 def on(nodes: int) -> list[str]:
-    """The beginning of a step on the first of the nodes."""
+    """Return the options that start a step on the first of the nodes."""
     return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
 
 

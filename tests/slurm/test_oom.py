@@ -1,4 +1,4 @@
-"""An import that needs more memory than the step has: it dies in the step's cgroup, is said, and leaves nothing."""
+"""An import that exceeds the step's memory dies in the step's cgroup, is reported, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_an_import_that_exceeds_the_memory_of_the_step(lab: Lab, image: str) -> 
     assert done.stdout == ""
     assert "killed" in done.stderr
     assert "--mem" in done.stderr
-    assert "oom" in done.stderr.lower()  # Slurm's own count: the kernel has charged it to the step
+    assert "oom" in done.stderr.lower()  # Slurm's own count: the kernel has charged the step
     assert "Traceback" not in done.stderr
     assert_nothing_left(lab, "n1")
-    # The next one has the memory, and finds nothing in its way.
+    # The next step has enough memory, and no leftovers block it.
     assert before == lab.run(store, node="n1").stdout
     out = lab.run(["srun", "-w", "n1", "--mem=800M", image, "/zero"], check=False)
-    assert "Permission denied" in out.stderr  # in the container: the file is no program
+    assert "Permission denied" in out.stderr  # in the container: the file is not a program

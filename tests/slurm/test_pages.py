@@ -1,4 +1,4 @@
-"""Run the pages of docs/: each command, in its order, prints what stands below it."""
+"""Run the pages of docs/: each command, in order, prints the output below it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def debian(lab: Lab) -> None:
     debian_image.push(lab)
 
 
-# Words of the pages, with those that stand for them in the lab.
+# Names in the pages, and their replacements in the lab.
 PLACES = {
     "/usr/lib/penroot": LIBRARY,
     "/local/": "/var/tmp/",
@@ -57,7 +57,7 @@ def test_first_hour_for_users(lab: Lab, debian: None, home: None) -> None:
 
 @pytest.fixture
 def site(lab: Lab) -> Iterator[None]:
-    """The configuration of Slurm and of penroot is put back after the test."""
+    """Restore the configuration of Slurm and of penroot after the test."""
     plugin = Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf")
     line = plugin.read_text().strip()
     yield
@@ -90,7 +90,7 @@ def test_how_to_guide(lab: Lab, debian: None, home: None, page: str) -> None:
 def test_recording_shows_what_the_commands_print(lab: Lab, debian: None) -> None:
     """If this fails: .venv/bin/python -m tests.docs.recording."""
     assert [command for command, _ in recording.recorded()] == list(recording.COMMANDS)
-    recording.run(lab, recording.COMMANDS[0])  # it also shows a pull, if the image is not stored
+    recording.run(lab, recording.COMMANDS[0])  # the recording also shows a pull, if the image is not stored
     for command, lines in recording.recorded()[1:]:
         printed = [recording.steady(line) for line in recording.run(lab, command)]
         assert sorted(printed) == sorted(map(recording.steady, lines)), command

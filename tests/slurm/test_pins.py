@@ -1,4 +1,4 @@
-"""Images pinned for a job: what a tag was at submit it is for all steps and requeues; lock files do that for a team."""
+"""Images pinned for a job: all steps and requeues use a tag's digest at submit; lock files do the same for a team."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 
 class Tag:
-    """A tag that moves: ``image`` is how --container-image names it."""
+    """A tag that moves; ``image`` is its name for --container-image."""
 
     def __init__(self, registry: Server, shown: Faulty, repository: str) -> None:
         self._registry, self._repository = registry, f"pins/{repository}"
@@ -51,7 +51,7 @@ class Tag:
         self.move()
 
     def move(self) -> None:
-        """The tag becomes another image, in which the file /number has the next one."""
+        """Point the tag to a new image, whose file /number counts up."""
         self.number += 1
         made = numbered(self.number)
         self.digest = made.digest()
@@ -59,7 +59,7 @@ class Tag:
 
     @property
     def asked(self) -> list[str]:
-        """The methods of all requests for it by its tag."""
+        """Return the methods of all requests for the tag."""
         return [each.method for each in self.shown.seen if each.path.endswith(f"{self._repository}/manifests/a")]
 
 
@@ -69,18 +69,18 @@ def tag(registry: Server, shown: Faulty, request: pytest.FixtureRequest) -> Tag:
 
 
 def submit(lab: Lab, *words: str, script: str = SHOW, **where: Any) -> str:
-    """The id of a batch job on n1, whose output is in the file out."""
+    """Submit a batch job on n1 with its output in the file out, and return its id."""
     lab.run("cat > job.sh", input=f"#!/bin/sh\n{script}\n")
     return lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"], **where).stdout.strip()
 
 
 def show(lab: Lab, job: str) -> str:
-    """Its lines end with a space, which those of Slurm 26.05 do not."""
+    """Return the job's lines without the trailing space that Slurm printed before 26.05."""
     return lab.run(["scontrol", "show", "job", job]).stdout.replace(" \n", "\n")
 
 
 def slurm(lab: Lab) -> list[str]:
-    """Return the mounts with which srun works in a container."""
+    """Return the mounts that srun needs in a container."""
     with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
         plugin = file.read().split()[1]
     kind = sysconfig.get_config_var("MULTIARCH")
@@ -112,14 +112,14 @@ def test_a_requeue_has_it_too(lab: Lab, tag: Tag) -> None:
     tag.move()
     lab.run(["scontrol", "requeue", job], user="root")
     until(lambda: "PENDING" in show(lab, job), "it is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # else in two minutes
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # two minutes by default
     until(lambda: "restart 1 1\n" in lab.run("cat out").stdout, "it runs again", 250)
     assert output(lab, job) and tag.asked == ["HEAD"]
 
 
 @pytest.mark.parity("steps of the script with the same image")
 def test_steps_of_the_script_have_it(lab: Lab, tag: Tag) -> None:
-    """By its srun with the same image: it is in the container, as far as it needs Slurm there."""
+    """srun within the script's container uses the pinned digest for the same image."""
     step = f"/usr/bin/srun --overlap -n1 --container-image={tag.image} {SHOW}"
     mounts = f"--container-mounts={','.join(slurm(lab))}"
     job = submit(lab, "--hold", f"--container-image={tag.image}", mounts, script=f"echo $({SHOW}) $({step})")
@@ -145,7 +145,7 @@ def test_steps_of_a_host_script_have_pinned_images(lab: Lab, tag: Tag, way: str)
 def allocation(
     lab: Lab, script: str, *words: str, env: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A shell in an allocation, which has run as far as its ``read line``."""
+    """Start a shell in an allocation, and wait until it has reached ``read line``."""
     command = lab.popen(["salloc", "-Q", "-N2", *words, "sh", "-c", f"echo up; read line; {script}"], env=env)
     expect(command, "up")
     yield command
@@ -207,7 +207,7 @@ def test_latest_is_implied_and_docker_is_the_same(lab: Lab, registry: Server, sh
 
 @pytest.mark.parity("digests, squashfs files")
 def test_what_has_no_tag_costs_nothing_at_submit(lab: Lab, tag: Tag) -> None:
-    """An image by its digest, a file, and a job without any."""
+    """An image by digest, a file, and a job without any image."""
     by_digest = f"{tag.image.removesuffix(':a')}@{tag.digest}"
     srun(lab, f"--container-image={tag.image}", "--container-save=./a.sqsh", "true")
     before = len(tag.shown.seen)
@@ -240,7 +240,7 @@ def test_an_index_is_pinned_for_all_architectures(lab: Lab, registry: Server, sh
 
 @pytest.mark.parity("a registry that only nodes reach costs a warning")
 def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
-    """A submission does not fail for it, unless it was asked to pin."""
+    """The submission does not fail, unless it requests a pin."""
     words = (f"--container-image={tag.image}",)
     with lab.unreachable("ctl", "registry"):
         lab.run("cat > job.sh", input=f"#!/bin/sh\n{SHOW}\n")
@@ -309,7 +309,7 @@ def test_a_digest_that_is_gone_is_told_with_who_wants_it(lab: Lab, tag: Tag, reg
 
 @pytest.mark.parity("heterogeneous jobs have one digest")
 def test_a_heterogeneous_job_has_one_digest(lab: Lab, tag: Tag) -> None:
-    """sbatch comes to the plugin for each component."""
+    """sbatch calls the plugin for each component."""
     moved = meaning("a")(tag.move)
     tag.shown.faults.append(moved)
     words = ["salloc", "-Q", "-w", "n1", f"--container-image={tag.image}", ":", "-w", "n2"]
@@ -330,12 +330,12 @@ def test_forged_pin_runs_nothing_on_the_host(lab: Lab, tag: Tag, text: str) -> N
         assert "root:" not in done.stderr
 
 
-LOCK = "/tmp/team.lock"  # each node has a /tmp of its own: only where jobs are submitted is this one
+LOCK = "/tmp/team.lock"  # each node has its own /tmp: only the submit host has this file
 
 
 @pytest.fixture
 def lock(lab: Lab, tag: Tag) -> Iterator[str]:
-    """A lock file with the tag as it is now; then the tag moves."""
+    """Write a lock file with the tag's current digest; then move the tag."""
     lab.run(["penroot", "lock", LOCK, tag.image])
     tag.move()
     tag.shown.seen.clear()
@@ -357,7 +357,7 @@ def test_a_step_has_the_digest_of_the_lock_file(lab: Lab, tag: Tag, lock: str, e
 @pytest.mark.parity("PYXIS_CONTAINER_LOCK", "sbatch --container-lock")
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_a_batch_job_has_the_lock_file_as_it_was(lab: Lab, tag: Tag, lock: str, way: str) -> None:
-    """The script, which is on the host, and its steps, wherever it goes."""
+    """The script, which runs on the host, and its steps, on any node."""
     words = (lock,) if way == "option" else ()
     env = {} if words else {"PYXIS_CONTAINER_LOCK": LOCK}
     script = f"cd /tmp; srun --container-image={tag.image} {SHOW}; srun --container-image={tag.image}x true; echo $?"
@@ -422,7 +422,7 @@ def test_what_is_no_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
 
 @pytest.mark.parity("a lock file where nothing of penroot is at submit")
 def test_a_node_reads_it_where_nobody_has(lab: Lab, tag: Tag, lock: str) -> None:
-    """As of a job that comes by slurmrestd: its environment alone asks for it."""
+    """Like a job from slurmrestd: only its environment requests the lock file."""
     lab.run(f"cp {LOCK} team.lock")
     variables = f"--export=HOME,PYXIS_CONTAINER_IMAGE={tag.image},PYXIS_CONTAINER_LOCK"
     assert srun(lab, f"{variables}=team.lock", *SHOW.split()) == "1\n"
@@ -471,7 +471,7 @@ def test_the_comment_says_the_image(lab: Lab, tag: Tag) -> None:
 
 
 def test_the_comment_of_each_job_of_an_array(lab: Lab, tag: Tag) -> None:
-    """The id of one of them is that of the whole array, too."""
+    """Slurm gives the array's id to one of its jobs, too."""
     pinned = f"image={tag.image.replace('#', '/')}@{tag.digest}"
     with plugin_argument(lab, "show_image=yes"):
         words = ("--comment=mine", f"--container-image={tag.image}")
@@ -483,7 +483,7 @@ def test_the_comment_of_each_job_of_an_array(lab: Lab, tag: Tag) -> None:
 
 @pytest.mark.parity("the examples of docs/howto/pins.md")
 def test_the_examples_of_the_documentation(lab: Lab, tag: Tag) -> None:
-    """With an image that is here, and a program of that image."""
+    """With an image of the lab, and a program of that image."""
     block = re.search(r"```console\n(.*?)```", DOCS, re.S)
     assert block
     commands = [line.removeprefix("$ ").partition("  #")[0].strip() for line in block[1].splitlines()]

@@ -1,4 +1,4 @@
-"""The arguments of the plugin on a cluster, what the site's hooks see, and root where he keeps his privileges."""
+"""The plugin's arguments on a cluster, variables for the site's hooks, and root with its privileges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, re
 
 @pytest.fixture
 def plugin(lab: Lab) -> Iterator[str]:
-    """The line that loads the plugin; it is put back after the test."""
+    """Return the line that loads the plugin, and restore it after the test."""
     line = Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf").read_text().strip()
     yield line
     lab.install_plugin(line)
@@ -78,7 +78,7 @@ def test_what_has_no_effect_is_accepted(lab: Lab, plugin: str, yes: str) -> None
 
 @pytest.fixture
 def hook(lab: Lab) -> Iterator[None]:
-    """A hook of the site that puts into a container's environment what it sees of the job."""
+    """Install a site hook that copies the job's variables that it sees into a container's environment."""
     names = "PYXIS_RUNTIME_PATH PYXIS_VERSION SLURM_JOB_UID SLURM_JOB_GID SLURM_JOB_ID"
     script = f'#!/bin/sh\nfor n in {names}; do eval echo "SEEN_$n=\\$$n"; done >> "$ENROOT_ENVIRON"\n'
     place = Path(lab.root, "etc/enroot/hooks.d/50-seen.sh")

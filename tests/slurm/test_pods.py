@@ -20,10 +20,10 @@ VOLUMES = ("/etc", "/home", "/run", "/tmp", "/var/tmp", "/var/spool", "/var/log"
 
 @contextmanager
 def slurmd_in_pod(lab: Lab, *options: str, conf: Mapping[str, str] = {}) -> Iterator[None]:
-    """Let the slurmd of n1 run in a pod with the node's files and network, and other words in slurm.conf."""
-    gpus = [f"--device=tty{number}" for number in range(4)]  # as gres.conf of the lab has them
+    """Run the slurmd of n1 in a pod with the node's files and network, and with changes to slurm.conf."""
+    gpus = [f"--device=tty{number}" for number in range(4)]  # like the lab's gres.conf
     words = (*options, *gpus, "--host-network", *(f"--volume={place}" for place in VOLUMES), "--", "slurmd", "-D")
-    program = Path(lab.root, "home/pod.py")  # nodes have a /tmp of their own, where this checkout may be
+    program = Path(lab.root, "home/pod.py")  # nodes have their own /tmp, which may hide this checkout
     program.write_text(Path(pod.__file__).read_text())
     script = f'PYTHONPATH={LIBRARY} /usr/bin/python3 /home/pod.py "$@" &'
     before = Path(lab.root, "etc/slurm/slurm.conf").read_text()
@@ -55,13 +55,13 @@ def test_steps_of_a_privileged_pod(lab: Lab) -> None:
         assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"
 
 
-# With neither CAP_SYS_ADMIN, CAP_SYS_NICE nor control groups to write to.
+# With neither CAP_SYS_ADMIN, CAP_SYS_NICE nor writable cgroups.
 ORDINARY = {"proctrack/cgroup": "proctrack/linuxproc", "task/affinity,task/cgroup": "task/none"}
 
 
 @pytest.mark.parity("steps of a slurmd in a pod without CAP_SYS_ADMIN")
 def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
-    """Its root has no CAP_SYS_ADMIN, its control groups are read-only, and it has no /dev/fuse."""
+    """Root of the pod has no CAP_SYS_ADMIN, read-only cgroups, and no /dev/fuse."""
     with slurmd_in_pod(lab, conf=ORDINARY):
         assert srun(lab, "grep", "CapBnd", "/proc/self/status").split()[1] == "00000000a80425fb"
         assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"

@@ -14,12 +14,12 @@ from tests.slurm.steps import IMAGE, assert_nothing_left, end, expect, sbatch, s
 from tests.waiting import until
 
 TMP = "--container-mounts=/tmp"
-X11_PORTS = 6000  # X11_TCP_PORT_OFFSET of Slurm: that of display 0
+X11_PORTS = 6000  # X11_TCP_PORT_OFFSET of Slurm: display 0's port
 
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Iterator[Lab]:
-    """A node on which each job has its own /tmp, and --x11."""
+    """Yield a node on which each job has its own /tmp, and --x11."""
     private = Lab(lab.root + "-private")
     lines = ("JobContainerType=job_container/tmpfs", "PrologFlags=Contain,X11")
     private.up(nodes=1, prefix=PREFIX, slurm_conf=lines)

@@ -35,14 +35,14 @@ def front(lab: Lab, registry: Server, *faults: Fault) -> Iterator[Faulty]:
 
 @pytest.fixture
 def blobs(lab: Lab, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """The setting for a directory that nodes share."""
+    """Return the setting for a directory that nodes share."""
     where: Lab = request.getfixturevalue("four") if "four" in request.fixturenames else lab
     yield {"ENROOT_SHARED_BLOBS": f"/home/alice/{BLOBS}"}
     where.run(["rm", "-rf", BLOBS])
 
 
 def empty_stores(lab: Lab) -> None:
-    """Remove what nodes have: images of other tests have some layers in common with those of this one."""
+    """Empty the nodes' stores: images of other tests share some layers with these."""
     for node in lab.nodes:
         lab.run(["rm", "-rf", STORE], user="root", node=node)
 
@@ -52,7 +52,7 @@ def numbered(number: int) -> Image:
 
 
 def layout(lab: Lab, image: Image, name: str) -> None:
-    """An OCI layout in alice's home, for all nodes."""
+    """Create an OCI layout in alice's home, for all nodes."""
     place = Path(lab.root, "home/alice", name)
     index = images.index([(image, {"os": "linux", "architecture": image.architecture})])
     images.write_layout(place, (image.config(), image.manifest(), *(layer.blob for layer in image.layers)), index)
@@ -81,7 +81,7 @@ def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
 
 
 def meaning(step: str) -> Callable[[Callable[[], object]], Fault]:
-    """A fault that is none: what it calls happens right after a request for the tag ``step``."""
+    """Return a fault without an error: it calls a function right after a request for the tag ``step``."""
 
     def then(happens: Callable[[], object]) -> Fault:
         def change(body: bytes) -> bytes:
@@ -107,7 +107,7 @@ def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -
         image = f"--container-image={shown.host}#test/moves:a"
         assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "1\n1\n"
         asked = [(each.method, each.path) for each in shown.seen if each.path.endswith("/manifests/a")]
-        assert asked == [("HEAD", "/v2/test/moves/manifests/a")]  # once, and by nobody but srun
+        assert asked == [("HEAD", "/v2/test/moves/manifests/a")]  # once, and only by srun
         assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "2\n2\n"
         before = len(shown.seen)
         script = "echo $(cat /number; env | grep -c RESOLVED)"
@@ -130,7 +130,7 @@ def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, regist
         shown.faults.append(meaning("a")(move))
         done = lab.run(["srun", "-N2", image, "cat", "/number"], check=False)
         assert done.returncode != 0
-        assert done.stdout == "3\n"  # n1 has it
+        assert done.stdout == "3\n"  # n1 has the image
         said = next(line for line in done.stderr.splitlines() if "resolved it to" in line)
         assert old.digest() in said
         assert new.digest() in said
@@ -151,7 +151,7 @@ def test_network_that_is_slow_is_not_one_that_stalls(lab: Lab, registry: Server)
     registry.pusher.image("test/slow", "a", images.busybox(entry("fill", os.urandom(1 << 20))))
     with contextlib.ExitStack() as slow, front(lab, registry) as shown:
         try:
-            slow.enter_context(lab.slowed("n1", 2_000_000))  # bits a second: 4 s for that layer
+            slow.enter_context(lab.slowed("n1", 2_000_000))  # bits a second: 4 s for the layer
         except FileNotFoundError:
             require(False, "this kernel has no tc-tbf(8)")
         began = time.monotonic()
@@ -197,7 +197,7 @@ def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if "pyxis: " in line and "importing" not in line]
     assert said[0] == f"srun: error: pyxis: failed to import docker image: {image}: {why} (--container-image)"
-    assert len(said) == 2  # and a hint
+    assert len(said) == 2  # followed by a hint
     assert_nothing_left(lab)
 
 
@@ -221,7 +221,7 @@ def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> No
             refusal.times = 0
         return body
 
-    # srun asks with HEAD and with GET, and each time what tags there are instead.
+    # srun asks with HEAD and with GET, and lists the existing tags after each.
     tags = Fault("/tags/list", times=2, change=over)
     with front(lab, registry, refusal, tags) as shown:
         done = lab.run(["srun", "-N2", f"--container-image={shown.host}#test/mirrored:a", "cat", "/number"])
@@ -327,11 +327,11 @@ def test_steps_from_a_store_of_squashfs_files(lab: Lab, registry: Server) -> Non
 
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
-    """A store that nodes share: none sees the others' mounts, but each its leases."""
+    """In a store that nodes share, a node sees the others' leases, but not their mounts."""
     registry.pusher.image("test/lease", "a", numbered(9))
     store = "/home/alice/store"
     env = {"ENROOT_CACHE_PATH": store}
-    lab.run(["mkdir", "-m", "700", "-p", store + "/leases"])  # as on a network file system
+    lab.run(["mkdir", "-m", "700", "-p", store + "/leases"])  # as if on a network file system
     try:
         with front(lab, registry) as shown:
             command = [
@@ -359,12 +359,12 @@ def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
 
 
 def test_steps_that_import_an_image_at_once_run_at_once(lab: Lab, registry: Server) -> None:
-    """Each waits for the others to be in their containers, as the ranks of two jobs on the same nodes do."""
+    """Each step waits until the others are in their containers, like ranks of two jobs on the same nodes."""
     registry.pusher.image("test/together", "a", numbered(20))
     script = "touch /meet/$0; until [ -e /meet/a -a -e /meet/b -a -e /meet/c ]; do sleep 0.1; done"
 
     def when_two_wait(body: bytes) -> bytes:
-        """The first blob, once two others wait for who fetches it: proc_locks(5)."""
+        """Delay the first blob until two processes wait for its lock: proc_locks(5)."""
         until(lambda: lab.run("grep -e '-> FLOCK' /proc/locks; :", node="n1").stdout.count("\n") == 2, "two wait")
         return body
 

@@ -1,4 +1,4 @@
-"""--container-save: the file is there when srun returns, whole, or not at all."""
+"""--container-save: after srun has returned, the file is complete or absent."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
             in done.stderr
         )
         assert "spank" not in done.stderr  # no line of Slurm's own
-        assert done.returncode == 1  # of the last task, which has tried to save
+        assert done.returncode == 1  # from the last task, which has tried to save
     finally:
         lab.run("rm -rf late")
 

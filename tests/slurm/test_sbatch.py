@@ -29,7 +29,7 @@ def batch(lab: Lab, body: str, *options: str) -> str:
 
 @pytest.fixture
 def plugin(lab: Lab) -> Iterator[str]:
-    """The line that loads the plugin; it is put back after the test."""
+    """Return the line that loads the plugin, and restore it after the test."""
     with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
         line = file.read().strip()
     yield line
@@ -43,7 +43,7 @@ def test_the_script_runs_in_the_container(lab: Lab) -> None:
 
 @pytest.mark.parity("sbatch: the script runs in the container")
 def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
-    # Slurm tells the plugin how many tasks the job has, not that its script is one process.
+    # Slurm tells the plugin the number of the job's tasks, not that its script is one process.
     out = batch(lab, "echo $IMAGE_NAME", IMAGE, "-w", "n1,n2", "-n2")
     assert out.splitlines()[-1] == "minimal"
     assert "srun" not in out
@@ -51,7 +51,7 @@ def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
 
 @pytest.mark.parity("sbatch: #SBATCH")
 def test_options_in_the_script_itself(lab: Lab) -> None:
-    # Slurm takes a plain # for the beginning of a comment.
+    # For Slurm a plain # begins a comment.
     escaped = MINIMAL.replace("#", r"\#")
     assert "minimal" in batch(lab, f"#SBATCH --container-image={escaped}\necho $IMAGE_NAME")
 
@@ -62,7 +62,7 @@ def test_options_reach_the_script_whatever_is_exported(lab: Lab, export: str) ->
     mount = "--container-mounts=./job.sh:/job"
     out = batch(lab, "echo $IMAGE_NAME $(cat /job); env", f"--export={export}", IMAGE, mount)
     assert "minimal #!/bin/sh" in out
-    # The steps of the script use the digest that the tag had at submit.
+    # The steps of the script use the tag's digest at submit.
     assert [line.partition("=")[0] for line in out.splitlines() if "PYXIS" in line] == ["PYXIS_PINNED"]
 
 
@@ -140,7 +140,7 @@ NAME = "--container-name=joined"
 @pytest.mark.parametrize("user", ["alice", "root"])
 @pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
 def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ...], user: str) -> None:
-    """slurmstepd executes the script by its path, which another job's container does not have."""
+    """slurmstepd executes the script by its path, which does not exist in another job's container."""
     show = "echo up; read line; grep -c slurm_script /proc/self/mountinfo"
     step = lab.popen(["srun", *ON_N1, IMAGE, NAME, *options, *sh(show)], user=user)
     try:
@@ -162,7 +162,7 @@ def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ..
 
 @pytest.mark.parity("sbatch: the script of a job that joins a running container")
 def test_two_batch_jobs_with_one_new_name_both_run(lab: Lab) -> None:
-    """The job that made the container ends first; the other one goes on in it."""
+    """The job that made the container ends first; the other one keeps using it."""
     body = "echo begun $1; while ! test -e ~/go$1; do sleep 0.1; done; echo ended $1"
     lab.run("cat > job.sh", input=f"#!/bin/sh\n{body}\n")
     options = ("--parsable", "-n1", "-w", "n1", IMAGE, NAME, "--container-mount-home")

@@ -1,4 +1,4 @@
-"""A squashfs file that only srun's host has comes to the nodes of a step."""
+"""A squashfs file on srun's host is sent to the nodes of a step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.slurm.test_pull import STORE
 from tests.slurm.test_swarm import NODES
 from tests.waiting import until
 
-HERE = "/var/tmp/sent"  # on each node another directory
+HERE = "/var/tmp/sent"  # a different directory on each node
 SIZE = 6_000_000  # bytes that compress badly
 
 
 def make(lab: Lab, node: str, name: str) -> None:
-    """An image in a file of this name, which says it."""
+    """Make an image in a file of this name, with the name inside."""
     script = f"""set -e; mkdir -p {HERE}; cd {HERE}
         penroot import -o base.sqsh docker://registry:5000#minimal:1
         penroot create --name base base.sqsh
@@ -33,7 +33,7 @@ def make(lab: Lab, node: str, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def made(four: Lab) -> Iterator[Lab]:
-    """x.sqsh on srun's host alone."""
+    """Return x.sqsh, which only srun's host has."""
     make(four, "ctl", "x")
     yield four
     four.run(["rm", "-rf", HERE])
@@ -41,7 +41,7 @@ def made(four: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(made: Lab) -> Iterator[None]:
-    """No test finds in a store what another one has brought there."""
+    """Remove the sent files from the stores before the next test."""
     yield
     for node in NODES:
         made.run("penroot list | xargs -r penroot remove -f; penroot cache prune", node=node)
@@ -71,7 +71,7 @@ def test_a_file_of_srun_s_host(made: Lab) -> None:
     assert re.search(rf"^pyxis: bcast:{HERE}/x.sqsh: [0-9.]+ MB on 4 nodes in [0-9.]+ s$", done.stderr, re.MULTILINE)
     for node in NODES:
         assert f"bcast:{HERE}/x.sqsh" in made.run(["penroot", "cache", "list"], node=node).stdout
-    # It is stored on all: not a byte is sent, by whatever name.
+    # All nodes have stored the file: not a byte is sent, under any name.
     made.run(["ln", "-f", f"{HERE}/x.sqsh", f"{HERE}/z.sqsh"])
     with contextlib.ExitStack() as slow:
         slow.enter_context(made.slowed("ctl", 1_000_000))
@@ -90,7 +90,7 @@ def test_one_node_alone(made: Lab) -> None:
 
 @pytest.mark.parity("--container-image: bcast:FILE of srun's host")
 def test_in_a_batch_script_and_after_salloc(made: Lab) -> None:
-    """There srun runs on the first node, and here it runs where salloc does."""
+    """In a batch script srun runs on the first node; with salloc it runs on salloc's host."""
     script = f"#!/bin/sh\nsrun --container-image=bcast:{HERE}/y.sqsh cat /name\n"
     script += f"srun -N1 --container-image=bcast:{HERE}/y.sqsh cat /name\n"
     make(made, "n1", "y")
@@ -168,7 +168,7 @@ def test_srun_s_host_listens_within_its_range(made: Lab) -> None:
 
 
 def test_srun_that_is_killed(made: Lab) -> None:
-    """Nothing is left on the nodes, and nobody listens any more."""
+    """Nothing is left on the nodes, and nothing listens any more."""
     with made.slowed("ctl", 8_000_000):
         running = made.popen(step(4, "true"))
         begun = f"head -c 4 {STORE}/tmp/images-*/image.sqsh | grep -q hsqs"

@@ -19,7 +19,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def image(lab: Lab) -> Iterator[str]:
-    """A squashfs image whose files belong to several users."""
+    """Return a squashfs image whose files belong to several users."""
     srun(lab, IMAGE, "--container-save=saved.sqsh", "true")
     lab.run("unsquashfs -quiet -no-progress -dest tree saved.sqsh && chmod -R u+rwX tree")
     lab.run("mksquashfs tree own.sqsh -quiet -no-progress -p '/etc m 755 7 8'")
@@ -51,7 +51,7 @@ def test_step_says_nothing_of_squashfuse_that_ended(lab: Lab, image: str) -> Non
 
 
 def test_containers_of_a_step_share_a_server(lab: Lab, image: str) -> None:
-    """They are of two tasks. Those of another step have another server, which does not end with the first step."""
+    """Containers of two tasks. Another step has its own server, which outlives the first step."""
     start = f"{PREFIX}/bin/penroot start ./own.sqsh sh -c 'echo up; read line; /bin/ls /bin > /dev/null && echo read'"
     steps = []
     try:

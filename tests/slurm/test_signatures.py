@@ -1,4 +1,4 @@
-"""Images that the site wants signed: srun refuses others before they are queued, and each node verifies them too."""
+"""Images that must be signed: srun refuses others before they are queued, and each node verifies them too."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_nodes_get_signatures_from_srun(lab: Lab, registry: Server) -> None:
         option = f"--container-image={shown.host}#test/signed:1"
         assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout.split() == ["11"]
         asked = shown.asked(".sig")
-        assert asked == 2  # by srun as it is submitted, and by its tracker: by no node
+        assert asked == 2  # by srun at submit, and by its tracker: by no node
         shown.seen.clear()
         assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout == "11"
-        assert shown.asked(".sig") == 1  # by srun: the nodes have it in their stores
+        assert shown.asked(".sig") == 1  # by srun: the nodes have the signature in their stores
 
 
 @pytest.mark.parity("srun, sbatch: refused before anything is queued")
@@ -82,7 +82,7 @@ def test_what_is_not_signed_is_refused_before_it_is_queued(lab: Lab, registry: S
 
 @pytest.mark.parametrize("way", ["lock", "pin"])
 def test_of_a_tag_that_is_pinned_the_digest_has_to_be_signed(lab: Lab, registry: Server, way: str) -> None:
-    """Not what the tag is by now."""
+    """Not the tag's current image."""
     with front(lab, registry) as shown:
         name = f"{shown.host}#test/{way}:1"
         option = f"--container-image={name}"
@@ -102,7 +102,7 @@ def test_of_a_tag_that_is_pinned_the_digest_has_to_be_signed(lab: Lab, registry:
         unsigned = image(registry, way, 6)
         assert srun(lab, "--container-lock=my.lock", option, "cat", "/number") == "5"
         assert "it has no signature" in refused(lab, option, "true")
-        # And the other way round.
+        # The reverse: a signed tag, pinned to an unsigned digest.
         lab.run(["penroot", "lock", "my.lock", name])
         sign(registry.pusher, f"test/{way}", image(registry, way, 5), SIGNER, f"{shown.host}/test/{way}")
         said = refused(lab, "--container-lock=my.lock", option, "true")
@@ -158,7 +158,7 @@ def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
 
 @pytest.mark.parity("srun, sbatch: refused before anything is queued")
 def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> None:
-    """Return whether the site has one or not."""
+    """Even without a policy of the site."""
     lab.run("mkdir -p .config/enroot; cat > .config/enroot/policy.json", input=json.dumps({"default": [REJECT]}))
     try:
         os.unlink(f"{lab.root}{POLICY}")

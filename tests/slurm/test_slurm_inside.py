@@ -1,4 +1,4 @@
-"""--container-slurm: srun, sbatch, squeue and their like of the node, in images that have none of it."""
+"""--container-slurm: the node's srun, sbatch, squeue and similar, in images without them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun
 
 HERE = "/run/penroot/slurm"
-STEP = "srun --overlap --mem=50 --chdir=/"  # of the job around it
+STEP = "srun --overlap --mem=50 --chdir=/"  # inherited from a surrounding job
 INSIDE = "test -e /etc/lab-release && echo container || echo host"
 
 
 @pytest.fixture(scope="module")
 def debian() -> str:
-    """Another release of Debian, as an option."""
+    """Return the option for an image of another Debian release."""
     return f"--container-image={otherimages.debian()}"
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[pathlib.Path]:
-    """A directory that all nodes see and users can read."""
+    """Return a directory that all nodes see and users can read."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-inside-", dir="/srv"))
     path.chmod(0o755)
     yield path
@@ -77,7 +77,7 @@ def test_an_image_of_another_release_asks_slurm(lab: Lab, debian: str) -> None:
 
 @pytest.mark.parity("srun inside: steps on nodes and in containers")
 def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str) -> None:
-    """As they are from outside: one on the node where no container is asked for, each of the others in its own."""
+    """As from outside: a step without a container runs on the node, each other step in its own container."""
     both = f"{STEP} -N2 -n2"
     script = (
         f"test $SLURM_PROCID = 0 || exit 0; {both} sh -c 'hostname; {INSIDE}'; "
@@ -85,7 +85,7 @@ def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str)
     )
     done = lab.run(["srun", "-N2", "-n2", debian, "--container-slurm", *sh(script)])
     assert sorted(done.stdout.split()) == sorted("n1 n2 host host n1 n2 container container minimal minimal".split())
-    # srun in the container resolves the tag for both nodes, by the settings of the node.
+    # srun in the container resolves the tag for both nodes, with the settings of the node.
     assert "could not resolve" not in done.stderr, done.stderr
 
 
@@ -120,14 +120,14 @@ def test_a_job_is_cancelled_and_files_are_sent_from_inside(lab: Lab, debian: str
 
 @pytest.mark.parity("in an image of musl and busybox, without /etc/passwd")
 def test_musl_and_busybox(lab: Lab, musl: str) -> None:
-    """Without /etc/passwd, glibc or a loader of it."""
+    """Without /etc/passwd, glibc or glibc's loader."""
     script = f"hello; squeue -h -j $SLURM_JOB_ID -o %u; {STEP} hostname; {STEP} {IMAGE} sh -c '{INSIDE}'"
     assert inside(lab, musl, script) == "hello of musl\nalice\nn1\ncontainer\n"
 
 
 @pytest.mark.parity("penroot-slurm")
 def test_nothing_of_it_reaches_other_programs(lab: Lab, debian: str) -> None:
-    """Nor do libraries that the image or the user names reach Slurm's; the job has these variables as they were."""
+    """Nor do the image's or the user's libraries reach Slurm's programs; the job keeps its own variables."""
     preload = "/usr/lib/x86_64-linux-gnu/libm.so.6"
     script = (
         "ls $LD_LIBRARY_PATH > /dev/null; ldd /bin/ls | grep -c penroot; env | grep -c '^LD_'; "
@@ -143,7 +143,7 @@ def test_nothing_of_it_reaches_other_programs(lab: Lab, debian: str) -> None:
 
 @pytest.mark.parity("nothing of an image is replaced")
 def test_nothing_of_the_image_is_replaced(lab: Lab, place: pathlib.Path) -> None:
-    """An image with a Slurm of its own keeps all of that."""
+    """An image with its own Slurm keeps all of its files."""
     where = place / "own"
     where.mkdir()
     make = (
@@ -198,7 +198,7 @@ def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writa
         assert srun(lab, "--container-name=runs", *sh("command -v squeue; true")) == ""
     finally:
         _, err = end(step)
-    assert "squeue: not found" in err  # the PATH of the first step is its own
+    assert "squeue: not found" in err  # the first step keeps its own PATH
     clear(lab)
 
 
@@ -210,7 +210,7 @@ def test_root_in_it_is_told_that_srun_fails(lab: Lab) -> None:
 
 
 def privately(lab: Lab, change: str, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on n1 where root has changed something for it alone; /etc/slurm is a copy."""
+    """Run a command on n1 with a change by root that only this command sees; /etc/slurm is a copy."""
     copy = "mount -t tmpfs none /mnt && cp -a /etc/slurm/. /mnt && mount --bind /mnt /etc/slurm"
     words = ["unshare", "--mount", "bash", "-c", f"{copy} && {change} && {command}"]
     return lab.run(words, node="n1", user="root", check=False, env={"HOME": "/home/alice", "USER": "alice"})
@@ -277,7 +277,7 @@ with socket.socket(socket.AF_UNIX) as daemon:
 
 @pytest.mark.parity("Slurm's own authentication")
 def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, place: pathlib.Path) -> None:
-    """Programs get the path of the socket of sackd or slurmd. Slurm 22.05 has no such plugin, so env(1) checks."""
+    """Programs get the path of sackd's or slurmd's socket. Slurm 22.05 has no such plugin, so env(1) checks."""
     (place / "sack.py").write_text(SACK)
     change = (
         "sed -i 's/^AuthType=.*/AuthType=auth\\/slurm/' /etc/slurm/slurm.conf && mount -t tmpfs none /run && "
@@ -294,7 +294,7 @@ def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, place: p
 
 @pytest.mark.parametrize("theirs", ["", "munge:x:77:77::/:/bin/sh"], ids=["none", "another"])
 def test_slurms_user_has_his_number_in_any_image(lab: Lab, place: pathlib.Path, theirs: str) -> None:
-    """Without an entry for it no program of Slurm begins; an image may have another user of that name."""
+    """Slurm's programs fail without an entry for SlurmUser; the image may have another user of that name."""
     where = pathlib.Path(tempfile.mkdtemp(dir=place))
     where.chmod(0o755)
     image = otherimages.musl(where, f"echo '{theirs}' > etc/passwd")
@@ -328,7 +328,7 @@ def test_links_of_an_image_are_not_followed(lab: Lab, place: pathlib.Path, make:
 @pytest.mark.parity("slurm.conf stays as closed as it is")
 @pytest.mark.security("I7")
 def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
-    """Files beside slurm.conf that programs do not need stay outside. Files that only root reads are never inside."""
+    """Unneeded files beside slurm.conf stay outside. Files that only root can read are never inside."""
     etc = pathlib.Path(lab.root, "etc/slurm")
     for name in ("slurmdbd.conf", "jwt_hs256.key", "slurm.key", "private.conf"):
         (etc / name).write_text("secret\n")
@@ -336,7 +336,7 @@ def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
     try:
         files = inside(lab, debian, f"cd {HERE}/etc && find . ! -path './enroot/*'").split()
         assert sorted(files) == [".", "./authorities.pem", "./enroot", "./plugstack.conf", "./slurm.conf"]
-        # Root reads all of it, and its copy of a private file is closed to other users.
+        # Root reads every file, but its copy of a private file is closed to other users.
         start = f"penroot start --slurm {debian.partition('=')[2]}"
         show = f"sh -c 'cd {HERE}/etc; stat -c %a slurm.conf; cat slurm.conf; ls'"
         change = (

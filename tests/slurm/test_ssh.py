@@ -1,4 +1,4 @@
-"""ssh from a laptop into the container of a running job, with OpenSSH's own client and a login node between."""
+"""ssh from a laptop into the container of a running job, with OpenSSH's own client and a login node in between."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, assert_nothing_left, next_line, on_node, sh
 from tests.waiting import until
 
-LAPTOP = "registry"  # a machine of the lab that is no part of the cluster
-WHO = "bob"  # the user there; the one of the cluster is alice
+LAPTOP = "registry"  # a machine of the lab outside of the cluster
+WHO = "bob"  # the user there; the cluster's user is alice
 PORT = 2222
 DOCS = (pathlib.Path(__file__).parents[2] / "docs/howto/ssh.md").read_text()
 SSHD = f"""\
@@ -50,7 +50,7 @@ PROXY = "[s]sh-proxy"
 
 @dataclass
 class Laptop:
-    """The host of the ssh client: without Slurm, penroot, and a home that the cluster sees."""
+    """The host of the ssh client: without Slurm, penroot, or the cluster's home."""
 
     lab: Lab
 
@@ -73,7 +73,7 @@ class Laptop:
 
 @pytest.fixture(scope="module")
 def laptop(lab: Lab) -> Iterator[Laptop]:
-    """Its ~/.ssh/config is what the documentation has the user write."""
+    """Return the laptop, with the ~/.ssh/config of the documentation."""
     keygen = "ssh-keygen -q -t ed25519 -N ''"
     made = f"mkdir -m 700 login && {keygen} -f login/host && {keygen} -f login/user && cat > login/sshd_config"
     lab.run(made, input=SSHD)
@@ -104,7 +104,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 def job(
     lab: Lab, *options: str, command: Sequence[str] = sh("echo up $SLURM_JOB_ID; exec sleep 1000"), user: str = "alice"
 ) -> Iterator[str]:
-    """The number of a job with one step, which runs until the block ends."""
+    """Run a job with one step until the block ends. Yield its number."""
     step = lab.popen(["srun", "-w", "n1", "--mem=500", *options, *command], user=user)
     up, _, number = next_line(step).strip().partition(" ")
     assert up == "up", step.communicate()
@@ -117,7 +117,7 @@ def job(
 
 @contextmanager
 def connected(laptop: Laptop, host: str, *options: str) -> Iterator[None]:
-    """Let all ssh to ``host`` share one connection while this lasts."""
+    """Let all ssh to ``host`` share one connection while the block runs."""
     first = laptop.popen("ssh", "-M", *options, host, "echo up; exec cat")
     assert next_line(first) == "up\n", first.communicate()
     try:
@@ -141,7 +141,7 @@ def test_a_command_runs_in_the_container(lab: Lab, laptop: Laptop) -> None:
 def test_status_signal_input_and_errors(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
-        text = "word\n" * 1_000_000  # more than a pipe holds, and a channel
+        text = "word\n" * 1_000_000  # more than a pipe and a channel hold
         done = laptop.run("ssh", host, "sleep 1; cat; echo oops >&2; exit 7", input=text, check=False)
         assert (done.returncode, done.stderr, done.stdout == text) == (7, "oops\n", True)
         assert laptop.run("ssh", host, "kill -TERM $$", check=False).returncode == 255
@@ -151,7 +151,7 @@ def test_status_signal_input_and_errors(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("shells, commands")
 def test_a_terminal(lab: Lab, laptop: Laptop) -> None:
-    """script(1) is the user's terminal; stty in it changes the window that ssh tells of."""
+    """script(1) is the user's terminal; stty changes the window size that ssh sends."""
     with job(lab, IMAGE) as number:
         typed = f"stty rows 33 cols 77; ssh {number}.cluster"
         step = laptop.popen("script", "-qfc", typed, "/dev/null")
@@ -171,7 +171,7 @@ def test_a_terminal(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("sftp, scp")
 def test_files(lab: Lab, laptop: Laptop) -> None:
-    """By sftp(1) and scp(1), which ask the server's own sftp, and rsync(1), which runs itself in the container."""
+    """sftp(1) and scp(1) use the server's own sftp, rsync(1) runs itself in the container."""
     laptop.run("sh", "-c", "rm -rf tree && mkdir -p tree/sub && head -c 3000000 /dev/urandom > tree/sub/data")
     with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number, connected(laptop, host := f"{number}.cluster"):
         laptop.run("scp", "-rq", "tree", f"{host}:/tmp/copy")
@@ -253,7 +253,7 @@ def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("what VS Code's Remote-SSH does")
 def test_what_an_editor_does(lab: Lab, laptop: Laptop) -> None:
-    """VS Code's way: bash over ssh -T with a SOCKS port, a script on its stdin, and a server that the script leaves."""
+    """VS Code's way: bash over ssh -T with a SOCKS port, a script on its stdin, and a server that the script starts."""
     script = HTTPD.format("127.0.0.1:8890").replace("exec", "nohup") + " > /tmp/log 2>&1 < /dev/null & echo ready\n"
     with job(lab, IMAGE) as number:
         editor = laptop.popen("ssh", "-T", "-D", "8005", f"{number}.cluster", "bash")
@@ -280,7 +280,7 @@ def test_the_limits_of_the_job_hold(lab: Lab, laptop: Laptop) -> None:
 
 
 def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop) -> None:
-    """The user may have no more processes on the node; what came before goes on."""
+    """The user has no processes left on the node; earlier sessions go on."""
     with job(lab, IMAGE) as number:
         shared = ("-o", "ControlPath=/tmp/control", f"{number}.cluster")
         first = laptop.popen("ssh", "-M", *shared, "echo here; exec cat")
@@ -311,7 +311,7 @@ def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) ->
 
 
 def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Laptop) -> None:
-    """A program in a container with /run/pyxis changes the user's notes: they name another directory."""
+    """A program in a container with /run/pyxis changes the user's notes to name another directory."""
     with job(lab, IMAGE) as number:
         laptop.ssh(f"{number}.cluster", "true")
         # The connection outlives the client, and removes the keys of ended jobs.
@@ -343,7 +343,7 @@ def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
         unknown = ("-F", "none", "-i", "~/.ssh/login", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no")
         refused = laptop.run("ssh", *unknown, "-o", proxy, host, "echo in", check=False)
         assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
-        # A server with another key: the one of the job is exchanged after the laptop has asked for it.
+        # A server with another key: the job's is replaced after the laptop has requested it.
         lab.run(f"cd .config/enroot/ssh/lab.{number}; cp host kept; cp /home/alice/login/host host")
         hidden = ("ssh", "-F", "/tmp/config", host, "echo in")
         laptop.run("sh", "-c", "sed 's/exec \".*\"//' ~/.ssh/config > /tmp/config")
@@ -448,7 +448,7 @@ def test_another_suffix(lab: Lab, laptop: Laptop) -> None:
 @pytest.mark.parity("an image reaches neither the keys nor the server")
 @pytest.mark.security("I11")
 def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> None:
-    """Root of the container looks at the processes beside it; files are where Python would import from."""
+    """Root of the container inspects neighbouring processes; planted files lie in Python's import path."""
     evil = "import os; open('/tmp/imported', 'w')"
     places = f"{LIBRARY} {os.path.dirname(os.__file__)}"
     write = f'for m in pwd grp encodings ssl this; do echo "{evil}" > $d/$m.py; done'
@@ -469,9 +469,9 @@ def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> N
 
 @pytest.mark.parity("the examples of docs/howto/ssh.md")
 def test_the_examples_of_the_documentation(lab: Lab, laptop: Laptop) -> None:
-    """Each line of the console; what goes on is ended, and what stands for something else is replaced."""
+    """Run each line of the console; end lines that keep running, and replace placeholders."""
     first, *examples = re.findall(r"^\$ (.*?)(?: +#.*)?$", DOCS, re.M)
-    assert first == "ssh login /opt/penroot/bin/penroot ssh-config login >> ~/.ssh/config"  # as the fixture does
+    assert first == "ssh login /opt/penroot/bin/penroot ssh-config login >> ~/.ssh/config"  # like the fixture
     command = sh("echo up $SLURM_JOB_ID; " + HTTPD.format("8888"))
     laptop.run("sh", "-c", "mkdir -p code && touch code/train.py results.txt")
     with job(lab, IMAGE, "--container-mounts=/usr:/usr", command=command) as number:

@@ -16,7 +16,7 @@ MPI = "registry:5000#mpi:1"
 
 @pytest.fixture(autouse=True)
 def nothing_left(lab: Lab) -> Iterator[None]:
-    """The jobs of a test leave nothing on any node. A test removes its named containers."""
+    """Check that a test's jobs leave nothing on any node. The test removes its named containers."""
     yield
     assert_nothing_left(lab)
 
@@ -40,7 +40,7 @@ def test_pmix_files_and_variables(lab: Lab) -> None:
     script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_SECURITY_MODE'
     out = srun(lab, "-n2", "--mpi=pmix", image(), "bash", "-c", script)
     assert sorted(out.splitlines()) == ["0 native", "1 native"]  # the image has no MUNGE
-    # A list of modules would be one of Slurm's PMIx, not of the image's: only what every PMIx has.
+    # A list of modules would be of Slurm's PMIx, not of the image's: only modules that every PMIx has.
     out = srun(lab, "-n2", "--mpi=pmix", "--container-image=registry:5000#mpi:1", "sh", "-c", "echo =$PMIX_MCA_gds")
     assert set(out.split()) <= {"=", "=hash"}
 
@@ -65,7 +65,7 @@ def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
     "ranks share a user namespace", "--container-image: a reference to a registry", "one set-up for the tasks of a node"
 )
 def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
-    # All alive at once: the kernel gives a number out again when its namespace is gone.
+    # All alive at once: the kernel reuses the number of a namespace that has ended.
     script = "echo $(for n in user mnt cgroup; do readlink /proc/self/ns/$n; done); read line"
     for nodes, tasks in ((1, 4), (2, 2)):
         step = lab.popen(["srun", f"-N{nodes}", f"-n{tasks}", "-l", image(), "sh", "-c", script])
@@ -172,7 +172,7 @@ def test_workdir(lab: Lab) -> None:
 
 @pytest.mark.parity("PWD and SHLVL are those of a shell in the container")
 def test_tasks_know_their_directory(lab: Lab) -> None:
-    """In PWD, which stayed that of the host; no shell is between, as one would mend it."""
+    """In PWD, which kept the host's directory. No shell is involved, which would correct it."""
     env = {"PWD": "/tmp", "SHLVL": "7"}
 
     def shown(*options: str) -> set[str]:
@@ -338,7 +338,7 @@ def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])
     time.sleep(seconds)
 
-    def cancelled() -> bool:  # the first time perhaps before there is a job
+    def cancelled() -> bool:  # the first attempt may precede the job
         lab.run(["scancel", "--user=alice"])
         return job.poll() is not None
 

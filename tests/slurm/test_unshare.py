@@ -1,4 +1,4 @@
-"""--container-unshare: namespaces of the container's own, furnished."""
+"""--container-unshare: the container's own namespaces, set up for use."""
 
 from __future__ import annotations
 

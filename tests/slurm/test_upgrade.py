@@ -1,7 +1,7 @@
 """Installations that are replaced while steps run: no step fails, and none has modules of two versions.
 
-Two builds differ by their version, which each module looks at when it is imported, and by the protocol between plugin
-and helper. They are put in use by what `make install` and packages call, in a cluster of its own.
+Two builds differ in their version, which each module checks when it is imported, and in the protocol between plugin and
+helper. The functions of `make install` and the packages activate them, in a separate cluster.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import HELPER, IMAGE, MINIMAL, sh
 from tests.waiting import until
 
-SITE = "/home/opt"  # all nodes see it, and no other lab
+SITE = "/home/opt"  # all nodes of this lab see the directory, and no other lab does
 LINK = f"{SITE}/lib/penroot"
 PLUGIN = f"{LINK}/spank_pyxis.so"
 BUILDS = {"2.0": 20, "2.1": 21}  # and the protocol of each
-STARTS = 3  # seconds that a version is kept at least, in place of a minute
-SRUN = ("srun", "--oversubscribe", "--mem=150")  # so that all of a wave run at once
+STARTS = 3  # seconds to keep a version at least, instead of a minute
+SRUN = ("srun", "--oversubscribe", "--mem=150")  # so that all steps of a wave run at once
 
 MARK = """
 import enroot_py as _whole
@@ -67,8 +67,8 @@ chmod 755 {SITE}/bin/penroot
 /usr/bin/python3 -c "from packages import library; library.archive_modules(library.Path('$new'))"
 run "$new" 'from enroot_py.base import packing; packing.write()'
 """
-# As in packages/scripts/packaged, but of copies that are compiled once: a file of two versions would be one that both
-# have open.
+# As in packages/scripts/packaged, but with copies that are compiled once: a file shared by two versions would count as
+# open in both.
 INSTALL = f"""{PYTHON}
 set -eu
 new=$(mktemp -d {SITE}/lib/penroot-versions/$1-XXXXXX)
@@ -80,7 +80,7 @@ run "$new" 'from enroot_py.base import versions; versions.use()'
 
 @pytest.fixture(scope="module")
 def site(lab: Lab) -> Iterator[Lab]:
-    """A cluster of one node, with an installation of its own."""
+    """Yield a cluster of one node, with its own installation."""
     more = Lab(lab.root + "-upgrade")
     more.up(nodes=1)
     for version, protocol in BUILDS.items():
@@ -98,7 +98,7 @@ def install(site: Lab, version: str) -> None:
 
 @contextmanager
 def replaced(site: Lab, rng: random.Random) -> Iterator[list[str]]:
-    """While this lasts, one build after the other is installed; which, is told."""
+    """Install the builds alternately while the block runs. Yield the list of installed builds."""
     installed: list[str] = []
     failures: list[BaseException] = []
     stop = threading.Event()
@@ -123,7 +123,7 @@ def replaced(site: Lab, rng: random.Random) -> Iterator[list[str]]:
 
 
 class Step:
-    """An srun whose tasks wait for a line, and the options of it that follow."""
+    """An srun with ``options`` whose tasks wait for a line."""
 
     def __init__(self, site: Lab, *options: str, tasks: int = 1) -> None:
         self.options = options
@@ -144,7 +144,7 @@ class Step:
 
 
 def wave(site: Lab, number: int, size: int) -> None:
-    """Run ``size`` steps of each kind, which live through restarts of slurmd and save; then steps of what was saved."""
+    """Run ``size`` steps of each kind, which outlive restarts of slurmd and save; then steps from the saved images."""
     steps, attached, files = [], [], []
     for each in range(size):
         name, file = f"--container-name=wave{number}-{each}", f"/home/alice/wave{number}-{each}.sqsh"
@@ -193,7 +193,7 @@ def test_steps_and_starts_go_on_while_it_is_replaced(site: Lab, rng: random.Rand
 
 
 def assert_only_used_ones_stay(site: Lab) -> None:
-    """A version that slurmd has mapped stays, and a version in use."""
+    """A version that slurmd has mapped stays, and so does the version in use."""
     site.restart_daemon("n1", "slurmd")
     loaded = current(site)
     time.sleep(STARTS + 1)
@@ -242,7 +242,7 @@ def test_a_node_may_have_another_version_than_the_host_of_srun(site: Lab, older:
 
 @pytest.mark.parametrize(("version", "said"), [("2.0", "is gone, and"), ("2.1", "protocol 20, not 21")])
 def test_a_step_whose_version_is_gone(site: Lab, version: str, said: str) -> None:
-    """By force, or on a shared disk after a month: what ends the step is of the one in use, or says why not."""
+    """Removed by force, or on a shared disk after a month: the current version ends the step, or the error says why."""
     install(site, "2.0")
     gone = current(site)
     step = Step(site, IMAGE)

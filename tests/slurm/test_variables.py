@@ -1,4 +1,4 @@
-"""PYXIS_CONTAINER_*: each does what its option does, for srun and for a batch job; and the forms of an image."""
+"""PYXIS_CONTAINER_*: each does the same as its option, for srun and for a batch job; and the forms of an image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.slurm.steps import MINIMAL, clear, sbatch, sh, srun
 from tests.slurm.test_entrypoint import ENTRY
 
 FILE = "./variables.sqsh"  # an image with an entrypoint, made once
-# Variable: its value, what a task shows of it, without it and with it. They are alike for
-# IMAGE, NAME and SAVE, which are seen from outside.
+# Variable: its value, and a task's output without it and with it. The outputs are alike for IMAGE, NAME and SAVE, which
+# are checked from outside.
 EFFECTS = {
     "PYXIS_CONTAINER_MOUNTS": ("/etc/hostname:/mnt/x", "cat /mnt/x 2>/dev/null", "", "n1"),
     "PYXIS_CONTAINER_WORKDIR": ("/usr", "pwd", "/srv/work", "/usr"),

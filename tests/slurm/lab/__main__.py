@@ -1,4 +1,4 @@
-"""The command line of the lab; see the package's own text."""
+"""The command line of the lab; the package's docstring describes it."""
 
 from __future__ import annotations
 

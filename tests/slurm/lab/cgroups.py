@@ -1,9 +1,8 @@
-"""The lab's own branch of every cgroup hierarchy that is mounted here, v1 or v2.
+"""The lab's own branch of every mounted cgroup hierarchy, v1 or v2.
 
-Each node gets one cgroup per hierarchy and a cgroup namespace rooted there,
-so that job 1 step 0 of n1 and of n2 are different cgroups on one machine.
-The branch is also the lab's identity: every process that the lab started is
-in it, which is how ``down`` finds them after a crash.
+Each node gets one cgroup per hierarchy and a cgroup namespace rooted there, so job 1 step 0 of n1 and of n2 have
+different cgroups on one machine. The branch is also the lab's identity: it contains every process that the lab started,
+so ``down`` can find them after a crash.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Options of a cgroup v1 superblock that say how, not which hierarchy: cgroups(7).
+# Options of a cgroup v1 superblock that do not identify the hierarchy: cgroups(7).
 _NOT_A_NAME = {"rw", "ro", "xattr", "noprefix", "clone_children", "cpuset_v2_mode"}
 
 
@@ -34,7 +33,7 @@ class Hierarchy:
 
 
 def hierarchies() -> list[Hierarchy]:
-    """Every hierarchy mounted on this machine, once each: proc_pid_mountinfo(5)."""
+    """Return every mounted hierarchy once: proc_pid_mountinfo(5)."""
     found: dict[str, Hierarchy] = {}
     with open("/proc/self/mountinfo") as lines:
         for line in lines:
@@ -54,13 +53,13 @@ def hierarchies() -> list[Hierarchy]:
 
 
 def slurm_plugin() -> str:
-    """The CgroupPlugin of cgroup.conf(5) that fits what is mounted."""
+    """Return the CgroupPlugin of cgroup.conf(5) for the mounted hierarchies."""
     with_freezer = any("freezer" in h.options.split(",") for h in hierarchies())
     return "cgroup/v1" if with_freezer else "cgroup/v2"
 
 
 def create(branch: str) -> None:
-    """Make ``branch`` (such as ``penroot-lab.1/n1``) in every hierarchy. Raises OSError."""
+    """Create ``branch`` (such as ``penroot-lab.1/n1``) in every hierarchy. Raises OSError."""
     for hierarchy in hierarchies():
         path = hierarchy.mountpoint
         for name in branch.split("/"):
@@ -69,7 +68,7 @@ def create(branch: str) -> None:
             parent, path = path, f"{path}/{name}"
             os.makedirs(path, exist_ok=True)
             if "cpuset" in hierarchy.options.split(","):
-                # An empty cpuset takes no process: cpuset(7).
+                # An empty cpuset accepts no process: cpuset(7).
                 for key in ("cpuset.cpus", "cpuset.mems"):
                     _write(f"{path}/{key}", _read(f"{parent}/{key}"))
 
@@ -81,7 +80,7 @@ def join(branch: str) -> None:
 
 
 def joined(branch: str) -> list[str]:
-    """The beginning of a command that does so: a function between fork and exec would copy all of the tests' memory."""
+    """Return the start of a shell command that joins ``branch``: a preexec function would copy the tests' memory."""
     script = "".join(f"echo 0 > {shlex.quote(place)} && " for place in _places(branch))
     return ["sh", "-c", script + 'exec "$@"', "sh"]
 
@@ -96,9 +95,8 @@ def _places(branch: str) -> Iterator[str]:
 def enter_leaf(mountpoint: str) -> None:
     """Leave the root of a v2 cgroup namespace, so that it may have children with controllers.
 
-    The rule is "no internal processes" of the kernel's cgroup-v2 document.
-    slurmd wants a system.slice for its steps, as systemd would have made it: with every
-    controller, for Slurm 22.05 does not see "memory" where it is the last in the list.
+    The kernel's cgroup-v2 document calls the rule "no internal processes". slurmd wants a system.slice for its steps,
+    as systemd creates it: with every controller, because Slurm 22.05 misses "memory" at the end of the list.
     """
     for name in ("init", "system.slice"):
         os.makedirs(f"{mountpoint}/{name}", exist_ok=True)
@@ -108,7 +106,7 @@ def enter_leaf(mountpoint: str) -> None:
 
 
 def processes(branch: str) -> set[int]:
-    """Process ids in ``branch`` and below, in any hierarchy."""
+    """Return the process ids in ``branch`` and below, in any hierarchy."""
     found: set[int] = set()
     for path in _tree(branch):
         with unless_gone():
@@ -121,9 +119,9 @@ def exists(branch: str) -> bool:
 
 
 def destroy(branch: str, *, timeout: float = 60.0) -> None:
-    """Kill what is in ``branch``, then remove it; ``timeout`` in seconds.
+    """Kill the processes in ``branch``, then remove it; ``timeout`` in seconds.
 
-    Raises TimeoutError naming what is left.
+    Raises TimeoutError with the remaining processes.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -132,7 +130,7 @@ def destroy(branch: str, *, timeout: float = 60.0) -> None:
                 os.kill(pid, signal.SIGKILL)
         for path in _tree(branch):
             _thaw(path)
-            with contextlib.suppress(OSError):  # busy until its last process is reaped; tried again below
+            with contextlib.suppress(OSError):  # busy until its last process is reaped; retried below
                 os.rmdir(path)
         if not exists(branch):
             return
@@ -143,7 +141,7 @@ def destroy(branch: str, *, timeout: float = 60.0) -> None:
 
 
 def _tree(branch: str) -> Iterator[str]:
-    """Directories of ``branch`` in every hierarchy, children first."""
+    """Return the directories of ``branch`` in every hierarchy, children first."""
     for hierarchy in hierarchies():
         for path, _, _ in os.walk(f"{hierarchy.mountpoint}/{branch}", topdown=False):
             yield path
@@ -151,7 +149,7 @@ def _tree(branch: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def unless_gone() -> Iterator[None]:
-    """Go on where a cgroup is removed in this moment: before its file is opened, or after."""
+    """Ignore errors of a cgroup that disappears before or after its file is opened."""
     try:
         yield
     except OSError as e:
@@ -169,7 +167,7 @@ def _thaw(path: str) -> None:
 def _delegate(path: str) -> None:
     """Enable every controller of a v2 cgroup for its children."""
     for controller in _read(f"{path}/cgroup.controllers").split():
-        with contextlib.suppress(OSError):  # a controller may be bound to v1, or busy: the others still serve
+        with contextlib.suppress(OSError):  # a controller may be bound to v1, or busy: the others still work
             _write(f"{path}/cgroup.subtree_control", f"+{controller}")
 
 

@@ -1,4 +1,4 @@
-"""Class Lab: a Slurm cluster on this machine, from nothing to nothing."""
+"""Class Lab: a Slurm cluster on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from . import cgroups, etc, images, network, residue
 
 DEFAULT_ROOT = "/srv/penroot-lab"
-SUBNET = "10.77.0"  # lives in the lab's own network namespace, so no two labs ever meet
+SUBNET = "10.77.0"  # within the lab's own network namespace, so two labs never conflict
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 # Programs that a node of the lab needs on the machine, and their Debian packages.
@@ -52,20 +52,20 @@ DAEMONS: dict[str, list[str]] = {
 # The port of each daemon.
 PORTS = {"slurmctld": 6817, "slurmd": 6818, "registry-http": 5000, "registry-https": 443}
 
-# Each node's own, on disk; "memory" is where its tmpfs goes.
+# Each node's own directories, on disk; "memory" is its tmpfs.
 OWN_DIRECTORIES = {"memory": 0o755, "tmp": 0o1777, "var/tmp": 0o1777, "var/spool": 0o755, "var/log": 0o755}
 
 
 class LabError(Exception):
-    """The lab cannot do what was asked; the message says why and what to look at."""
+    """The lab failed; the message has the cause and the place to look at."""
 
 
 class PrerequisiteError(LabError):
-    """This machine cannot hold a lab: something is not installed, or we are not root."""
+    """This machine cannot run a lab: something is not installed, or the caller is not root."""
 
 
 class CommandFailed(subprocess.CalledProcessError):
-    """A command in the lab did not exit 0; str() shows what it wrote."""
+    """A command in the lab failed; str() shows its output."""
 
     def __str__(self) -> str:
         return f"{self.cmd!r} exited {self.returncode}\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
@@ -73,7 +73,7 @@ class CommandFailed(subprocess.CalledProcessError):
 
 @dataclass
 class Node:
-    """One machine of the lab; ``pid`` is its process 1 as this machine sees it."""
+    """A machine of the lab; ``pid`` is its process 1, as numbered on this machine."""
 
     name: str
     address: str
@@ -109,20 +109,19 @@ class Lab:
         apart: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Start the lab, or return at once when it is up with these very arguments.
+        """Start the lab, or return at once if it is up with exactly these arguments.
 
-        ``plugin`` is the line of plugstack.conf; without one, the plugin of ``prefix`` is loaded, which is a
-        directory with an installation, or a source tree. ``slurm_conf`` are lines to add to slurm.conf. ``configless``:
-        only ctl has files in /etc/slurm, and the nodes ask slurmctld for them. ``apart``: each node has an /etc, a /usr
-        and a package database of its own, so that something can be installed there.
-        Raises PrerequisiteError, LabError.
+        ``plugin`` is the line of plugstack.conf. Without it, the lab loads the plugin of ``prefix``: an installation,
+        or a source tree. ``slurm_conf`` are lines to add to slurm.conf. ``configless``: only ctl has files in
+        /etc/slurm, and the nodes ask slurmctld for them. ``apart``: each node has its own /etc, /usr and package
+        database, so a test can install packages there. Raises PrerequisiteError, LabError.
         """
         if prefix and not plugin:
-            places = [f"{prefix}/{place}spank_pyxis.so" for place in ("lib/penroot/", "")]  # of a source tree the last
+            places = [f"{prefix}/{place}spank_pyxis.so" for place in ("lib/penroot/", "")]  # installed, source tree
             library = next(filter(os.path.exists, places), None)
             if library is None:
                 raise LabError(f"no {' or '.join(places)}: run `make install PREFIX={prefix}` or `make dev` first")
-            plugin = f"required {library} resolve_timeout=60"  # a busy machine is no registry that is silent
+            plugin = f"required {library} resolve_timeout=60"  # a busy machine takes longer than a dead registry may
         conf = [*slurm_conf, *(["SlurmctldParameters=enable_configless"] if configless else [])]
         wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": conf, "configless": configless}
         wanted["apart"] = apart
@@ -141,9 +140,9 @@ class Lab:
                 raise
 
     def down(self) -> None:
-        """End every process of the lab, and remove its cgroups and its directory; also of a half-started lab.
+        """End every process of the lab, and remove its cgroups and its directory, even if the lab is half started.
 
-        Raises LabError when something stays.
+        Raises LabError if something remains.
         """
         if os.geteuid() != 0:
             raise PrerequisiteError("the lab needs root")
@@ -171,7 +170,7 @@ class Lab:
                 os.makedirs(path)
                 os.chmod(path, mode)
         os.makedirs(f"{self.root}/nodes/ctl/var/spool/slurmctld", mode=0o700)
-        # A copy: what tests push is gone with the lab.
+        # A copy: images that tests push are removed with the lab.
         shutil.copytree(storage, f"{self.root}/nodes/registry/var/spool/registry")
         etc.make(self.root, addresses, wanted["plugin"], wanted["slurm_conf"])
 
@@ -191,7 +190,7 @@ class Lab:
         self._save()
 
     def _start_namespaces(self, names: list[str], wanted: dict[str, Any]) -> dict[str, int]:
-        """Run node.py; process ids of the lab (".") and of each node."""
+        """Run node.py; return the process ids of the lab (".") and of each node."""
         spec = json.dumps({**wanted, "root": self.root, "branch": self.branch, "nodes": names})
         script = os.path.join(os.path.dirname(__file__), "node.py")
         done = subprocess.run(
@@ -243,7 +242,7 @@ class Lab:
     def start_daemon(self, node: str, daemon: str) -> None:
         """Start one of DAEMONS on ``node``, inside the node's cgroups."""
         log = f"/var/log/{daemon}.out"
-        # A program that makes itself a daemon returns once its child is ready.
+        # A daemonizing program returns once its child is ready.
         how = "--fork" if daemon.startswith("registry") else "--wait"
         command = ["sh", "-c", f'exec setsid {how} "$@" </dev/null >>{log} 2>&1', "sh", *DAEMONS[daemon]]
         if daemon == "slurmd" and self._load()["wanted"]["configless"]:
@@ -259,7 +258,7 @@ class Lab:
             self._wait_for(lambda: PORTS[daemon] in listening(self.node(node).pid), f"{daemon} on {node}")
 
     def stop_daemon(self, node: str, daemon: str) -> None:
-        """Stop one of DAEMONS on ``node`` and wait until it is gone."""
+        """Stop one of DAEMONS on ``node`` and wait for its end."""
         words = DAEMONS[daemon][-1].encode() if daemon.startswith("registry") else daemon.encode()
         for pid in residue.processes(self._entry(node)):
             path = f"{self._entry(node)}/proc/{pid}"
@@ -277,7 +276,7 @@ class Lab:
                     time.sleep(0.02)
 
     def restart_daemon(self, node: str, daemon: str) -> None:
-        """For example after plugstack.conf has changed; the new processes become part of the node's baseline."""
+        """Restart a daemon, for example after a change of plugstack.conf, and add its processes to the baseline."""
         self.stop_daemon(node, daemon)
         self.start_daemon(node, daemon)
         if daemon.startswith("slurm"):
@@ -285,7 +284,7 @@ class Lab:
         self._take_for_granted(node)
 
     def reconfigure(self) -> None:
-        """Let Slurm's daemons read its files again. Since 23.11 they execute themselves anew, in new processes."""
+        """Let Slurm's daemons read their files again. Since 23.11 they execute themselves again, in new processes."""
         before = {path: read(path) for path in (f"{self._entry(node)}/run/slurmd.pid" for node in self.nodes)}
         self.run(["scontrol", "reconfigure"], user="root")
         if etc.slurm_version() >= (23, 11):
@@ -295,21 +294,20 @@ class Lab:
             self._take_for_granted(node)
 
     def _take_for_granted(self, node: str) -> None:
-        """Processes of now are no residue."""
+        """Add the running processes of a node to its baseline."""
         self.node(node).baseline["processes"] = residue.inventory(self._entry(node), self._cgroups(node))["processes"]
         self._save()
 
     def install_plugin(self, line: str) -> None:
-        """Make ``line`` all that plugstack.conf includes. A lab that is up uses it from its next step on;
-        slurmd itself when it is restarted."""
+        """Let ``line`` be the only plugin of plugstack.conf, for the next step, and for slurmd after a restart."""
         self.configure("plugstack.conf.d/pyxis.conf", line + "\n")
 
     def configure(self, name: str, text: str) -> None:
-        """Let a file of /etc/slurm be ``text``, at once: what runs meanwhile reads the old or the new one."""
+        """Replace a file of /etc/slurm atomically: processes read the old or the new text."""
         etc.put(f"{self.root}/etc/slurm/{name}", text)
 
     def logs(self, lines: int = 15) -> str:
-        """The ends of the daemons' logs, for a message."""
+        """Return the ends of the daemons' logs, for a message."""
         text = ""
         for name in sorted(os.listdir(f"{self.root}/nodes")):
             directory = f"{self.root}/nodes/{name}/var/log"
@@ -329,7 +327,8 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> list[str]:
-        """The argument list that runs ``cmd`` as ``user`` on ``node``: all groups, the environment of a login.
+        """Return the argument list that runs ``cmd`` as ``user`` on ``node``, with all groups and a login's
+        environment.
 
         A string is a bash command. For subprocess.Popen; use start_new_session=True to be able to kill it.
         """
@@ -348,7 +347,7 @@ class Lab:
         ]
 
     def popen(self, cmd: str | Sequence[str], **where: Any) -> subprocess.Popen[str]:
-        """Start ``cmd`` in the background, in a session of its own; arguments as for `command`."""
+        """Start ``cmd`` in the background, in its own session; arguments as for `command`."""
         branch = self._cgroups(where.get("node", "ctl"))
         return subprocess.Popen(
             [*cgroups.joined(branch), *self.command(cmd, **where)],
@@ -372,8 +371,8 @@ class Lab:
     ) -> subprocess.CompletedProcess[str]:
         """Run ``cmd`` as ``user`` on ``node`` to its end; stdout and stderr are captured.
 
-        Raises CommandFailed if ``check`` and it does not exit 0, subprocess.TimeoutExpired after ``timeout``
-        seconds; the command gets SIGTERM then, and SIGKILL 5 s later.
+        Raises CommandFailed if ``check`` is set and the command fails, subprocess.TimeoutExpired after ``timeout``
+        seconds; the command then gets SIGTERM, and SIGKILL 5 s later.
         """
         process = self.popen(cmd, user=user, node=node, env=env, cwd=cwd)
         try:
@@ -388,16 +387,15 @@ class Lab:
         return subprocess.CompletedProcess(cmd, process.returncode, out, err)
 
     def execute(self, cmd: Sequence[str], **where: Any) -> NoReturn:
-        """Become ``cmd``, terminal and all."""
+        """Replace this process by ``cmd``, which gets the terminal."""
         words = [*cgroups.joined(self._cgroups(where.get("node", "ctl"))), *self.command(cmd, **where)]
         os.execvp(words[0], words)
 
     def residue(self, node: str, settle: float = 120.0) -> list[str]:
         """Return the residue of jobs on ``node``, a line each: processes, mounts, cgroups, files, sockets, held files.
 
-        Asked from this machine, not from inside. Returns as soon as nothing
-        is left, or what is left after ``settle`` seconds (a step's end takes
-        a moment after srun's). Only meaningful while no job runs.
+        Run from this machine, not inside the node, while no job runs. Return once nothing is left, or the rest after
+        ``settle`` seconds: a step ends a moment after srun.
         """
         deadline = time.monotonic() + settle
         while True:
@@ -409,19 +407,19 @@ class Lab:
             time.sleep(0.1)
 
     def slowed(self, node: str, bits: int) -> AbstractContextManager[None]:
-        """While this lasts, the cable of ``node`` carries at most so many bits a second, each way."""
+        """Limit the cable of ``node`` to so many bits a second, each way, while the block runs."""
         return network.slowed(self._load()["pid"], self.node(node), bits)
 
     def unreachable(self, node: str, other: str) -> AbstractContextManager[None]:
-        """While this lasts, nothing on ``node`` can connect to ``other``."""
+        """Let connections from ``node`` to ``other`` fail while the block runs."""
         return network.unreachable(self.node(node), self.node(other))
 
     def listener(self, node: str) -> socket.socket:
-        """A socket of this process that listens on ``node``, at a port that was free."""
+        """Return a socket of this process that listens on ``node``, at a free port."""
         return network.listener(self.node(node))
 
     def clear(self, node: str) -> None:
-        """End what jobs have left on ``node`` and take for granted what stays: it is one test's, not the next one's."""
+        """Remove the residue of jobs on ``node``, and add the rest to the baseline, so that only one test fails."""
         for user in etc.USERS:
             self.run(["scancel", f"--user={user}"], user="root", check=False)
         self._wait_for(lambda: not self.run(["squeue", "-h"], user="root").stdout, "the end of all jobs", 120)
@@ -438,7 +436,7 @@ class Lab:
 
     @property
     def nodes(self) -> list[str]:
-        """Names of the compute nodes."""
+        """Return the names of the compute nodes."""
         return [name for name in self._load()["nodes"] if name not in ("ctl", "registry")]
 
     def node(self, name: str) -> Node:
@@ -448,7 +446,7 @@ class Lab:
         return nodes[name]
 
     def _entry(self, node: str) -> str:
-        """The root directory of ``node``, seen from this machine: proc_pid_root(5)."""
+        """Return the root directory of ``node``, as seen from this machine: proc_pid_root(5)."""
         return f"/proc/{self.node(node).pid}/root"
 
     def _cgroups(self, node: str) -> str:
@@ -485,7 +483,7 @@ class Lab:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One `up` or `down` of this lab at a time."""
+        """Allow one `up` or `down` of this lab at a time."""
         while True:
             os.makedirs(self.root, mode=0o755, exist_ok=True)
             fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
@@ -533,7 +531,7 @@ def check_prerequisites() -> None:
 
 
 def read(path: str) -> str:
-    """The text of a file that a daemon may be writing; "" while there is none."""
+    """Return the text of a file that a daemon may be writing; "" if there is no file."""
     try:
         with open(path) as file:
             return file.read()
@@ -547,7 +545,7 @@ def put_marker(root: str) -> None:
 
 
 def start_time(pid: int) -> int:
-    """Clock ticks after boot at which ``pid`` began (proc_pid_stat(5)), 0 if it does not exist or is a zombie."""
+    """Return the start of ``pid`` in clock ticks after boot (proc_pid_stat(5)); 0 if it is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -557,7 +555,7 @@ def start_time(pid: int) -> int:
 
 
 def listening(pid: int) -> set[int]:
-    """TCP ports that are listened on in the network namespace of ``pid``: proc_pid_net(5)."""
+    """Return the listening TCP ports in the network namespace of ``pid``: proc_pid_net(5)."""
     ports: set[int] = set()
     for table in ("tcp", "tcp6"):
         with open(f"/proc/{pid}/net/{table}") as file:
@@ -567,7 +565,7 @@ def listening(pid: int) -> set[int]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End the process group of ``process``: SIGTERM, 5 s, SIGKILL. What it had written by then."""
+    """End the process group of ``process``: SIGTERM, 5 s, SIGKILL. Return the output up to then."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         return process.communicate(timeout=5)

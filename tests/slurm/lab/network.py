@@ -1,7 +1,7 @@
-"""The lab's network, by rtnetlink(7): a switch in a network namespace of its own, and a cable to each node.
+"""The lab's network, by rtnetlink(7): a switch in its own network namespace, and a cable to each node.
 
-A namespace is that of a process: names, as those of ip-netns(8), would stay on the machine. pyroute2 is imported where
-it is used: that takes 0.2 s, and a lab is looked at without.
+Namespaces are named by process: names as in ip-netns(8) would remain on the machine. Functions import pyroute2 late:
+the import takes 0.2 s, and some lab commands do not need it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 SWITCH, CABLE, PLUG = "br0", "v-{}", "eth0"
-PATIENCE = 60  # seconds with the child in which pyroute2 makes a socket; of itself it has 2
+PATIENCE = 60  # seconds to wait for the child in which pyroute2 makes a socket; pyroute2's default is 2
 
 
 class Node(Protocol):
@@ -26,7 +26,7 @@ class Node(Protocol):
 
 @contextlib.contextmanager
 def namespace(pid: int) -> Iterator[Any]:
-    """Requests to the network namespace of a process. Raises OSError for those that the kernel refuses."""
+    """Yield a client for the network namespace of a process. Raises OSError for requests that the kernel refuses."""
     from pyroute2 import NetlinkError, NetNS, config
 
     config.default_communicate_timeout = config.default_create_socket_timeout = PATIENCE
@@ -38,7 +38,7 @@ def namespace(pid: int) -> Iterator[Any]:
 
 
 def connect(lab: int, nodes: Iterable[Node]) -> None:
-    """Make the switch in the namespace of the process ``lab``, and plug all nodes in. Raises OSError."""
+    """Create the switch in the namespace of the process ``lab``, and connect all nodes. Raises OSError."""
     with namespace(lab) as switch:
         switch.link("add", ifname=SWITCH, kind="bridge", state="up")
         for node in nodes:
@@ -52,20 +52,20 @@ def connect(lab: int, nodes: Iterable[Node]) -> None:
 
 
 def index(network: Any, name: str) -> int:
-    """The number of an interface."""
+    """Return the index of an interface."""
     [number] = network.link_lookup(ifname=name)
     return int(number)
 
 
 @contextlib.contextmanager
 def slowed(lab: int, node: Node, bits: int) -> Iterator[None]:
-    """Let the cable of a node carry at most so many bits a second, each way: tc-tbf(8). Raises OSError."""
+    """Limit the cable of a node to so many bits a second, each way: tc-tbf(8). Raises OSError."""
     from pyroute2.netlink.rtnl import TC_H_ROOT
 
     with namespace(lab) as switch, namespace(node.pid) as own, contextlib.ExitStack() as shaped:
         for network, name in ((switch, CABLE.format(node.name)), (own, PLUG)):
             end = index(network, name)
-            # A packet that was put together by the sender, as TCP does, may have 64 KiB.
+            # A packet that the sender has aggregated, as TCP does, can have 64 KiB.
             network.tc("add", "tbf", end, rate=f"{bits}bit", burst=1 << 16, latency="1s")
             shaped.callback(network.tc, "del", index=end, parent=TC_H_ROOT)
         yield
@@ -73,7 +73,7 @@ def slowed(lab: int, node: Node, bits: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unreachable(node: Node, other: Node) -> Iterator[None]:
-    """Let ``node`` find no way to ``other``: connect(2) fails at once, with EHOSTUNREACH. Raises OSError."""
+    """Remove the route from ``node`` to ``other``: connect(2) fails at once, with EHOSTUNREACH. Raises OSError."""
     route = {"dst": f"{other.address}/32", "type": "unreachable"}
     with namespace(node.pid) as own:
         own.route("add", **route)
@@ -84,7 +84,7 @@ def unreachable(node: Node, other: Node) -> Iterator[None]:
 
 
 def listener(node: Node) -> socket.socket:
-    """A socket of this process that listens on ``node``, at a port of the kernel's choice. Raises OSError."""
+    """Return a socket of this process that listens on ``node``, at a port of the kernel's choice. Raises OSError."""
     from pyroute2 import netns
 
     made = netns.create_socket(f"/proc/{node.pid}/ns/net", flags=0, timeout=PATIENCE)

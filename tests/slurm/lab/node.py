@@ -1,15 +1,13 @@
 """Process 1 of the lab, and process 1 of each of its nodes.
 
-``python3 -I node.py SPEC`` makes the lab's namespaces (a PID namespace and the
-network that holds the switch), forks one child per node, and prints one line
-per node: its name and its process id, or its name and what went wrong. A node
-has its own PID, network, mount, UTS, IPC and cgroup namespaces. All of them
-end with the lab's first process: the kernel kills what lives in a PID
-namespace with its process 1 (pid_namespaces(7)), nested ones included, and
-drops namespaces, mounts and network devices with their last process.
+``python3 -I node.py SPEC`` makes the lab's namespaces (a PID namespace and the network that holds the switch), forks
+one child per node, and prints one line per node: its name and its process id, or its name and the error. A node has its
+own PID, network, mount, UTS, IPC and cgroup namespaces. All of them end with the lab's first process: the kernel kills
+every process of a PID namespace with its process 1 (pid_namespaces(7)), nested ones included, and drops namespaces,
+mounts and network devices with their last process.
 
-Nothing here changes the machine: what the nodes need differently in /etc is an
-overlay in their own mount namespace, the rest are bind mounts there.
+Nothing here changes the machine: a node's /etc is an overlay in its own mount namespace, and its other directories are
+bind mounts there.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 NS_GET_MNTNS_ID = 0x8008B705  # <linux/nsfs.h>
 MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
 
-# Directories besides /etc that packages write to.
+# Directories besides /etc into which packages install files.
 APART = ("/usr", "/opt", "/var/lib/apt", "/var/lib/dpkg", "/var/cache")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,18 +74,18 @@ def become_lab(spec: dict[str, Any]) -> NoReturn:
             os.sched_setaffinity(0, {first})
             spec["cpus"] = cpus
             become_node(spec, node)
-    # /proc still belongs to the machine's PID namespace: this is our process id there.
+    # /proc still belongs to the machine's PID namespace, and shows this process's id there.
     tell(f". {os.readlink('/proc/self')}")
     close_stdout()
     reap()
 
 
 def next_namespace(cpu: int) -> int:
-    """About which number a mount namespace gets that is made on ``cpu``; 0 before Linux 6.11.
+    """Return the approximate number of a mount namespace made on ``cpu``; 0 before Linux 6.11.
 
-    job_container/tmpfs keeps the namespace of a job by a bind mount, and the kernel refuses that
-    (EINVAL) for a number lower than that of slurmd's own. Since 6.18 each processor has a supply
-    of numbers: a node is made where they are lowest, as that of a machine's first process is.
+    job_container/tmpfs keeps the namespace of a job by a bind mount, which the kernel refuses (EINVAL) if the job's
+    number is lower than slurmd's. Since 6.18 each processor has its own supply of numbers. So the lab makes a node on
+    the processor with the lowest numbers, like a machine's first process.
     """
     receive, send = os.pipe()
     if os.fork() == 0:
@@ -121,10 +119,10 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         socket.sethostname(name)
         os.umask(0o022)
         mount_tree(spec["root"], name, spec["apart"], spec["prefix"])
-        # BBR, where a machine has it, measures cables that share a processor wrongly and sends half of what they carry.
+        # BBR mismeasures cables that share a processor, and sends half of their capacity.
         write("/proc/sys/net/ipv4/tcp_congestion_control", "reno\n")
         if spec["configless"] and name != "ctl":
-            mount("tmpfs", "/etc/slurm", "tmpfs", options="mode=755")  # slurmd asks slurmctld for what it has
+            mount("tmpfs", "/etc/slurm", "tmpfs", options="mode=755")  # slurmd asks slurmctld for its configuration
         tell(f"{name} {pid}")
     close_stdout()
     reap()
@@ -139,8 +137,8 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     mount("tmpfs", memory, "tmpfs", options="mode=755")
 
-    # An overlay, not binds: files that the machine does not have need no mount point made on it.
-    # Its upper directory is on tmpfs, so it works where the machine's / is itself an overlay.
+    # An overlay, not binds: files that the machine lacks need no mount point on it. Its upper directory is on tmpfs, so
+    # it works even if the machine's / is an overlay.
     own_layer(memory, "/etc", f"{root}/etc:/etc")
     write("/etc/hostname", name + "\n")
     for shared in () if apart else ("slurm", "enroot"):  # one directory for all nodes, editable while the lab is up
@@ -163,7 +161,7 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
 
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     fuse = os.stat("/dev/fuse")
-    # Ordinary users need it; the machine's own node keeps its mode.
+    # Ordinary users need the device; the machine's own node keeps its mode.
     os.mknod(f"{memory}/fuse", 0o600 | stat.S_IFCHR, fuse.st_rdev)
     os.chmod(f"{memory}/fuse", 0o666)
     bind(f"{memory}/fuse", "/dev/fuse")
@@ -173,11 +171,11 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     mount_cgroups(hierarchies)
 
     mount("tmpfs", root, "tmpfs", MS_RDONLY, "mode=755")  # nodes do not see each other's files
-    mount("none", "/", flags=MS_REC | MS_SHARED)  # as systemd leaves it: leaking propagation must show
+    mount("none", "/", flags=MS_REC | MS_SHARED)  # shared, like systemd's default: leaking propagation must show
 
 
 def own_layer(memory: str, directory: str, lower: str) -> None:
-    """Let what this node writes in a directory be its own."""
+    """Mount an overlay that keeps this node's writes in a directory private."""
     upper, work = (f"{memory}/{kind}{directory.replace('/', '.')}" for kind in ("upper", "work"))
     os.mkdir(upper)
     os.mkdir(work)
@@ -185,7 +183,7 @@ def own_layer(memory: str, directory: str, lower: str) -> None:
 
 
 def mount_cgroups(hierarchies: list[cgroups.Hierarchy]) -> None:
-    """Mount each hierarchy where it was; through the cgroup namespace it begins at the node's cgroup."""
+    """Mount each hierarchy at its usual place; through the cgroup namespace it begins at the node's cgroup."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     if all(h.mountpoint != "/sys/fs/cgroup" for h in hierarchies):
         mount("tmpfs", "/sys/fs/cgroup", "tmpfs", flags, "mode=755")
@@ -199,12 +197,12 @@ def mount_cgroups(hierarchies: list[cgroups.Hierarchy]) -> None:
                     os.symlink(os.path.basename(h.mountpoint), f"/sys/fs/cgroup/{controller}")
         if h.is_v2 and h.mountpoint == "/sys/fs/cgroup":
             cgroups.enter_leaf(h.mountpoint)
-            # slurmstepd leaves a job's cgroup for the root, which takes processes only on a real machine.
+            # slurmstepd leaves a job's cgroup for the root, which accepts processes only on a real machine.
             bind(f"{h.mountpoint}/init/cgroup.procs", f"{h.mountpoint}/cgroup.procs")
 
 
 def reap() -> NoReturn:
-    """Be process 1: collect orphans until the kernel ends us."""
+    """Be process 1: reap orphans until the kernel ends this process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         try:
@@ -218,7 +216,7 @@ def tell(line: str) -> None:
 
 
 def close_stdout() -> None:
-    """Let whoever started the lab see the end of its output."""
+    """Close stdout, which tells the lab's starter that the output is complete."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

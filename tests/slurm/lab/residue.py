@@ -1,8 +1,7 @@
 """List the leftovers of jobs on a node, as the machine sees them.
 
-An inventory is a dict of lines by kind. The lab takes an inventory of each node
-when it is up; additional lines in a later inventory are residue. ``entry`` is the node's root as
-/proc/PID/root, so nothing is executed in the node.
+An inventory maps kinds to lines. The lab takes an inventory of each node after its start; additional lines in a later
+inventory are residue. ``entry`` is the node's root as /proc/PID/root, so nothing is executed in the node.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Iterator
 
 from . import cgroups
 
-# Files that no finished job may leave. Caches may stay, and so may each user's empty directories;
-# named containers of the data path are residue unless the job meant to keep them.
+# Files that no finished job may leave. Caches may stay, and so may each user's empty directories; named containers of
+# the data path are residue unless the job meant to keep them.
 FILES = (
     "/tmp/*",
     "/tmp/enroot-run-*/*",
@@ -35,7 +34,7 @@ FILES = (
     "/tmp/penroot-*.trees/layers/*",
     "/var/spool/slurmd/job*",
 )
-# Directories that may stay when they are empty: one per user, made once.
+# Directories that may stay when they are empty: one per user, created once.
 KEPT = (
     "/tmp/enroot-run-*",
     "/tmp/penroot-*.trees",
@@ -44,7 +43,7 @@ KEPT = (
     "/var/tmp/enroot-data-*",
     "/var/tmp/enroot-cache-*",
 )
-# Small files that later starts of a user use again: runtime/named.py, runtime/sharing.py.
+# Small files that a user's later starts use again: runtime/named.py, runtime/sharing.py.
 HINTS = ("/tmp/enroot-run-*/named-*", "/tmp/enroot-run-*/servers")
 
 
@@ -60,7 +59,7 @@ def inventory(entry: str, branch: str) -> dict[str, list[str]]:
 
 
 def left(baseline: dict[str, list[str]], entry: str, branch: str) -> list[str]:
-    """Lines of the inventory of now that ``baseline`` does not have."""
+    """Return the lines of the current inventory that are not in ``baseline``."""
     now = inventory(entry, branch)
     found = []
     for kind, lines in now.items():
@@ -73,12 +72,12 @@ def left(baseline: dict[str, list[str]], entry: str, branch: str) -> list[str]:
 
 
 def processes(entry: str) -> list[int]:
-    """Process ids on the node, those of nested PID namespaces included, as the node sees them."""
+    """Return the process ids on the node, including nested PID namespaces, as the node numbers them."""
     return sorted(int(name) for name in os.listdir(f"{entry}/proc") if name.isdecimal())
 
 
 def describe_process(entry: str, pid: int) -> str:
-    """One line for a process: number, start, state, owner, command; "" when it is gone."""
+    """Return one line for a process: number, start, state, owner, command; "" if it is gone."""
     try:
         with open(f"{entry}/proc/{pid}/stat", errors="replace") as file:
             before, _, after = file.read().rpartition(")")
@@ -93,7 +92,7 @@ def describe_process(entry: str, pid: int) -> str:
 
 
 def mounts(mountinfo: str) -> list[str]:
-    """Lines ``target kind source root``: proc_pid_mountinfo(5)."""
+    """Return lines ``target kind source root``: proc_pid_mountinfo(5)."""
     lines = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, OSError), open(mountinfo, errors="replace") as file:
         for line in file:
@@ -105,12 +104,12 @@ def mounts(mountinfo: str) -> list[str]:
 
 
 def job_cgroups(branch: str) -> Iterator[str]:
-    """Cgroups that Slurm makes per job and per step, but for what it leaves by itself.
+    """Return Slurm's cgroups per job and per step, except those that Slurm leaves by itself.
 
-    With cgroup v1 slurmstepd is in its job's freezer cgroup. At its end it joins its last thread, moves
-    itself away, and gives up where rmdir says EBUSY: a thread that exits is not moved, and is joined before
-    the kernel has taken it out. So an empty job_N stays now and then, with or without a plugin: Slurm's
-    common_cgroup_delete and xcgroup_wait_pid_moved. What was in a step is in step_N, and counts.
+    With cgroup v1, slurmstepd is in its job's freezer cgroup. At its end it joins its last thread, moves itself away,
+    and gives up if rmdir fails with EBUSY. An exiting thread is not moved, and is joined before the kernel removes it
+    from the cgroup. So an empty job_N remains now and then, with or without a plugin: Slurm's common_cgroup_delete and
+    xcgroup_wait_pid_moved. A step's processes are in step_N, which counts.
     """
     for hierarchy in cgroups.hierarchies():
         top = f"{hierarchy.mountpoint}/{branch}"
@@ -126,7 +125,7 @@ def job_cgroups(branch: str) -> Iterator[str]:
 
 
 def is_empty(cgroup: str) -> bool:
-    """Return whether neither processes nor cgroups are in it."""
+    """Return whether a cgroup has neither processes nor children."""
     with cgroups.unless_gone(), open(f"{cgroup}/cgroup.procs") as file:
         return not file.read() and not any(entry.is_dir() for entry in os.scandir(cgroup))
     return True
@@ -136,19 +135,19 @@ def files(entry: str) -> Iterator[str]:
     kept = {path for pattern in KEPT for path in glob.glob(entry + pattern)}
     hints = {path for pattern in HINTS for path in glob.glob(entry + pattern)}
     for path in sorted({path for pattern in FILES for path in dotglob(entry + pattern)} - hints):
-        # The word by which a data path knows its containers stays when they go, as the directory does.
+        # The id of a data path outlives its containers, like the directory.
         if (path not in kept or not os.path.isdir(path)) and os.path.basename(path) != ".records":
             yield path[len(entry) :]
 
 
 def dotglob(pattern: str) -> list[str]:
-    """glob(7), but a name may begin with a dot."""
+    """Expand a glob(7) pattern that also matches names with a leading dot."""
     directory, _, name = pattern.rpartition("/")
     return glob.glob(pattern) + (glob.glob(f"{directory}/.*") if name == "*" else [])
 
 
 def sockets(entry: str) -> list[str]:
-    """Unix sockets, abstract ones included, that penroot or pyxis named, in any network namespace of the node."""
+    """Return Unix sockets of penroot or pyxis, including abstract ones, in any network namespace of the node."""
     found: set[str] = set()
     for pid in processes(entry):
         with contextlib.suppress(OSError), open(f"{entry}/proc/{pid}/net/unix") as file:
@@ -158,10 +157,10 @@ def sockets(entry: str) -> list[str]:
 
 
 def held(entry: str, pid: int) -> Iterator[str]:
-    """Namespaces, locks and files of containers that ``pid`` keeps open.
+    """Return the namespaces, locks and container files that ``pid`` keeps open.
 
-    A lock or a namespace lives as long as someone has it open, so this also
-    finds what a daemon of ours keeps on behalf of a finished job.
+    An open descriptor keeps a lock or a namespace alive, so this also finds a daemon of ours that holds one for a
+    finished job.
     """
     directory = f"{entry}/proc/{pid}/fd"
     try:
@@ -178,7 +177,7 @@ def held(entry: str, pid: int) -> Iterator[str]:
 
 
 def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
-    """Mounts of the lab's directory ``root`` in mount namespaces other than those of ``entries``."""
+    """Return mounts of the lab's directory ``root`` in mount namespaces other than those of ``entries``."""
     seen = {os.stat(f"{entry}/proc/1/ns/mnt").st_ino for entry in entries}
     for name in os.listdir("/proc"):
         if not name.isdecimal():
@@ -188,7 +187,7 @@ def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
             nested = len(nspids(name)) > 1
         except OSError:
             continue
-        if nested or namespace in seen:  # a node's processes are in `processes`, with whatever they have mounted
+        if nested or namespace in seen:  # `processes` finds a node's processes, with all of their mounts
             continue
         seen.add(namespace)
         for line in mounts(f"/proc/{name}/mountinfo"):
@@ -197,7 +196,7 @@ def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
 
 
 def nspids(pid: str) -> list[str]:
-    """The process ids of ``pid`` in each PID namespace it is in, ours first: proc_pid_status(5)."""
+    """Return the process ids of ``pid`` in each of its PID namespaces, ours first: proc_pid_status(5)."""
     with open(f"/proc/{pid}/status", errors="replace") as file:
         for line in file:
             if line.startswith("NSpid:"):
