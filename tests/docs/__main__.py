@@ -1,4 +1,4 @@
-"""Write the pages that are made of the source: into docs/made, which is not committed."""
+"""Write the generated pages into docs/made, which is not committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of the Python API, made of its signatures and docstrings."""
+"""The reference of the Python API, generated from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FUNCTIONS = ("pull", "run")
 
 
 def pages() -> dict[str, str]:
-    """The page of the site."""
+    """Return the page of the site."""
     lines = [HEAD]
     for name in FUNCTIONS:
         lines += section(f"enroot_py.{name}", getattr(enroot_py, name))
@@ -40,7 +40,7 @@ def pages() -> dict[str, str]:
 
 
 def section(title: str, thing: object, *, signature: bool = True) -> Iterator[str]:
-    """A heading, the signature and the docstring."""
+    """Return a heading, the signature and the docstring."""
     yield f"## {title}"
     yield ""
     if signature:
@@ -59,7 +59,7 @@ def section(title: str, thing: object, *, signature: bool = True) -> Iterator[st
 
 
 def arguments(thing: object) -> str:
-    """The signature, an argument a line."""
+    """Return the signature with one argument per line."""
     signature = inspect.signature(thing)  # type: ignore[arg-type]
     given = [each for name, each in signature.parameters.items() if name != "self"]
     star = next((number for number, each in enumerate(given) if each.kind is each.KEYWORD_ONLY), len(given))
@@ -67,11 +67,11 @@ def arguments(thing: object) -> str:
     rows[star:star] = ["*"] * (star < len(given))
     returned = "" if signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
     text = "(" + "".join(f"\n    {row}," for row in rows) + "\n)" * bool(rows) + ")" * (not rows) + returned
-    return text.replace("'", "")  # around annotations; no default is a string
+    return text.replace("'", "")  # strip the quotes of annotations; no default is a string
 
 
 def errors() -> Iterator[tuple[str, str]]:
-    """The classes of errors with the first sentences of their docstrings."""
+    """Return the error classes with the first sentences of their docstrings."""
     for name in enroot_py.__all__:
         kind = getattr(enroot_py, name)
         if isinstance(kind, type) and issubclass(kind, enroot_py.PenrootError):

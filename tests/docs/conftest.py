@@ -1,4 +1,4 @@
-"""The site that ``make docs`` has made, and a browser that has no network."""
+"""The site that ``make docs`` has built, and a browser without network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK = Path(__file__).with_name("look.html").read_text()
 
 
 class Browser:
-    """Chromium, as an ordinary user, with a copy of the site in a directory of his."""
+    """Chromium, run as an ordinary user, with a copy of the site in the user's directory."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
@@ -50,7 +50,7 @@ class Browser:
         return done.stdout
 
     def look(self, script: str) -> list[str]:
-        """The lines that a script prints, which may open pages of the site: look.html."""
+        """Return the lines that a script of look.html prints. The script may open pages of the site."""
         (self.site / "look.html").write_text(LOOK.replace("SCRIPT", script))
         document = self.show(f"http://127.0.0.1:{self.port}/look.html", "--dump-dom")
         return html.unescape(document.partition("<pre>")[2].partition("</pre>")[0]).splitlines()
@@ -58,7 +58,7 @@ class Browser:
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: what is asked for is no news."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Examples of a page: blocks ``console`` with what is typed behind a prompt, and what is printed below it.
+"""Examples of a page: ``console`` blocks with the typed text behind a prompt, and the output below it.
 
-``$`` is a user and ``#`` is root; ``>`` goes on with a command. In what is printed, … is anything within a line, and a
-line of its own is any lines, or none.
+``$`` is a user and ``#`` is root; ``>`` continues a command. In output, … matches anything within a line, and a line …
+matches any lines, or none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ class Example:
         self.shown: list[str] = []
 
     def fits(self, printed: str) -> bool:
-        """Return whether the output matches the page."""
         parts = ["(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + "\n" for line in self.shown]
         return re.fullmatch("".join(parts), printed) is not None
 
 
 def examples(page: Path) -> Iterator[Example]:
-    """The examples of a page, in their order."""
+    """Return the examples of a page, in order."""
     for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.M | re.S):
         example = None
         for line in block.splitlines():
@@ -51,6 +50,6 @@ def examples(page: Path) -> Iterator[Example]:
 
 
 def run(lab: Lab, command: str, **where: Any) -> str:
-    """Run a command as a user types it, and return what the terminal shows. ``where``: see Lab.run."""
+    """Run a command as a user types it, and return the terminal's output. ``where``: see Lab.run."""
     printed = lab.run(["bash", "-c", f"exec 2>&1\n{command}"], check=False, **where).stdout
     return _WAITS.sub("", printed)

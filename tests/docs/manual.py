@@ -11,19 +11,19 @@ from pyxis_py.admin import manual as of_plugin
 from pyxis_py.admin.cli import commands
 from tests.docs import NOTE, escaped
 
-# In the order of who reads them; the verbs follow.
+# Ordered by audience; the verbs follow.
 FIRST = ("penroot.1", "penroot-srun.7", "penroot.yaml.5", "pyxis-py.1")
 _ESCAPES = {"\\e": "\\", "\\-": "-", "\\(ti": "~", "\\(ha": "^", "\\(aq": "'", "\\&": "", "\\fB": "", "\\fR": ""}
 
 
 @cache
 def sources() -> dict[str, str]:
-    """The pages as roff, by name."""
+    """Return the pages as roff, by name."""
     return {**dict(manual.pages(penroot)), **dict(of_plugin.pages(commands))}
 
 
 def pages() -> dict[str, str]:
-    """The pages as Markdown, by file."""
+    """Return the pages as Markdown, by file."""
     made = {f"{name}.md": _page(name, source) for name, source in sources().items()}
     names = [*FIRST, *sorted(set(sources()) - set(FIRST))]
     rows = [f"- [{_words(name)}]({name}.md): {_what(sources()[name])}" for name in names]
@@ -32,7 +32,7 @@ def pages() -> dict[str, str]:
 
 
 def _words(name: str) -> str:
-    """penroot.1 as one says it."""
+    """Return the spoken form of a name such as penroot.1."""
     stem, _, number = name.rpartition(".")
     return f"{stem}({number})"
 
@@ -43,7 +43,7 @@ def _what(source: str) -> str:
 
 
 def plain(roff: str) -> str:
-    """Words without what roff needs around them."""
+    """Strip roff's markup from words."""
     return re.sub(r"\\(e|-|\(ti|\(ha|\(aq|&|fB|fR)", lambda match: _ESCAPES[match[0]], roff)
 
 
@@ -78,7 +78,7 @@ def _page(name: str, source: str) -> str:
 
 
 def _linked(words: str) -> str:
-    """Words with links to the pages that they name."""
+    """Link words to the manual pages that they name."""
 
     def link(match: re.Match[str]) -> str:
         page = f"{match[1]}.{match[2]}"

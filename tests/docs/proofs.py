@@ -14,14 +14,14 @@ from functools import cache
 
 from tests.docs import NOTE, ROOT
 
-PAGES = ("parity-enroot", "parity-pyxis", "parity-cases", "beyond")  # in docs/reference
+PAGES = ("parity-enroot", "parity-pyxis", "parity-cases", "beyond")  # beneath docs/reference
 _LINE = re.compile(r"^(?:-|\d+\.) (.*)", re.M)
 _MISSING = " **missing:** "
 
 
 @cache
 def marks(kind: str) -> dict[str, list[str]]:
-    """Each text that tests have in a mark of this kind, with these tests as FILE::NAME beneath tests/."""
+    """Map each text in the tests' marks of this kind to the tests, as FILE::NAME beneath tests/."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text()
@@ -39,28 +39,28 @@ def _arguments(function: ast.FunctionDef, kind: str) -> Iterator[str]:
 
 
 def sections(page: str) -> Iterator[tuple[str, list[str]]]:
-    """The headings of a page, each with the lines of its list."""
+    """Return the headings of a page, each with the lines of its list."""
     for section in re.split(r"^## ", (ROOT / f"docs/reference/{page}.md").read_text(), flags=re.M)[1:]:
         yield section.partition("\n")[0], _LINE.findall(section)
 
 
 @cache
 def lines() -> tuple[str, ...]:
-    """The lines of all pages, but those that say why nothing proves them."""
+    """Return the lines of all pages, except lines that explain a missing test."""
     each = [line for page in PAGES for _, found in sections(page) for line in found]
     return tuple(line for line in each if _MISSING not in line)
 
 
 @cache
 def named(mark: str) -> list[str]:
-    """The lines that begin with the words of a mark: one that is the mark, or all."""
+    """Return the lines that begin with a mark's words, or only the line that equals the mark."""
     if mark in lines():
         return [mark]
     return [line for line in lines() if line.startswith(mark) and not re.match(r"[\w-]", line[len(mark) :])]
 
 
 def pages() -> dict[str, str]:
-    """The tables of all of them, as a page of the site."""
+    """Return all tables as a page of the site."""
     out = [NOTE, "", "# Tests behind each statement", "", "Files are beneath `tests/`; `make test` runs them all."]
     security = sorted(marks("security").items(), key=lambda item: (item[0][0], int(item[0][1:])))
     out += _table("Security", ((f"[{key}](../explanation/security.md)", tests) for key, tests in security))

@@ -1,7 +1,7 @@
 """The terminal recording of the front page: an SVG made from a real run in the lab.
 
-``PENROOT_PREFIX=PREFIX .venv/bin/python -m tests.docs.recording`` makes docs/static/recording.svg anew;
-``tests/slurm/test_pages.py`` runs the commands again and compares what they print.
+``PENROOT_PREFIX=PREFIX .venv/bin/python -m tests.docs.recording`` recreates docs/static/recording.svg;
+``tests/slurm/test_pages.py`` runs the commands again and compares the output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMANDS = (
     "penroot start --explain docker://debian:12 true 2>/dev/null | tail -4",
 )
 _LINE_PX, _TOP_PX, _WIDTH_PX = 20, 44, 900
-_PAUSE_S = 2.0  # before each command
+_PAUSE_S = 2.0  # seconds before each command
 _STYLE = (
     "rect{fill:#16181d}text{font:14px ui-monospace,monospace;fill:#d6d9df;white-space:pre}"
     ".typed{fill:#8ec07c}g{opacity:0;animation:show .2s forwards}@keyframes show{to{opacity:1}}"
@@ -31,17 +31,17 @@ _STYLE = (
 
 
 def run(lab: Lab, command: str) -> list[str]:
-    """Run a command as alice and return the lines that she sees."""
+    """Run a command as alice and return the lines of its output."""
     return console.run(lab, f"TIMEFORMAT='%1R seconds'\n{command}").splitlines()
 
 
 def steady(line: str) -> str:
-    """The line without what differs between two runs: times, sizes, progress and digests."""
+    """Remove parts that differ between two runs from a line: times, sizes, progress and digests."""
     return re.sub(r"[0-9a-f]{12,}|\d+(\.\d+)?", "N", line)
 
 
 def svg(blocks: list[tuple[str, list[str]]]) -> str:
-    """Each command appears, then the lines that it prints."""
+    """Return an SVG in which each command appears, followed by its output."""
     groups, y = [], _TOP_PX
     for number, (command, lines) in enumerate(blocks):
         texts = []
@@ -55,7 +55,7 @@ def svg(blocks: list[tuple[str, list[str]]]) -> str:
 
 
 def recorded() -> list[tuple[str, list[str]]]:
-    """The commands of the file, with the lines below each."""
+    """Return the commands of the file, with the lines below each."""
     blocks: list[tuple[str, list[str]]] = []
     for kind, text in re.findall(r'<text class="(.*?)".*?>(.*?)</text>', FILE.read_text()):
         if kind:

@@ -1,4 +1,4 @@
-"""The table of all settings, made of the tables in the source."""
+"""The table of all settings, generated from the tables in the source."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ARGUMENTS = "Words on the plugin's line in `plugstack.conf`. Most sites set thes
 
 
 def pages() -> dict[str, str]:
-    """The page of the site."""
+    """Return the page of the site."""
     settings = {setting.name: setting for setting in all_settings().values()}
     arguments = plugin.all_settings()
     lines = (
@@ -52,7 +52,7 @@ def pages() -> dict[str, str]:
 
 
 def table(rows: dict[str, Any], examples: dict[str, str] | None = None) -> Iterator[str]:
-    """A table of all rows, or of those that have an example."""
+    """Return a table of all rows, or of those with an example."""
     yield f"| name | {'example' if examples else 'value'} | default | meaning |"
     yield "|---|---|---|---|"
     for name in examples or rows:

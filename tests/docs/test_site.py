@@ -1,4 +1,4 @@
-"""The site in a browser: ``make docs-test``. Pages fit phones and desks, nothing comes from elsewhere, search works."""
+"""The site in a browser: pages fit phones and desktops, load nothing from other sites, and can be searched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOTS = ROOT / "build/docs"
 
 
 class Page(HTMLParser):
-    """Anchors, links and loaded files of a page."""
+    """The anchors, links and loaded files of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_search_needs_no_server(browser: Browser) -> None:
 
 @pytest.mark.parametrize("page", ["index", "docs/tutorials/user", "docs/howto/mount-data", "docs/reference/events"])
 def test_pictures_for_people(browser: Browser, page: str) -> None:
-    """Into build/docs: somebody should look at them."""
+    """Write screenshots to build/docs for a human to check."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     shot = browser.directory / "profile/shot.png"
     for size in ("1440,1000", "500,900"):
