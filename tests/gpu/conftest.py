@@ -1,4 +1,4 @@
-"""A container made of this machine's own programs, so that it needs no registry and no network."""
+"""A container made of this machine's programs, which needs no registry and no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kernel.conftest import User, busybox_rootfs, user
 
 __all__ = ["user"]
 
-# With the interpreter that has PyTorch, where that is not the one of the tests.
+# The interpreter that has PyTorch, if it is not the interpreter of the tests.
 PYTHON = os.environ.get("PENROOT_TORCH_PYTHON") or shutil.which("python3") or sys.executable
 
 
@@ -28,16 +28,16 @@ class Box:
         self.user = user
         self.root = user.data / "box"
         self.mounts: list[str] = []
-        # The driver may be where only this machine's variables say.
+        # Only this machine's variables may name the driver's directory.
         user.environ["PATH"] += f":{os.environ['PATH']}"
         user.environ["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         busybox_rootfs(self.root)
         user.own(user.data)
-        # Dependencies of the driver's libraries come from the image, as on every system.
+        # As on every system, the image supplies the dependencies of the driver's libraries.
         self.copy(libraries(driver()))
 
     def add(self, program: pathlib.Path | str) -> None:
-        """A program at its own path, with the libraries that it needs but not the driver's."""
+        """Add a program at its own path, with its libraries except the driver's."""
         self.copy([str(program), *libraries([str(program)])])
 
     def copy(self, paths: Iterable[str]) -> None:
@@ -49,7 +49,7 @@ class Box:
         self.user.own(self.root)
 
     def tree(self, path: str) -> None:
-        """A directory at its own path: mounted, or copied where the user may not read it outside."""
+        """Mount a directory at its own path, or copy it if the user cannot read it outside."""
         if self.user.run("sh", "-c", 'test -r "$0" && echo yes; true', path).stdout:
             self.mounts.append(path)
         else:
@@ -63,7 +63,7 @@ class Box:
 
 
 def driver() -> list[str]:
-    """Libraries of the driver that programs load, wherever this machine has them."""
+    """Return the driver's libraries that programs load, wherever this machine has them."""
     known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     paths = {line.rpartition(" => ")[2] for line in known.splitlines() if " => " in line}
     for directory in ("/usr/local/nvidia/lib*", *os.environ.get("LD_LIBRARY_PATH", "").split(":")):
@@ -88,7 +88,7 @@ def libraries(programs: list[str]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def gpu() -> None:
-    """Not ``require``: a CI machine without a GPU is no mistake."""
+    """Skip without a GPU. Unlike ``require``, it does not fail in CI."""
     if not os.path.exists("/proc/driver/nvidia/version") and not os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has no GPU of NVIDIA")
 
@@ -100,7 +100,7 @@ def box(gpu: None, user: User) -> Box:
 
 @pytest.fixture
 def torch_box(box: Box) -> tuple[Box, str]:
-    """The same with PyTorch, and the path of its interpreter."""
+    """Return the box with PyTorch, and the path of its interpreter."""
     ask = "import json, sys, sysconfig, torch; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, \
 sysconfig.get_path('stdlib'), torch.__path__[0]]))"
     done = subprocess.run([PYTHON, "-c", ask], capture_output=True, text=True, check=False)

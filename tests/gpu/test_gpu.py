@@ -135,7 +135,7 @@ int main(int argc, char **argv)
 }
 """
 
-# The best of ten batches, when the clocks have settled: what the GPU does, not what else it was doing.
+# The best of ten batches after the clocks have settled, so that other load on the GPU does not count.
 MATMUL = """
 import time, torch
 torch.manual_seed(1)
@@ -167,7 +167,7 @@ dist.destroy_process_group()
 
 
 def said(output: str, word: str) -> str:
-    """The rest of the line that begins with ``word``."""
+    """Return the rest of the line that begins with ``word``."""
     return next(line.partition(" ")[2] for line in output.splitlines() if line.startswith(word + " "))
 
 
@@ -176,23 +176,23 @@ def test_the_gpus_of_outside(box: Box) -> None:
     if outside is None:
         pytest.skip("nvidia-smi is not installed")
     wanted = subprocess.run([outside, "-L"], capture_output=True, text=True, check=True).stdout
-    box.add(outside)  # for its libraries; the program itself is bound over it
+    box.add(outside)  # for its libraries; the program itself is mounted over the copy
     (box.root / outside.lstrip("/")).unlink()
     assert box.run("nvidia-smi", "-L") == wanted
     first = box.run("nvidia-smi", "-L", env={"NVIDIA_VISIBLE_DEVICES": "0"}).splitlines()
     assert first[0] == wanted.splitlines()[0]
     uuid = wanted.split("UUID: ")[1].split(")")[0]
-    # By NVML, where /proc does not tell.
+    # Use NVML if /proc does not list them.
     for environ in ({}, {"ENROOT_RESTRICT_DEV": "y"}):
         assert uuid in box.run("nvidia-smi", "-L", env={"NVIDIA_VISIBLE_DEVICES": uuid, **environ})
-    # As Slurm would set it.
+    # Like Slurm.
     minor = next(path.removeprefix("/dev/nvidia") for path in sorted(glob.glob("/dev/nvidia[0-9]*")))
     step = {"NVIDIA_VISIBLE_DEVICES": "all", "SLURM_STEP_GPUS": minor, "ENROOT_RESTRICT_DEV": "y"}
     assert len(box.run("nvidia-smi", "-L", env=step).splitlines()) == 1
 
 
 def test_explained(box: Box) -> None:
-    """The plan names what this machine has, and a container holds it."""
+    """The plan names this machine's devices, and a container has them."""
     done = box.user.penroot("start", "--explain", "box", env={"NVIDIA_VISIBLE_DEVICES": "all"})
     lines = [line.split() for line in done.stdout.splitlines()]
     planned = {words[1] for words in lines if words and words[0] in ("device", "file", "link")}
@@ -204,7 +204,7 @@ def test_explained(box: Box) -> None:
 
 
 def compiled(tmp_path: pathlib.Path, how: str) -> pathlib.Path:
-    """A program that adds vectors on the GPU."""
+    """Compile a program that adds vectors on the GPU."""
     program = tmp_path / "add"
     if how == "driver":
         if shutil.which("gcc") is None:
@@ -234,7 +234,7 @@ def test_vector_add(box: Box, tmp_path: pathlib.Path, how: str) -> None:
 
 
 def test_vector_add_by_cdi(box: Box, tmp_path: pathlib.Path) -> None:
-    """With a specification of what this machine has, where only these containers see it."""
+    """With a specification of this machine's devices, which only these containers see."""
     if os.geteuid():
         pytest.skip("only root has a /run of his own")
     program = compiled(tmp_path, "driver")
@@ -264,7 +264,7 @@ def test_vector_add_by_cdi(box: Box, tmp_path: pathlib.Path) -> None:
 
 
 def test_matmul_is_equal_and_as_fast(torch_box: tuple[Box, str]) -> None:
-    """On a GPU that nothing else uses."""
+    """On a GPU without other users."""
     box, python = torch_box
     outside = subprocess.run([python, "-c", MATMUL], capture_output=True, text=True, check=True).stdout
     inside = box.run(python, "-c", MATMUL)
