@@ -31,7 +31,7 @@ NEEDS = "fuse3 squashfs-tools squashfuse"
 # Files of apt, dpkg and the tests.
 KEPT = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/tmp", "/root", "/srv", "/usr/src")
 CHECKOUT = "/usr/src/penroot"
-# Use penroot, and report failures, until there is a file /srv/stop.
+# Use penroot, and report failures, until /srv/stop exists.
 USED = "while [ ! -e /srv/stop ]; do penroot version 2>&1; [ -e /usr/lib/penroot/spank_pyxis.so ] || echo none; done"
 
 

@@ -29,7 +29,7 @@ def archive(packages: Path) -> Path:
 
 @pytest.fixture
 def site(archive: Path) -> Iterator[Path]:
-    """A directory of USER with the archive and the release's easyconfig."""
+    """Return a directory of USER with the archive and the release's easyconfig."""
     with tempfile.TemporaryDirectory(prefix="penroot-easybuild-", dir="/var/tmp") as top:
         shutil.copy(archive, top)
         easyconfig = Path(top, f"penroot-{place.version()}.eb")

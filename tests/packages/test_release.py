@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="a relea
 
 @pytest.fixture(scope="module")
 def release() -> Iterator[Path]:
-    """A release built from a clone, because the tested tree may have changes."""
+    """Build a release from a clone, because the tested tree may have changes."""
     with tempfile.TemporaryDirectory(prefix="penroot-release-", dir="/var/tmp") as place:
         subprocess.run(["git", "clone", "--quiet", PROJECT, f"{place}/clone"], check=True)
         command = [sys.executable, "-m", "packages", "--release", "--output", f"{place}/release"]
