@@ -1,4 +1,4 @@
-"""The unit tier needs no compiler and no other program: it skips a test for which the machine lacks something."""
+"""The unit tier needs no compiler and no other program: a test skips if the machine lacks something."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROGRAMS = ("gcc", "nm", "readelf", "mksquashfs", "openssl", "ssh-keygen", "dpkg
 
 
 class NotBuilt:
-    """The last finder of sys.meta_path: it is asked for modules that no other one has found."""
+    """The last finder of sys.meta_path, which gets the modules that no other finder has found."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

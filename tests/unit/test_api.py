@@ -1,4 +1,4 @@
-"""The public names of enroot_py, and their signatures: programs of users depend on them."""
+"""The public names of enroot_py and their signatures, on which users' programs depend."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def signature(name: str) -> str:
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature_is_stable(name: str) -> None:
-    """A new argument goes to the end of this table's row, by keyword and with a default."""
+    """A new argument goes to the end of this table's row, keyword-only and with a default."""
     assert signature(name) == SIGNATURES[name]
 
 

@@ -1,4 +1,4 @@
-"""CDI specifications as vendors write them, and the resulting edits of a container."""
+"""CDI specifications in vendors' forms, and the resulting edits of a container."""
 
 from __future__ import annotations
 

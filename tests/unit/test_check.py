@@ -1,4 +1,4 @@
-"""pyxis-py check beside Slurms that this machine does not have."""
+"""pyxis-py check with Slurm releases that this machine lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER = b"penroot plugin for Slurm 0x180b00"  # 24.11, as SLURM_VERSION_NUMBER
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the programs of Slurm, and no other in PATH."""
+    """Return a directory with Slurm's programs, the only one in PATH."""
     for name in ("scontrol", "slurmd", "srun"):
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
@@ -52,7 +52,7 @@ def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking:
 def test_a_slurm_with_a_tmp_for_each_job(
     fp: FakeProcess, programs: Path, written: str, private: str, verdict: str, kind: str
 ) -> None:
-    """NamespaceType is that of 25.11 and later: read_config.c, where the other name means the same."""
+    """NamespaceType belongs to Slurm 25.11 and later: in read_config.c both names are one setting."""
     if private:
         (programs / "job_container.conf").write_text(
             f"AutoBasePath=true\nDirs={private if kind == 'tmpfs' else '/x'}\n"
@@ -80,12 +80,12 @@ def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
     assert about_slurm(fp, programs, "JobContainerType        = (null)", "NamespaceType           = (null)") == []
 
 
-# ---- where plugstack.conf is
+# ---- the location of plugstack.conf
 
 
 @pytest.fixture
 def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The copy that slurmctld sent to this machine, which has its own slurm.conf in ``programs``."""
+    """Return the copy that slurmctld sent to this machine, whose own slurm.conf is in ``programs``."""
     directory = programs / "run"
     directory.mkdir()
     (directory / "slurm.conf").touch()
@@ -95,7 +95,7 @@ def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parity("check: which plugstack.conf Slurm reads")
 def test_what_is_not_set_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
-    """scontrol says "(null)" then, of all releases: config_info.c."""
+    """All releases of scontrol print "(null)" then: config_info.c."""
     about_slurm(fp, programs, "PlugStackConfig         = (null)", f"SLURM_CONF              = {programs}/slurm.conf")
     fp.register([f"{programs}/scontrol", "show", "config"], stdout=[f"SLURM_CONF = {programs}/slurm.conf"])
     assert plugstack.files(check.slurm_configuration()) == [f"{programs}/plugstack.conf"]
@@ -104,7 +104,7 @@ def test_what_is_not_set_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -
 
 @pytest.mark.parity("check: which plugstack.conf Slurm reads")
 def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
-    """slurmd --conf-server on a machine that has a slurm.conf: srun takes that one."""
+    """slurmd --conf-server on a machine with a slurm.conf, which srun reads instead."""
     slurm = {"SLURM_CONF": f"{programs}/slurm.conf"}
     assert plugstack.files(slurm) == [f"{programs}/plugstack.conf", f"{copy}/plugstack.conf"]
     (programs / "slurm.conf").unlink()
@@ -114,7 +114,7 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
 
 
 def test_file_of_slurmctld_alone_hides_the_sent_one(programs: Path, copy: Path) -> None:
-    """spank_stack_init() takes PlugStackConfig as it is."""
+    """spank_stack_init() opens PlugStackConfig without searching for it."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
     assert finding.verdict == "bad" and "instead of the one from slurmctld" in finding.what
     assert "remove PlugStackConfig from slurm.conf" in finding.fix
@@ -143,7 +143,7 @@ def test_the_line_goes_into_a_file_that_is_sent(programs: Path) -> None:
 
 
 def test_a_line_with_a_link_to_the_version_goes_with_its_plugin(programs: Path) -> None:
-    """Slurm runs no job while a plugin that it requires is gone."""
+    """Slurm runs no job while a required plugin is missing."""
     for version in ("1.0", "2.0"):
         (programs / version).mkdir()
         (programs / version / "spank_pyxis.so").touch()

@@ -17,7 +17,7 @@ __all__ = ["store"]  # a fixture
 
 
 def another_boot(path: Path) -> None:
-    """Make a layer or an image look as if the node had been rebooted since."""
+    """Make a layer or an image look as if the node has rebooted since."""
     _, *rest = (path / "boot").read_text().splitlines(keepends=True)
     (path / "boot").write_text("".join(["another boot\n", *rest]))
 
@@ -44,7 +44,7 @@ def test_layer_that_survived_a_crash_is_kept(store: Store) -> None:
 
 def test_layer_that_a_crash_damaged_is_made_again(store: Store) -> None:
     path = unpacked(store)
-    (path / "fs/a").write_bytes(b"")  # as after delayed allocation
+    (path / "fs/a").write_bytes(b"")  # like a file with delayed allocation
     with store.build("layers", A) as build:
         assert not build.done and os.listdir(build.path) == []
         os.mkdir(build.path + "/fs")

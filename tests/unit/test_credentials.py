@@ -54,7 +54,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.mark.parity("credentials with and without a port", ".credentials: netrc")
 def test_netrc_by_host_port_and_user(home: Home) -> None:
     """An entry with the exact port takes precedence, and one without serves every port."""
-    assert home.find("a.io") is None  # there is no file
+    assert home.find("a.io") is None  # the file does not exist
     home.netrc("# comment\n\nmachine a.io login me password one\nmachine a.io login you password two\n"
                "machine b.io login $oauthtoken password three\nmachine auth.docker.io login me password hub\n"
                "machine d.io\n  login me\n  password any\nmachine d.io:5000 login me password exact\n")  # fmt: skip
@@ -62,7 +62,7 @@ def test_netrc_by_host_port_and_user(home: Home) -> None:
     assert home.find("a.io", "you") == ("you", "two")
     assert home.find("b.io") == ("$oauthtoken", "three")
     assert home.find("a.io", "nobody") is None
-    assert home.find("c.io", "me") is None  # known for another host only
+    assert home.find("c.io", "me") is None  # known only for another host
     assert (home.find("d.io:443"), home.find("d.io:5000")) == (("me", "any"), ("me", "exact"))
     assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # its token server
 

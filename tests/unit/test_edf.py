@@ -1,4 +1,4 @@
-"""Environment files: what they may say, what is told of what they may not, and what a step or a start makes of them."""
+"""Environment files: allowed keys, errors for others, and the resulting step or start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def values(file: Environment) -> dict[str, list[str]]:
     return {key: [file.value(entry) for entry in file.all(key)] for key in keys}
 
 
-# Each form that CSCS documents: the names are ours.
+# Each form that CSCS documents, with our names.
 FORMS = {
     "the first one": 'image = "library/debian:13"\nmounts = ["${SCRATCH}:${SCRATCH}"]\nworkdir = "${SCRATCH}"\n',
     "other registries": 'image = "quay.io#some/bench:6.2-mpich4.1-arm64"\n',
@@ -164,7 +164,7 @@ def test_slips_are_told_with_their_line(home: Home, text: str | bytes, line: int
 
 @pytest.mark.parity("forms of CSCS's documentation")
 def test_a_comma_that_is_no_toml_is_told(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
-    """And a key below a table, which is one of it."""
+    """A key below a table belongs to the table."""
     assert home.said(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
     assert capfd.readouterr().err.count("the comma at the end is no TOML") == 2
     assert home.said('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
@@ -256,7 +256,7 @@ def test_bases_end(home: Home) -> None:
         (lambda file: file.chmod(0o666), "can be written by others"),
         (lambda file: file.chmod(0o606), "can be written by others"),
         (lambda file: file.parent.chmod(0o1777), "is world-writable"),
-        (lambda file: (file.unlink(), os.mkfifo(file)), "is not a regular file"),  # nobody waits for it
+        (lambda file: (file.unlink(), os.mkfifo(file)), "is not a regular file"),  # a read would block
         (lambda file: file.write_text("# " + 70_000 * "x"), "larger than 64 KiB"),
     ],
     ids=["mode 666", "mode 606", "directory", "pipe", "large"],
@@ -317,7 +317,7 @@ def test_only_variables_that_are_named_are_carried(home: Home) -> None:
     file = home.said('image = "a"\n[env]\nA = "${USER}"\nB = "$SCRATCH"')
     assert file.host == {"USER": "jane"} and "/scratch" not in file.dumps()
     home.write("it", 'image = "a"\n[annotations]\njob = "${SLURM_JOB_ID}"')
-    assert not home.read("it", SLURM_JOB_ID="1").host  # of a job around this one
+    assert not home.read("it", SLURM_JOB_ID="1").host  # inherited from a surrounding job
 
 
 @pytest.mark.parity("${NAME}")
@@ -368,7 +368,7 @@ def test_annotations_that_are_true(home: Home, text: str, said: bool | None) -> 
 
 
 def test_what_is_shown_is_a_file_that_steers_no_terminal(home: Home) -> None:
-    """Directories and files of any name."""
+    """Directories and files can have any names."""
     place = home.path / "x\nimage = 'evil' #"
     place.mkdir()
     said = {"image": "a", "env": {"A": "x\x9by\u202e\U000e0041\x7f\t"}, "annotations": {"a\nb": "\x1b[31m"}}

@@ -26,7 +26,7 @@ def read(path: pathlib.Path, prefix: str = "") -> Elf:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A root where libneeds.so.1 needs two versions of libgives.so.1, and the unversioned libplain.so."""
+    """Build a root where libneeds.so.1 needs two versions of libgives.so.1, and the unversioned libplain.so."""
     root = tmp_path_factory.mktemp("libraries")
     gives = build(root, "/libgives.so.1.2", soname="libgives.so.1", versions=["GIVES_1.0", "GIVES_1.1"])
     plain = build(root, "/libplain.so", symbols=["api_one", "api_two", "other"])

@@ -1,4 +1,4 @@
-"""Lines of the environment of a container: what ${VAR} becomes, and what it does not."""
+"""Lines of a container's environment, and the expansion of ${VAR}."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_value_without_a_secret_is_passed_on(value: str) -> None:
 def test_each_variable_has_its_last_origin() -> None:
     variables = environ.Variables()
     variables.set({"A": "1", "B": "1", "C": "1"}, "the image")
-    variables.values.update(B="2", D="2", C="1")  # as a hook does
+    variables.values.update(B="2", D="2", C="1")  # like a hook
     variables.note("hooks")
     assert variables.origins == {"A": "the image", "B": "hooks", "C": "the image", "D": "hooks"}
     variables.note("later")

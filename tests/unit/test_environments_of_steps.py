@@ -1,4 +1,4 @@
-"""Environment files of steps: what they say beside options and variables, and how nodes get them."""
+"""Environment files of steps: precedence beside options and variables, and their way to the nodes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_names_that_no_environment_file_has(name: str) -> None:
 
 
 def with_file(tmp_path: Path, text: str, *pairs: tuple[str, str], context: str = "srun", verb: str = "check") -> Job:
-    """A job that asks for the environment file ``it``; ``pairs`` are more of the request."""
+    """Return a job that requests the environment file ``it``; ``pairs`` are further options."""
     (tmp_path / ".edf").mkdir(exist_ok=True)
     (tmp_path / ".edf/it.toml").write_text(text)
     said = [("verb", verb), ("context", context), ("cwd", str(tmp_path)), ("option", "environment=it"), ("node", "n1")]
@@ -127,7 +127,7 @@ def with_file(tmp_path: Path, text: str, *pairs: tuple[str, str], context: str =
 
 
 def test_the_file_is_read_with_the_submitters_variables(tmp_path: Path) -> None:
-    """And what is wrong with an image or a mount is told with its line."""
+    """An error in an image or a mount is reported with its line."""
     request, wish = submission.check(with_file(tmp_path, 'image = "${USER}/x:1"'))
     assert request.image == "jane/x:1" and wish and str(wish.image) == "registry-1.docker.io/jane/x:1"
     with pytest.raises(UsageError, match=r"\.edf/it\.toml:2: image=a//b"):
@@ -149,7 +149,7 @@ def test_nodes_have_what_was_read_at_submit(tmp_path: Path) -> None:
 
 
 def test_step_of_a_batch_job_has_what_sbatch_read(tmp_path: Path) -> None:
-    """Another job reads the file anew."""
+    """Another job reads the file again."""
     told = carried(tmp_path)
     assert submission.check(with_file(tmp_path, 'image = "second"', told))[0].image == "first"
     for context in ("sbatch", "salloc"):

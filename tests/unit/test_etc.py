@@ -1,4 +1,4 @@
-"""/etc/rc and /etc/environment: what is written reads back."""
+"""/etc/rc and /etc/environment: written values read back unchanged."""
 
 from __future__ import annotations
 

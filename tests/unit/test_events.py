@@ -1,4 +1,4 @@
-"""Records of what is done: what is in a line, where it goes, and what may not be written to."""
+"""Event records: the content of a line, the destination, and refused destinations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 @pytest.fixture(autouse=True)
 def warned() -> Iterator[None]:
-    """Each test may warn, where a process does so once."""
+    """Let each test warn, although a process warns only once."""
     events._Sink._warned = False
     yield
     assert operations.event is None
@@ -34,12 +34,12 @@ def warned() -> Iterator[None]:
 
 @pytest.fixture
 def file(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The file for records."""
+    """Return the file for records."""
     return tmp_path / "events"
 
 
 def to(where: str) -> Settings:
-    """Settings that send records to a place."""
+    """Return settings that send records to a destination."""
     return load({"HOME": "/", "ENROOT_EVENTS": where})
 
 
@@ -83,7 +83,7 @@ def test_an_error_is_recorded_and_goes_on(file: pathlib.Path) -> None:
 
 
 def test_records_of_start_and_pull_name_each_other(file: pathlib.Path) -> None:
-    """A start's record has what its pull found, and a pull's has the step."""
+    """A start's record has the result of its pull, and a pull's record has the step."""
     with Operation("step", to(str(file)), job=3, step="3.1"), Operation("pull", to(str(file)), image="a"):
         operations.fact(digest="sha256:2")
     pull, step = lines(file)
@@ -149,7 +149,7 @@ def test_a_daemon_that_reads_nothing_is_not_waited_for(
     monkeypatch.setitem(events.SOCKETS, "journald", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
-        for _ in range(5000):  # more than any queue of datagrams holds
+        for _ in range(5000):  # more than a datagram queue holds
             with Operation("pull", to("journald")):
                 pass
             if capsys.readouterr().err:
@@ -181,7 +181,7 @@ def test_what_is_no_file_of_ours_is_not_written_to(
 
 
 def test_record_without_room_costs_a_warning(file: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A part of it fits: that is no reason to say nothing."""
+    """A part of the record fits, but the warning still appears."""
     file.write_text("x" * 900 + "\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))

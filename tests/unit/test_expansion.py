@@ -1,4 +1,4 @@
-"""Expansion in environment files: as bash does it between double quotes, which is what Sarus Suite runs."""
+"""Expansion in environment files, equal to bash's between double quotes, which Sarus Suite runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format of a store: that it is marked, and what a penroot says of one that it does not know."""
+"""The format mark of a store, and the error for an unknown format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
     Store(root, create=True)
     assert os.readlink(f"{root}/format") == str(format.FORMAT)
     os.unlink(f"{root}/format")
-    format.check(root, mark=False)  # as the stores of the first versions are
+    format.check(root, mark=False)  # like the stores of the first versions
     assert not os.path.lexists(f"{root}/format")
     Store(root, create=True)
     assert os.readlink(f"{root}/format") == str(format.FORMAT)

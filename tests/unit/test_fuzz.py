@@ -26,7 +26,7 @@ SEEDS = {
 
 
 def mutate(text: str, rng: random.Random) -> str:
-    """A few random edits with the characters that mean something somewhere."""
+    """Apply a few random edits with significant characters."""
     characters = list(text)
     for _ in range(rng.randint(1, 8)):
         at = rng.randrange(len(characters) + 1)
@@ -46,7 +46,7 @@ _ODD = (
 
 
 def retyped(document: object) -> Iterator[bytes]:
-    """Yield a JSON document with one value of another type, or beyond all limits: each value, and each such type."""
+    """Yield copies of a JSON document in which one value has another type or exceeds all limits."""
     whole = {"document": json.loads(json.dumps(document))}
 
     def at(node: Any) -> Iterator[bytes]:
@@ -95,7 +95,7 @@ def test_what_an_image_may_mount_is_its_own(rng: random.Random, soak: bool) -> N
 
 
 def test_an_image_gets_no_secret_of_its_caller(rng: random.Random, soak: bool, tmp_path: pathlib.Path) -> None:
-    """By no way of writing a name in its /etc/environment."""
+    """For each way of writing a name in its /etc/environment."""
     host = {"HF_TOKEN": "hidden", "MY_PASSWORD": "hidden", "PROXY": "http://me:hidden@proxy", "HOME": "/h"}
     (tmp_path / "etc").mkdir()
     text = "".join(f"A{number}=${{{name}}} '${name}' ${{{name}:-}}\n" for number, name in enumerate(host))

@@ -1,4 +1,4 @@
-"""Files for what goes beyond enroot and pyxis, mutated: a meaning, or one line with a way out."""
+"""Mutated files of features beyond enroot and pyxis: a result, or one line of error with a hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile images: mutants of layers and documents are refused in words, in bounded time, and stay inside."""
+"""Hostile images: mutated layers and documents fail with an error, in bounded time, and stay inside."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.images import digest, directory, entry, hardlink, symlink
 
 pytestmark = pytest.mark.soak
 
-SECONDS = 90  # of each with --soak: together ten minutes
-PATIENCE = 60  # seconds for one mutant, of which each takes milliseconds
+SECONDS = 90  # of each kind with --soak: ten minutes in all
+PATIENCE = 60  # seconds for one mutant, which takes milliseconds
 
 
 class Hang(BaseException):
@@ -39,7 +39,7 @@ class Hang(BaseException):
 
 @pytest.fixture
 def rounds(soak: bool) -> Callable[[int], Iterator[int]]:
-    """Numbers of rounds: a few, or as many as there is time for; each has to end soon."""
+    """Yield round numbers: a few, or as many as the time allows; fail if a round takes long."""
 
     def count(few: int) -> Iterator[int]:
         def late(number: int, frame: object) -> None:
@@ -62,7 +62,7 @@ def rounds(soak: bool) -> Callable[[int], Iterator[int]]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A directory in which nothing but ``in`` may change."""
+    """Return a directory in which only ``in`` may change."""
     (tmp_path / "in").mkdir()
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -79,7 +79,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def sparse(name: str, version: str) -> bytes:
-    """A sparse file as GNU tar writes it: one piece of data in the middle of a hole."""
+    """Return a sparse file in GNU tar's format: one piece of data in the middle of a hole."""
     if version == "old":
         header = bytearray(images.tar([entry(name, b"d" * 512)], tarfile.GNU_FORMAT)[:1024])
         header[156:157] = b"S"
@@ -97,13 +97,13 @@ def sparse(name: str, version: str) -> bytes:
 
 
 def unended(tar: bytes) -> bytes:
-    """A tar without its end mark, so that another may follow."""
+    """Return a tar without its end mark, so that another may follow."""
     used = len(tar.rstrip(b"\0"))
     return tar[: -(-used // 512) * 512]
 
 
 def reseal(tar: bytearray) -> bytes:
-    """The checksums of headers put right."""
+    """Correct the checksums of headers."""
     for at in range(0, len(tar) - 511, 512):
         if tar[at + 257 : at + 262] == b"ustar":
             tar[at + 148 : at + 156] = b" " * 8
@@ -146,7 +146,7 @@ def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int],
     assert (place / "fs/sparseold").stat().st_size == 65536 == (place / "fs/sparse1.0").stat().st_size
     for number in rounds(300):
         data = mutated(tar, rng)
-        if rng.random() < 0.9:  # most shall get past the checksum
+        if rng.random() < 0.9:  # most mutants must pass the checksum
             data = reseal(bytearray(data))
         if rng.random() < 0.3:
             data = images.COMPRESSIONS[rng.choice(("gzip", "bzip2", "xz"))](data)
@@ -182,7 +182,7 @@ ODD: tuple[Any, ...] = (
 
 
 def spots(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) in a document."""
+    """Return every (container, key) in a document."""
     keys = document.keys() if isinstance(document, dict) else range(len(document) if isinstance(document, list) else 0)
     for key in list(keys):
         yield document, key
@@ -212,7 +212,7 @@ def disturbed(document: Any, rng: random.Random) -> bytes:
 
 
 def index(manifest: bytes) -> bytes:
-    """An index.json of an image for this machine and another."""
+    """Return an index.json of an image for this machine and for another."""
     named = {"mediaType": images.OCI["manifest"], "digest": digest(manifest), "size": len(manifest),
              "annotations": {"org.opencontainers.image.ref.name": "a"}}  # fmt: skip
     platforms = [{"os": "linux", "architecture": name} for name in (architecture(), "s390x")]
@@ -220,7 +220,7 @@ def index(manifest: bytes) -> bytes:
 
 
 def write(place: Path, image: images.Image, kind: str, spoil: Callable[[bytes], bytes]) -> LocalImage:
-    """The image with one of its documents spoilt, in an OCI layout or as docker saves it."""
+    """Write the image with one document mutated, as an OCI layout or a docker archive."""
     config, manifest, blob = image.config(), image.manifest(), image.layers[0].blob
     if kind.startswith("docker"):
         saved = {"Config": "config.json", "RepoTags": ["test/a:b"], "Layers": ["layer.tar"] * len(image.layers)}

@@ -1,4 +1,4 @@
-"""A registry that sends what it likes to a client with logins: an error in words, soon, and no login to others."""
+"""A hostile registry and a client with logins: an error message, soon, and no login for other hosts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WORDS = [
 
 @pytest.fixture
 def servers() -> Iterator[tuple[Fake, Fake]]:
-    """The registry, and another one that it may send its clients to."""
+    """Yield the registry, and a second one to which it may send clients."""
     token = Reply(raw=answer(b"200 OK", b"", b'{"token": "x"}'))
     with fake(bind="127.0.0.2") as registry, fake(lambda request: token, bind="127.0.0.3") as other:
         yield registry, other
@@ -61,7 +61,7 @@ def answer(status: bytes, headers: bytes, body: bytes) -> bytes:
 
 
 def seeds(own: str, other: str) -> list[bytes]:
-    """Answers of all kinds that a client has a use for."""
+    """Return replies of every kind that a client uses."""
     realms = [f"http://{own}/token", f"http://{other}/token", rf"http://{own}\\@{other}/token", f"http://me@{other}/"]
     places = [f"http://{other}/x", "/v2/", "//x/", rf"http://{own}\@{other}/", "file:///etc/passwd"]
     return [
@@ -105,10 +105,10 @@ def test_mutated_answers(
     )
     more = {"ENROOT_TRANSFER_RETRIES": "1", "ENROOT_STALL_TIMEOUT": "1", "ENROOT_CONNECT_TIMEOUT": "1"}
     found = settings.load({"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), **more})
-    look_up = socket.getaddrinfo  # of addresses alone: no name server hears of this
+    look_up = socket.getaddrinfo  # addresses only: no name server gets a request
     numeric = {"flags": socket.AI_NUMERICHOST}
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *_, **__: look_up(host, port, 0, 1, **numeric))
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two tries
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two attempts
     known = seeds(server.host, other.host)
     asks: list[Callable[[Repository], object]] = [
         lambda client: client.manifest("amd64"),
@@ -117,7 +117,7 @@ def test_mutated_answers(
         lambda client: client.config(client.manifest("amd64")),
     ]
     context = ssl.create_default_context()
-    monkeypatch.setattr(site, "tls", lambda: context)  # to read the authorities takes longer than all the rest
+    monkeypatch.setattr(site, "tls", lambda: context)  # reading the authorities takes longer than the rest
     for _ in range(20_000 if soak else 300):
         replies = [mutate(rng.choice(known), rng) for _ in range(rng.randint(1, 4))]
         server.answer = lambda request, replies=replies: Reply(raw=rng.choice(replies))  # type: ignore[misc]
@@ -203,7 +203,7 @@ def test_documents_with_fields_of_other_types(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """Each document that a registry sends, with one value of another type."""
+    """Each document from a registry, with one value of another type."""
     server, _ = servers
     environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "ENROOT_TRANSFER_RETRIES": "0"}
     found = settings.load(environ)

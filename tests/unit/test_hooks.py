@@ -1,4 +1,4 @@
-"""The standard hooks on a directory that stands for a root: reading and writing beneath it is all they do."""
+"""The standard hooks on a directory that replaces a root: they only read and write beneath it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_who_is_in_no_shadow_file_is_added(box: Box) -> None:
     box.write(passwd="root:x:0:0::/r:/s\napp:x:7:7::/:/\n", group="app:x:7:\n")
     box.write(shadow="\n".join(there), gshadow="app:!::\n")
     shadow = box.root / "etc/shadow"
-    shadow.chmod(0)  # as in images of Fedora; root and the owner of the namespace read it
+    shadow.chmod(0)  # as in images of Fedora; root and the owner of the namespace can read it
     box.run("10-shadow")
     assert box.lines("shadow") == [*there, "nobody:*:::::::", "me:*:::::::"]
     assert shadow.stat().st_mode & 0o777 == 0o600

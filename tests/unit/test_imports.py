@@ -1,4 +1,4 @@
-"""Rules of the source: rooms with one-way doors, a start path that imports next to nothing, sizes that one can read."""
+"""Rules for the source: packages with one-way imports, few imports on the start path, and limits of size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
-# The rooms that each room may import, beside itself and its package's __init__.py. README.md draws them.
+# The packages that each package may import, beside itself and its parent's __init__.py. README.md draws them.
 ROOMS = {
     "base": "",
     "config": "base",
@@ -35,7 +35,7 @@ ROOMS = {
     "admin": "base config runtime cli request",
     "helper": "base request submit node",
 }
-# These modules of pyxis_py enter containers or run elsewhere; as a step runs, the others take base alone.
+# These modules of pyxis_py enter containers or run elsewhere; the modules of a running step import only base.
 ENTERING = set(
     "held step container image environment owned save leave entrypoint attached options header importer submission "
     "check manual settings".split()
@@ -45,7 +45,7 @@ ENTERING = set(
 DECIDING = {f"enroot_py.features.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
 PURE = set("__future__ collections collections.abc dataclasses random typing".split())
 
-# Each costs more than a whole start may.
+# Each import costs more than a whole start may.
 HEAVY = set(
     "re typing enum dataclasses json subprocess pathlib logging click urllib3 socket ctypes yaml shutil tempfile "
     "collections functools contextlib signal inspect hashlib".split()
@@ -56,14 +56,14 @@ MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_TEST_NAME_CHARACTERS = 500, 60, 60
 
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
-    """Each module of both packages, by its full name."""
+    """Return each module of both packages, by its full name."""
     paths = [path for package in ("enroot_py", "pyxis_py") for path in (ROOT / package).rglob("*.py")]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 @functools.cache
 def imports(path: pathlib.Path, *, types: bool = True) -> set[str]:
-    """Modules of ours that a file imports anywhere, also within functions and for types, unless ``types`` is False."""
+    """Return our modules that a file imports, also within functions, and for types unless ``types`` is False."""
     names: set[str] = set()
     known = modules()
     tree = ast.parse(path.read_text())
@@ -85,7 +85,7 @@ def imports(path: pathlib.Path, *, types: bool = True) -> set[str]:
 
 
 def room(module: str) -> str:
-    """The room of a module; "" for a package itself, which all may import."""
+    """Return the package of a module; "" for a top package itself, which all may import."""
     return f"{module}.".split(".")[1]
 
 
@@ -95,7 +95,7 @@ def test_doors_go_one_way(name: str) -> None:
     for module, path in modules().items():
         if room(module) == name:
             for imported in imports(path):
-                if module.startswith("enroot_py") and name != "features":  # a feature has its part of a step
+                if module.startswith("enroot_py") and name != "features":  # a feature may contain its part of a step
                     assert imported.startswith("enroot_py"), f"{module} imports {imported}"
                 assert room(imported) in may, (
                     f"{module} imports {imported}: {name} may import {ROOMS[name] or 'no room'}"
@@ -166,7 +166,7 @@ def test_names_of_tests_are_short() -> None:
 
 
 def test_no_circles() -> None:
-    """Imports within functions and for types count: a circle that works because of them is still one."""
+    """Imports within functions and for types count: they only hide a circle."""
     # enroot_py names the API for type checkers, and imports it when a program uses a name.
     doors = {module: imports(path, types=module != "enroot_py") - {module} for module, path in modules().items()}
 
@@ -197,7 +197,7 @@ LIGHT = (
 
 
 def loaded_by(code: str, *arguments: str, environ: dict[str, str] | None = None) -> set[str]:
-    """The modules of a new interpreter without site-packages after ``code`` beyond those that it starts with."""
+    """Return the modules that ``code`` loads in a new interpreter without site-packages."""
     code = f"import sys; before = set(sys.modules); sys.path[:0] = [{str(ROOT)!r}]; {code}"
     code += "\nprint(*(set(sys.modules) - before))"
     command = [sys.executable, "-IS", "-c", code, *arguments]

@@ -1,4 +1,4 @@
-"""Why a program cannot run: the header of an ELF file of either class."""
+"""The error of a program that cannot run: the header of an ELF file of either class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MACHINES = {"x86_64": {1: 3, 2: 62}, "aarch64": {1: 40, 2: 183}}  # EM_386, EM_X
 
 
 def program(elf_class: int, machine: int, *, interp_size: int = len(LOADER)) -> bytes:
-    """An ELF file whose second program header is PT_INTERP: elf(5)."""
+    """Return an ELF file whose second program header is PT_INTERP: elf(5)."""
     identity = struct.pack("=4sBBB9x", b"\x7fELF", elf_class, 1, 1)
     if elf_class == 2:
         head = identity + struct.pack("=HHIQQQIHHHHHH", 2, machine, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)

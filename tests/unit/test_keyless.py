@@ -219,7 +219,7 @@ def test_key_with_a_log_needs_both() -> None:
 
 
 def test_bundle_has_certificate_and_entry() -> None:
-    """As cosign 3 makes it: the log has an entry of the type dsse."""
+    """As written by cosign 3: the log entry has the type dsse."""
     certificate = MIDDLE.certify(SIGNER, START)
     body = statement(DIGEST)
     plain = json.loads(bundle(SIGNER, body))

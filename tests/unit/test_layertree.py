@@ -87,7 +87,7 @@ def test_gzip_padding_and_zstd_skippable_frames_are_no_data(place: Path, tmp_pat
 
 
 class Trickle:
-    """A stream that gives few bytes at a time, as networks may."""
+    """A stream that returns few bytes at a time, like a network."""
 
     def __init__(self, data: bytes, most: int = 1) -> None:
         self.data = io.BytesIO(data)
@@ -207,7 +207,7 @@ def test_pax_fraction_of_a_second_and_utf8(place: Path) -> None:
     ("member", "gid"),
     [
         (entry("a"), 7),
-        (entry("a", gid=5, pax_headers={"gid": "", "SCHILY.xattr.user.note": ""}), 5),  # takes back what was said
+        (entry("a", gid=5, pax_headers={"gid": "", "SCHILY.xattr.user.note": ""}), 5),  # revokes the previous entry
     ],
 )
 def test_global_pax_header_holds_for_all(place: Path, member: tuple[tarfile.TarInfo, bytes], gid: int) -> None:
@@ -302,7 +302,7 @@ def test_sparse_files_of_gnu_tar(place: Path, tmp_path: Path, version: str) -> N
     source = tmp_path / "source"
     source.mkdir()
     with (source / "sparse").open("wb") as f:
-        for i in range(60):  # more than fit one header
+        for i in range(60):  # more than fit in one header
             f.seek(i * 100_000)
             f.write(b"%05d" % i)
         f.truncate(9_000_000)
@@ -423,7 +423,7 @@ def test_only_the_root_dev_is_dropped(place: Path) -> None:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A directory beside the layer that must not change."""
+    """Return a directory beside the layer that must not change."""
     path = tmp_path / "outside"
     path.mkdir()
     (path / "secret").write_text("secret")

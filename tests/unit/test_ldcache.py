@@ -22,7 +22,7 @@ def listed(cache: pathlib.Path) -> list[str]:
 
 @pytest.fixture
 def tree(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A root with library names that are hard to sort, and ldconfig's cache of them."""
+    """Return a root with library names that are hard to sort, and ldconfig's cache of them."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/ld.so.conf").write_text("/lib\n")
     names = "a.so.1 a.so.10 a.so.9 a-b.so.1 a2.so.1 a10.so.1 zz.so.1 A.so.1".split()

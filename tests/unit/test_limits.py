@@ -1,4 +1,4 @@
-"""Limits of kernels that this machine is not, by copies of their files in /proc/sys."""
+"""Limits of other kernels, from copies of their files in /proc/sys."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_scarce_namespaces_name_what_fails(tmp_path: Path) -> None:
 
 
 def test_initramfs_is_the_first_mount() -> None:
-    """The lines are of a machine that runs from its initial RAM file system, and of one that has left it."""
+    """The lines come from a machine that runs from its initial RAM file system, and from one that has left it."""
     initramfs = b"1 1 0:2 / / rw - rootfs rootfs rw,size=1509796k\n22 1 0:20 / /proc rw,relatime - proc proc rw\n"
     assert [mount.is_first for mount in mountinfo.parse(initramfs)] == [True, False]
     assert not next(mountinfo.parse(b"29 1 259:0 / / rw,relatime - ext4 /dev/root rw\n")).is_first

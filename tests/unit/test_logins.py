@@ -179,7 +179,7 @@ def test_a_directory_that_others_write_to_gets_no_secret(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="cannot write") as caught:
         AuthFile(str(place / "auth.json"), {}).add(registry("reg.io"), LOGIN)
     assert "REGISTRY_AUTH_FILE" in caught.value.hint and not list(place.iterdir())
-    place.chmod(0o1777)  # as /tmp
+    place.chmod(0o1777)  # like /tmp
     AuthFile(str(place / "auth.json"), {}).add(registry("reg.io"), LOGIN)
 
 

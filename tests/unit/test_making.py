@@ -12,7 +12,7 @@ from enroot_py.base.fds import Fd
 
 
 def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, directory: bool = True) -> Path:
-    """A hidden entry of a process of this node that has ended. Its lock ended with it."""
+    """Create a hidden entry of an ended process of this node, whose lock has ended too."""
     path = Path(making.hidden(str(place / "x"), kind))
     if directory:
         (path / "deep").mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
 def test_what_was_swept_before_it_was_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: bool
 ) -> None:
-    """Between mkdir(2) or open(2) and flock(2) a new entry looks like that of a killed process."""
+    """Between mkdir(2) or open(2) and flock(2), a new entry looks like a killed process's."""
     swept: list[Fd] = []
     lock = locks.attempt
 
@@ -112,7 +112,7 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
             os.rmdir(os.readlink(f"/proc/self/fd/{swept[0]}"))
             new.publish()
     else:
-        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT)  # EINVAL, as without O_TMPFILE
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT)  # EINVAL without O_TMPFILE
         with making.File(target) as file:
             os.unlink(os.readlink(f"/proc/self/fd/{swept[0]}"))
             file.publish(replace=True)

@@ -1,4 +1,4 @@
-"""Merged layers show what the stack of them shows."""
+"""Merged layers show the same files as the stack of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ["a", "b", "d", "d/a", "d/e", "d/e/f", "d/e/g", "h"]
 
 
 def layer(rng: random.Random) -> bytes:
-    """Files, directories, symlinks, whiteouts and opaque directories under few names, so that they meet."""
+    """Return files, directories, symlinks, whiteouts and opaque directories under few names, so that they collide."""
     entries = []
     for name in rng.sample(NAMES, rng.randint(1, 5)):
         if any(name.startswith(f"{other.name}/") for other, _ in entries if not other.isdir()):
@@ -40,7 +40,7 @@ def layer(rng: random.Random) -> bytes:
 
 
 def shown(lowerdirs: list[str], implicit: list[frozenset[str]]) -> dict[str, tuple[object, ...]]:
-    """Type, mode, time, and content of all that a stack shows; of directories that no layer describes, the type."""
+    """Return type, mode, time and content of a stack's visible entries; only the type of undescribed directories."""
     found: dict[str, tuple[object, ...]] = {}
     for name in NAMES:
         seen = look(lowerdirs, name)
@@ -67,7 +67,7 @@ def test_merged_layers_show_what_the_stack_shows(tmp_path: Path, rng: random.Ran
             layertree.unpack(io.BytesIO(layer(rng)), str(directories[0]))
         indexes = [index.read(str(path)) for path in directories]
         for at, its in enumerate(indexes):
-            if its.opaque:  # what is below it is no part of an image's stack
+            if its.opaque:  # the layers below are not part of an image's stack
                 del directories[at + 1 :], indexes[at + 1 :]
                 break
         lowerdirs = [f"{path}/fs" for path in directories]

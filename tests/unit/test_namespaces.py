@@ -1,4 +1,4 @@
-"""Hints for a user to whom the kernel refuses namespaces, by the content of /proc."""
+"""Hints for a user to whom the kernel refuses namespaces, from the content of /proc."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPERM = PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def advice(proc: pathlib.Path, error: OSError = EPERM, **values: str) -> str:
-    """The advice for a kernel with these values in /proc/sys."""
+    """Return the advice for a kernel with these values in /proc/sys."""
     defaults = {"user/max_user_namespaces": "5000", "kernel/unprivileged_userns_clone": "1"}
     for name, value in {**defaults, **{key.replace("__", "/"): value for key, value in values.items()}}.items():
         path = proc / "sys" / name
@@ -43,13 +43,13 @@ def test_settings_of_the_kernel_are_named(tmp_path: pathlib.Path) -> None:
     said = advice(tmp_path, kernel__unprivileged_userns_clone="0")
     assert "sysctl -w kernel.unprivileged_userns_clone=1" in said
     said = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="0")
-    assert "apparmor" not in said and "seccomp" in said  # there is no setting to blame
+    assert "apparmor" not in said and "seccomp" in said  # no setting explains the error
     assert "too many namespaces" in advice(tmp_path, OSError(errno.ENOSPC, ""))
     assert advice(tmp_path, OSError(errno.EINVAL, "")) == ""
 
 
 def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined") -> pathlib.Path:
-    """A /proc of a process with these."""
+    """Return a /proc for a process with this seccomp mode and AppArmor profile."""
     (proc / "self/attr").mkdir(parents=True)
     (proc / "self/status").write_text(f"Name:\tpython3\nNoNewPrivs:\t0\nSeccomp:\t{seccomp}\nSeccomp_filters:\t1\n")
     (proc / "self/attr/current").write_text(profile + "\n")

@@ -1,4 +1,4 @@
-"""The container options: what is accepted, what is refused, and what is derived from the table."""
+"""The container options: accepted and refused values, and text derived from the table."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_bad_values_are_refused_by_name_and_value(name: str, text: str) -> None:
 
 
 def test_a_variable_without_a_name_is_none_of_ours() -> None:
-    assert of(**{"": "x"}).origins == {}  # execve(2) takes "=x"
+    assert of(**{"": "x"}).origins == {}  # execve(2) allows "=x"
 
 
 def test_the_longest_name_still_is_a_file_name() -> None:
@@ -196,7 +196,7 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
 
 @pytest.mark.parity("options without image or name are ignored and said so")
 def test_options_without_a_container_are_ignored() -> None:
-    """Each option is named in a line."""
+    """One line names each option."""
     lines = ignored(of("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
     assert [line.split(":")[0] for line in lines] == [
         "ignoring --container-mounts",
@@ -273,6 +273,6 @@ def test_variables_in_mounts_have_the_values_of_the_job(text: str, expected: lis
     ],
 )
 def test_variables_that_make_no_path_are_refused(text: str, why: str) -> None:
-    assert of(f"container-mounts={text}").mounts  # nothing can be said at submit
+    assert of(f"container-mounts={text}").mounts  # unknown at submit
     with pytest.raises(UsageError, match=f"^--container-mounts: .*{why}"):
         mounts(text)

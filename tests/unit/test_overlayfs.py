@@ -13,7 +13,7 @@ from tests.images import directory, entry, hardlink, symlink
 
 
 def stack(tmp_path: Path, *contents: list[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
-    """Layers from bottom to top as lower directories from top to bottom."""
+    """Create layers from bottom to top, and return them as lower directories from top to bottom."""
     lowerdirs = []
     for number, entries in enumerate(contents):
         place = tmp_path / f"stack{number}"
@@ -49,5 +49,5 @@ def test_special_modes_are_those_of_the_files_that_show(tmp_path: Path) -> None:
         ],
         [entry("hidden", mode=0o755), entry(".wh.gone"), entry("tmp/x", b"", mode=0o2755)],
     )
-    # tmp is in the upper layer too, which does not say what its mode is: then it is that of a new directory.
+    # tmp is also in the upper layer, which gives no mode: a new directory's mode applies.
     assert sorted(index.special_modes(lowerdirs)) == [("kept", 0o4755), ("su", 0o4755), ("tmp/x", 0o2755)]

@@ -30,7 +30,7 @@ def test_each_file_is_of_one_package() -> None:
         "usr/share/man/man7/penroot-srun.7.gz": PLUGIN,
         "usr/bin/enroot": NAMES,
         "usr/bin/enroot-mount": NAMES,
-        "usr/libexec/penroot/enroot-mount": MAIN,  # by which hooks find it
+        "usr/libexec/penroot/enroot-mount": MAIN,  # hooks find the program with it
         "usr/lib/penroot-package/modules.zip": MAIN,
         "usr/lib/penroot-package/cryptography/hazmat/bindings/_rust.abi3.so": SIGNATURES,
         "usr/lib/penroot-package/asyncssh/sftp.py": SSH,
@@ -99,7 +99,7 @@ def test_control_and_spec_say_the_same(package: description.Package, tmp_path: P
 
 
 def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
-    """Directories that penroot makes, with incomplete files, and directories that its pages recommend."""
+    """Directories that penroot creates, with incomplete files, and directories that its pages recommend."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
     texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/places.py")]
@@ -110,12 +110,12 @@ def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
     places |= {making.hidden(f"/tmp/{name}", making.MAKING) for name in ("penroot-bundle", "enroot-data-2001")}
     for path in map(PurePath, places):
         assert any(path.match(str(each)) for each in patterns), path
-        hidden = path.name.startswith(".")  # which a star does not stand for
+        hidden = path.name.startswith(".")  # which * does not match
         assert not hidden or any(p.name.startswith(".") and path.match(str(p)) for p in patterns), path
 
 
 def test_variables_of_the_role_are_the_same_everywhere() -> None:
-    """Variables with a default are those that Ansible checks and the page explains. The version is current."""
+    """Ansible checks the variables with a default, and the page explains them. The version is current."""
     role = ROOT / "packages/ansible/penroot"
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
     checked = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
@@ -165,7 +165,7 @@ def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 
     def taken(version: str) -> str | None:
-        """The release whose plugin is taken where slurmd has this version."""
+        """Return the release whose plugin is installed for a slurmd of this version."""
         (programs / "slurmd").write_text(f"#!/bin/sh\necho slurm {version}\n")
         (programs / "slurmd").chmod(0o755)
         return prebuilt.take(str(tmp_path))
@@ -174,7 +174,7 @@ def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch,
     assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")
     assert (tmp_path / "python3").exists()
     assert taken("27.02.0-0rc1") is None
-    assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")  # what Slurm has loaded stays until there is another
+    assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")  # the loaded plugin stays until the next
     used.unlink()
     used.write_bytes(b"penroot plugin for Slurm 0x180b05")
     assert taken("24.11.5") == "24.11" and not used.is_symlink()

@@ -1,4 +1,4 @@
-"""Every line of the pages about parity has a test, and every verb, option, variable and hook is in a line."""
+"""Every line of the parity pages has a test, and every verb, option, variable and hook has a line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_line_has_a_test_or_a_reason(page: str) -> None:
 
 
 def about(verb: str) -> str:
-    """The lines about a verb."""
+    """Return the lines about a verb."""
     return "\n".join(line for line in TEXT.splitlines() if line.split()[0].rstrip(":") == verb)
 
 
@@ -74,7 +74,7 @@ def test_every_hook_and_small_tool_has_a_line() -> None:
 
 
 def section(title: str) -> str:
-    """The lines of a section of the page about pyxis, and all that go beyond it."""
+    """Return the lines of a section of the page about pyxis, and all lines of the page beyond it."""
     beyond = [line for _, found in sections("beyond") for line in found]
     return "\n".join((*dict(sections("parity-pyxis"))[title], *beyond))
 

@@ -1,4 +1,4 @@
-"""The kept result of a parse is believed while file and keeper are the same, and never from a place of others."""
+"""The cached result of a parse is used while file and parser are unchanged, and never from another user's directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Entries = list[tuple[str, int, str]]
 
 
 class Kept:
-    """The parse of a configuration file, and the directory in which its result is kept."""
+    """The parse of a configuration file, and the directory of its cached result."""
 
     def __init__(self, conf: Path, directory: Path) -> None:
         self.conf, self.directory = conf, directory
@@ -43,7 +43,7 @@ class Kept:
         return value
 
     def forge(self) -> Path:
-        """Change what is kept to the value 9, so that it shows whether it is believed."""
+        """Change the cached result to 9, which shows whether it is used."""
         (path,) = self.directory.iterdir()
         state, _ = marshal.loads(path.read_bytes())
         path.write_bytes(marshal.dumps((state, [("ENROOT_MAX_CONNECTIONS", 1, "9")])))
@@ -57,7 +57,7 @@ def fresh(conf: Path, tmp_path: Path) -> Kept:
 
 @pytest.fixture
 def kept(fresh: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    """A file that has been read once and is 3; the time of a change cannot be set back, so it counts as old."""
+    """Parse a file with the value 3 once. Its change time cannot be set back, so the test lets it count as old."""
     monkeypatch.setattr(parsed, "_MIN_AGE_NS", -(10**18))
     assert fresh.value() == "3"
     return fresh
@@ -102,8 +102,8 @@ def test_what_others_can_write_is_not_believed(kept: Kept, tmp_path: Path, how: 
 
 
 def test_a_file_that_changed_just_now_is_not_kept(fresh: Kept) -> None:
-    """Its times may stay the same over the next change."""
-    os.utime(fresh.conf, ns=(4 * 10**18, 4 * 10**18))  # the future is as good as now
+    """The file's times may stay the same over the next change."""
+    os.utime(fresh.conf, ns=(4 * 10**18, 4 * 10**18))  # a future time counts as now
     fresh.read()
     assert not fresh.directory.exists() or not list(fresh.directory.iterdir())
 

@@ -99,7 +99,7 @@ def test_a_step_has_the_digest_of_its_job() -> None:
 
 
 def test_what_srun_says_goes_before_on_a_node() -> None:
-    """It has asked for all nodes of the step: with --container-pin=no, anew."""
+    """srun has resolved the tag for all nodes of the step, also with --container-pin=no."""
     made = Pins({str(parse("ubuntu")): A})
     resolved = ("environ", f"{RESOLVED}={parse('ubuntu').uri()} {B}")
     node = job(resolved, ("environ", f"{PINNED}={made.dumps()}"), ("option", "container-pin=no"), verb="step")
@@ -108,7 +108,7 @@ def test_what_srun_says_goes_before_on_a_node() -> None:
 
 
 def test_a_lock_file_is_read_once_for_a_job(tmp_path: Path) -> None:
-    """As it was, wherever the script has gone; where there is another file of that name, that one."""
+    """The job's text counts on every node; another file of that name is read anew."""
     file = tmp_path / "x.lock"
     file.write_text(f"version 1\nubuntu {A}\n")
     given = ("option", "container-lock=x.lock")
@@ -132,7 +132,7 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
     asked = job(given, context="sbatch", cwd=str(tmp_path))
     told = pinned(asked)
     assert 48_000 < len(told) < 64 << 10
-    before = Pins({f"reg/{'x' * 200}/i{number}:1": A for number in range(100)})  # of another component
+    before = Pins({f"reg/{'x' * 200}/i{number}:1": A for number in range(100)})  # from another component
     asked = job(given, ("environ", f"{PINNED}={before.dumps()}"), context="sbatch", cwd=str(tmp_path))
     with pytest.raises(UsageError, match="more than the 64 KiB that fit into the environment of a job"):
         pinned(asked)
@@ -151,7 +151,7 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_is_asked_where_nothing_is_pinned(given: tuple[str, ...], context: str) -> None:
-    """Else there would be a warning: no registry is reached from here."""
+    """Otherwise there would be a warning: this host reaches no registry."""
     asked = job(*(("option", each) for each in given), context=context)
     assert pinned(asked) == ""
 
@@ -216,7 +216,7 @@ def test_the_comment_keeps_what_the_user_has_written(before: str, after: str) ->
 def test_a_comment_that_cannot_be_changed_costs_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Slurm's own program fails, as where slurmctld does not answer."""
+    """scontrol fails, as without an answer from slurmctld."""
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 'squeue: error: no slurmctld' >&2\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -225,7 +225,7 @@ def test_a_comment_that_cannot_be_changed_costs_a_warning(
 
 
 def test_a_line_without_end_is_none() -> None:
-    """Python refuses to read a number of so many digits."""
+    """Python refuses to parse a number with so many digits."""
     assert pins.loads(f"path /x\nimage {'9' * 5000} ubuntu {A}").lock == lockfile.LockFile("/x", ())
 
 

@@ -1,4 +1,4 @@
-"""PMIx and root of a user namespace: what would hang is refused before a task starts."""
+"""PMIx and root of a user namespace: a step that would hang is refused before a task starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MUNGE = {**NATIVE, "PMIX_SECURITY_MODE": "munge,native"}
 
 
 def test_several_tasks_are_refused_without_munge() -> None:
-    """One task may be no MPI program, and other steps are none."""
+    """One task may be no MPI program, and steps without PMIx are not affected."""
     with pytest.raises(ConfigError, match="PMIX_SECURITY_MODE=native") as caught:
         pmix.check_root(NATIVE, 2)
     assert "--no-container-remap-root" in caught.value.hint and "--mpi=none" in caught.value.hint
@@ -75,7 +75,7 @@ def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
         pmix.security(given, libraries("libpmix.so.2"), remap_root=root)
     assert ("be no root inside" in caught.value.hint) == root
     assert ("mpi.conf" in caught.value.hint) == (offered == "munge")
-    # Without an MPI that asks, nothing is refused.
+    # Without a request for an MPI, nothing is refused.
     assert "munge" not in str(pmix.security(given, libraries(), remap_root=root))
 
 

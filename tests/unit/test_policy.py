@@ -1,4 +1,4 @@
-"""Policies: what is in one, whom a scope is of, and which name a signature has to have."""
+"""Policies: their content, the subject of a scope, and the name that a signature must have."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_scope_holds_for_each_spelling_of_its_registry(scope: str, text: str) ->
 
 
 def test_scope_without_a_port_and_with_port_80_are_one() -> None:
-    """If plain HTTP is allowed, a registry without a port is asked on port 80 too."""
+    """If plain HTTP is allowed, a registry without a port also has port 80."""
     for scope, image in (("reg.site", "reg.site:80"), ("reg.site:80", "reg.site"), ("*.site", "reg.site:80")):
         document = {"default": [ACCEPT], "transports": {"docker": {scope: [REJECT]}}}
         assert rule(document, f"docker://{image}#app:1").refusal("x")
@@ -273,7 +273,7 @@ def test_a_policy_or_key_that_others_write_is_not_believed(tmp_path: pathlib.Pat
 
 @pytest.mark.parametrize("name", ["/dev/null", "/etc", "loop", "pipe", "/proc/self/mem", "large"])
 def test_nobody_is_told_to_open_what_is_named_by_mistake(tmp_path: pathlib.Path, name: str) -> None:
-    """As the shadow passwords, or a directory of the system."""
+    """For example the shadow passwords, or a directory of the system."""
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
     put(tmp_path / "large", b"x" * (2 << 20))
@@ -300,7 +300,7 @@ def test_a_policy_or_key_of_another_user_is_not_believed(tmp_path: pathlib.Path)
 
 @pytest.mark.security("S3")
 def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
-    """As to that of podman; one that leads nowhere is not as if there were none."""
+    """For example to podman's policy; a dangling link is an error, not a missing policy."""
     (tmp_path / "policy.json").symlink_to("other.json")
     with pytest.raises(ConfigError, match="is a dangling link"):
         policy.load(str(tmp_path / "policy.json"))

@@ -51,7 +51,7 @@ def test_terminal_gets_one_rewritten_line(clock: list[float]) -> None:
     display.end()
     os.close(theirs)
     shown = ""
-    with contextlib.suppress(OSError):  # EIO: all is read, and the other end is closed
+    with contextlib.suppress(OSError):  # EIO: everything is read, and the other end is closed
         while True:
             shown += os.read(ours, 65536).decode()
     assert shown.count("\r\x1b[K") == 3

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_what_fails_now_and_then_is_named_with_its_way(tmp_path: Path) -> None:
     script = "import pathlib\ndef test_steady(): pass\ndef test_lucky():\n    pathlib.Path(__file__ + '.was').mkdir()\n"
-    (tmp_path / "test_made.py").write_text(script)  # the second time there is such a directory
+    (tmp_path / "test_made.py").write_text(script)  # the second time the directory exists
     command = [sys.executable, "-m", "tests.repeat", "--times", "2", str(tmp_path)]
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # where the outputs are kept
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # the directory of the outputs
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 1
     assert "| 1 | as they are | 2 | 0 | 0 | 0 |" in done.stdout

@@ -1,4 +1,4 @@
-"""How steps find the containers of each other."""
+"""How steps find each other's containers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_killed_helper_of_the_same_step_is_replaced(running: RunningContainers
     listener = running.listen(name, "1.0")
     assert running.others(name, "2.0") == ["1.0"]
     listener.close()
-    assert running.others(name, "2.0") == []  # and that has forgotten it
+    assert running.others(name, "2.0") == []  # and that has forgotten the container
     assert not (tmp_path / "1" / "running").exists()
 
 
@@ -71,7 +71,7 @@ def test_a_lock_that_a_stopped_process_has_is_not_waited_for(running: RunningCon
 
 
 def _unified() -> str:
-    """Return a writable mount of control groups of version 2, or ""."""
+    """Return a writable mount of cgroup version 2, or ""."""
     with open("/proc/self/mountinfo") as mounts:
         found = [line.split()[4] for line in mounts if " - cgroup2 " in line]
     return next((path for path in found if os.access(path, os.W_OK)), "")

@@ -1,4 +1,4 @@
-"""runtime/penroot of Slurm 26.11, whose headers no package has: read, as it cannot be compiled."""
+"""runtime/penroot of Slurm 26.11, read as text: no package has the headers to compile it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OF_SUBMIT = {"spank_option_register", "spank_job_control_setenv"}  # called in s
 
 
 def linked() -> list[pathlib.Path]:
-    """The files of the SPANK plugin that it is made of."""
+    """Return the files of the SPANK plugin that the runtime plugin links."""
     makefile = (ROOT / "c_shims/runtime/Makefile").read_text()
     left_out = re.search(r"filter-out \$\(addprefix \$\(SPANK\)/,([^)]*)\)", makefile)
     assert left_out

@@ -18,7 +18,7 @@ _PROOF = re.compile(r"\b([A-Z]\d+): ((?:,? ?\[[^]]+\]\(\.\./\.\./tests/[^)]+\))+
 
 
 def proofs(text: str) -> dict[str, set[str]]:
-    """The keys in a text, each with the files to which it links."""
+    """Return the keys in a text, each with the linked files."""
     return {
         key: set(re.findall(r"\(\.\./\.\./tests/(.*?)\)", links))
         for key, links in _PROOF.findall(" ".join(text.split()))

@@ -1,4 +1,4 @@
-"""A squashfs file that only srun's host has: errors at submission, and the way into the stores of nodes."""
+"""A squashfs file that only srun's host has: errors at submission, and the transfer into the nodes' stores."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Node:
         result_writer.close()
 
     def _receive(self, result_writer: Connection, srun: Srun) -> None:
-        srun.socket.close()  # otherwise its end is not noticed
+        srun.socket.close()  # otherwise the test would not notice its end
         self._result_reader.close()
         try:
             invitation = step.invitation(self._job, plugin_settings.load(()))
@@ -296,7 +296,7 @@ def test_received_file_is_an_image_of_the_store(tmp_path: Path) -> None:
         file.write(b"damaged")
     (where, what), *_ = verify.damage(store)
     assert (where, what) == (stored.path, "its image.sqsh was changed")
-    assert verify.repair(store, {where}) == []  # no registry has it
+    assert verify.repair(store, {where}) == []  # no registry has the file
     with srun(opened(path), 1) as process:
         assert isinstance(Node(process, 0, place).result, str)
     assert len(prune(store, settings_of(place), Bounds()).images) == 1

@@ -189,7 +189,7 @@ def test_a_directory_that_is_none_is_passed_over(environ: dict[str, str], place:
 
 @pytest.mark.parametrize("name", ["enroot.conf", "penroot.yaml", "penroot.yaml.d/10-site.yaml"])
 def test_a_file_whose_target_is_gone_is_not_an_empty_one(environ: dict[str, str], name: str) -> None:
-    """The site's settings lie on a file system that is not mounted here."""
+    """The site's settings are on a file system that is not mounted here."""
     path = pathlib.Path(environ["ENROOT_SYSCONF_PATH"], name)
     path.parent.mkdir(exist_ok=True)
     path.symlink_to("/nowhere/site")
@@ -204,12 +204,12 @@ def test_a_home_that_ends_in_a_slash_gives_clean_paths(home: str) -> None:
 
 @pytest.mark.parametrize("setting", [setting for setting in all_settings().values() if "$" not in setting.default])
 def test_a_default_is_good(setting: Setting) -> None:
-    """load() does not look at it."""
+    """load() does not check the default."""
     setting.parse(setting.default)
 
 
 def test_key_of_conf_refers_to_earlier_ones(environ: dict[str, str]) -> None:
-    """It became /data, without a word."""
+    """The value silently became /data."""
     conf(environ, "ENROOT_CACHE_PATH /big\nENROOT_DATA_PATH ${ENROOT_CACHE_PATH}/data\n")
     conf(
         environ,

@@ -1,4 +1,4 @@
-"""Blobs that nodes share: one fetches, whoever comes at whatever moment."""
+"""Blobs that nodes share: one node fetches, in every order of arrival."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read(path: Path, source: Place) -> bytes:
 
 
 def take(place: Path, count: int, *, user: int = -1) -> None:
-    """So many processes take the blob at once; all get it."""
+    """Let so many processes request the blob at once; all get it."""
     children = []
     for _ in range(count):
         child = os.fork()
@@ -67,7 +67,7 @@ def take(place: Path, count: int, *, user: int = -1) -> None:
 
 
 def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
-    """Also when one looks just before another publishes, and locks just after."""
+    """Includes a process that looks just before another publishes, and locks just after."""
     monkeypatch.setattr(shared, "_POLL_S", 0.0)
     for number in range(200 if soak else 15):
         place = tmp_path / str(number)
@@ -79,7 +79,7 @@ def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, so
 
 
 def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
-    """As a job that is suspended. Its lock shows signs of life for a minute."""
+    """Like a suspended job's process. Its lock counts as alive for a minute."""
     (tmp_path / "log").touch()
     reader, writer = os.pipe()
     child = os.fork()
@@ -138,7 +138,7 @@ def test_directories_are_open_to_others_from_the_first_moment_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o1777)
-    monkeypatch.setattr(os, "chmod", lambda *_: None)  # by then another node may have looked
+    monkeypatch.setattr(os, "chmod", lambda *_: None)  # another node may have looked by then
     umask = os.umask(0o077)
     try:
         read(tmp_path, Place(tmp_path / "log"))

@@ -1,4 +1,4 @@
-"""Signatures: keys of each kind, what payloads say, and what a hostile registry may send."""
+"""Signatures: keys of each kind, payloads, and hostile replies of a registry."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_is_no_key_is_told(make: str, said: str, hint: str) -> None:
 
 @pytest.mark.parity("cosign's signatures by key")
 def test_keys_and_signatures_of_openssl(tmp_path: pathlib.Path) -> None:
-    """Another program's: a key, and a signature over a payload."""
+    """A key and a signature of another program."""
     data = payload("reg.site/box:1", D)
     (tmp_path / "payload").write_bytes(data)
     script = """
@@ -150,7 +150,7 @@ def test_an_index_that_was_signed_covers_what_it_lists() -> None:
     index = images.index([(one, {"os": "linux", "architecture": "amd64"})])
     assert Evidence((), index).covers(one.digest()) == {one.digest(), digest(index)}
     assert Evidence((), index).covers(two.digest()) == {two.digest()}
-    both = b'{"manifests": [{"digest": "%s"}], "layers": []}' % D.encode()  # to another reader it is an image
+    both = b'{"manifests": [{"digest": "%s"}], "layers": []}' % D.encode()  # other readers accept it as an image
     for wrong in (b"", b"[]", b"{", b'{"manifests": 1}', b'{"manifests": [1, {"digest": 1}]}', both):
         assert Evidence((), wrong).covers(D) == {D}
 
@@ -167,7 +167,7 @@ def test_what_is_kept_is_read_again(rng: random.Random) -> None:
 
 
 class Registry:
-    """A repository that has what it is given; ``blobs`` by digest, ``tags`` by name."""
+    """A repository with given content; ``blobs`` by digest, ``tags`` by name."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
@@ -252,7 +252,7 @@ def bundled(*bundles: bytes, **more: object) -> list[Signature]:
 @pytest.mark.parity("bundles of sigstore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bundles_of_cosign_3(kind: str) -> None:
-    """They name no image, which a rule has to say that it takes; another key, and another digest, are told."""
+    """Bundles name no image, which a rule must allow; the error tells another key from another digest."""
     signer, other = Signer(kind), Signer(kind)
     (good,) = bundled(bundle(signer, statement(D)))
     assert why(good, keys=[other, signer], identity="digestOnly") == ""
@@ -332,7 +332,7 @@ def test_referrers_of_this_image_alone_count() -> None:
 
 
 def documents() -> dict[str, Any]:
-    """Return the JSON of each document in which a registry has signatures, by what it is."""
+    """Return the JSON of each document that carries signatures in a registry, by kind."""
     good, registry = signed(SIGNER), Registry()
     return {
         "manifest": json.loads(registry.manifest(registry.layer(good), subject={"digest": D})),
@@ -368,7 +368,7 @@ def test_field_of_another_type_is_no_signature(kind: str) -> None:
             assert str(e)
             continue
         for each in found:
-            why(each, keys=[SIGNER])  # it says something, and raises nothing
+            why(each, keys=[SIGNER])  # a message, and no exception
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_field_of_another_type_is_no_signature(kind: str) -> None:
     ],
 )
 def test_key_twice_in_a_payload_is_no_signature(name: str, again: str) -> None:
-    """Two readers would see two claims."""
+    """Two readers would see two different claims."""
     data = signed(SIGNER).payload
     assert signatures.claim(data) is not None
     twice = data.replace(

@@ -1,4 +1,4 @@
-"""slurm.conf and plugstack.conf are read as Slurm does, and rewritten for a container."""
+"""slurm.conf and plugstack.conf are parsed as by Slurm, and rewritten for a container."""
 
 from __future__ import annotations
 

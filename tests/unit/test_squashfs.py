@@ -22,7 +22,7 @@ def image(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", [90, 96, 1000])
 def test_truncated_image_is_told(image: Path, size: int) -> None:
-    squashfs.check(str(image))  # it is whole
+    squashfs.check(str(image))  # the file is complete
     image.write_bytes(image.read_bytes()[:size])
     with pytest.raises(ImageError, match="truncated"):
         squashfs.check(str(image))
@@ -35,7 +35,7 @@ def test_truncated_image_is_told(image: Path, size: int) -> None:
 def test_other_files_are_no_images(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "x"
     if content is None:
-        os.mkfifo(path)  # nobody waits for it
+        os.mkfifo(path)  # a read would block
     else:
         path.write_bytes(content)
     with pytest.raises(ImageError, match="is no squashfs file"):

@@ -23,7 +23,7 @@ ME = os.geteuid()
 
 @pytest.fixture
 def slurm(fp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Programs of a Slurm that has a node down, which no lab has while a job runs on it."""
+    """Fake programs of a Slurm with a node down, which the lab cannot have while a job runs there."""
     monkeypatch.setattr(jobs, "find", lambda program, package: program)
     fp.allow_unregistered(False)
     fp.keep_last_process(True)
@@ -52,7 +52,7 @@ def test_an_element_of_an_array(slurm: Any) -> None:
 
 
 def test_the_name_of_another_users_job_is_not_asked_for(slurm: Any) -> None:
-    """With a line break in it the name could be a line that tells of a job of ours."""
+    """With a line break, the name could look like a line about our job."""
     squeue(slurm, f"42|42|{ME}|RUNNING|n1|None|")
     jobs.job("42")
     assert "%j" not in "".join(slurm.calls[-1])
@@ -64,7 +64,7 @@ def test_line_breaks_in_names(slurm: Any) -> None:
 
 
 def test_variables_that_make_squeue_show_less(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, fp: Any) -> None:
-    """Else the keys of jobs that run would be removed as if they had ended."""
+    """Otherwise the keys of running jobs would be removed as if they had ended."""
     squeue = tmp_path / "squeue"
     squeue.write_text(f"#!/bin/sh\n[ \"$SQUEUE_STATES\" ] || echo '42|42|{ME}|RUNNING|n1|None|a'\n")
     squeue.chmod(0o755)
@@ -80,7 +80,7 @@ HOSTILE = ("x\ntouch\n.cluster", "x y.cluster", "x.cluster")
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_of_the_command_line_is_no_command_of_the_laptop(tmp_path: pathlib.Path, name: str, shell: str) -> None:
-    """ssh before 9.6 would run parts of these lines: programs of these names would leave a file."""
+    """ssh before 9.6 runs parts of these lines: a program of such a name would leave a file."""
     (tmp_path / "home/.ssh").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for program, does in (("ssh", 'echo "$@" > asked'), ("touch", "echo > ran"), ("y.cluster", "echo > ran")):

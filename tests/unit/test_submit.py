@@ -51,7 +51,7 @@ def test_tags_of_registries_are_resolved(image: str, tag: str) -> None:
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
 @pytest.mark.parametrize("argument", ["resolve_tags=0", "importer=/bin/true"])
 def test_sites_may_leave_it_to_others(tmp_path: Path, argument: str) -> None:
-    """Only srun resolves, and a file of that name is no tag."""
+    """Only srun resolves tags, and the name of a file is not a tag."""
     assert resolves(job("debian", ("arg", argument))) == ""
     for context in ("sbatch", "salloc"):
         assert resolves(job("debian", context=context)) == ""
@@ -63,7 +63,7 @@ def test_sites_may_leave_it_to_others(tmp_path: Path, argument: str) -> None:
 @pytest.mark.parametrize("context", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize("arguments", [(), (("arg", "importer=/bin/true"),)])
 def test_password_in_an_image_is_refused(context: str, arguments: tuple[tuple[str, str], ...]) -> None:
-    """Slurm keeps the options of a job, and shows them."""
+    """Slurm stores a job's options, and shows them to everybody."""
     with pytest.raises(UsageError, match="passwords are not accepted here") as caught:
         submission.check(job("docker://me:hunter2@reg.io#a/b:1", *arguments, context=context))
     assert "hunter2" not in f"{caught.value}{caught.value.hint}"
@@ -85,7 +85,7 @@ def test_a_digest_holds_for_the_image_that_it_is_of(image: str, given: str | Non
 
 
 def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Port 1 of this machine answers nobody."""
+    """Nothing listens on port 1 of this machine."""
     monkeypatch.setenv("no_proxy", "*")
     asked = job("127.0.0.1:1#a:b", ("environ", f"HOME={os.getcwd()}"), ("environ", "ENROOT_TRANSFER_RETRIES=0"))
     _, wish = submission.check(asked)
@@ -126,7 +126,7 @@ job = Job([("verb", "check"), ("context", words[0]), ("cwd", "/"), ("optind", st
     ],
 )
 def test_who_learns_the_digest_when_the_allocation_is_there(line: str, later: bool) -> None:
-    """Slurm 26.05 sends a step of srun --async before that: there srun waits for the digest."""
+    """Slurm 26.05 starts a step of srun --async before the resolution: srun then waits for the digest."""
     assert as_child_of(line, f"{MADE}\nprint(submission.learns_later(job))") == f"{later}\n"
 
 
@@ -157,7 +157,7 @@ except UsageError as e:
     ],
 )
 def test_what_cannot_go_with_a_container_is_refused(line: str, why: str) -> None:
-    """--wait-for-children is of Slurm 25.05: _check_if_task_cg_empty of proctrack_cgroup.c."""
+    """--wait-for-children exists since Slurm 25.05: _check_if_task_cg_empty of proctrack_cgroup.c."""
     assert as_child_of(line, CHECK).startswith(why)
     assert bool(as_child_of(line, CHECK)) is bool(why)
 

@@ -65,7 +65,7 @@ def test_an_empty_file_says_nothing(text: bytes) -> None:
     ],
 )
 def test_mistakes_name_file_and_line(text: str, line: int, hint: str) -> None:
-    if "python" in text:  # a tag makes no object: the text is what counts, and it is no yes or no
+    if "python" in text:  # a tag creates no object: the text counts, and it is not a truth value
         assert yaml.parse("x", text.encode()) == [("ENROOT_LOGIN_SHELL", 1, "x")]
         return
     with pytest.raises(ConfigError, match=rf"^/etc/penroot\.yaml:{line}: ") as caught:
