@@ -1,4 +1,4 @@
-"""Real kernel, ordinary user: what these tests need, and the user they run as."""
+"""Real kernel, ordinary user: requirements of these tests, and the user who runs them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 from tests.installation import IS_INSTALLED, LIBRARY
 from tests.installation import PREFIX as PREFIX
 
-# In nobody's passwd: the tests need no account. Each run has its own hundred: a user sees what runs of his.
+# Not in any passwd: the tests need no account. Each run has its own hundred: a user sees all of its processes.
 UID = 3_000_000 + 100 * (os.getpid() % 30_000)
 
 
 def require(condition: object, reason: str) -> None:
-    """Skip for ``reason`` where a person runs the tests; CI installs everything, so there it fails."""
+    """Skip for ``reason``, or fail in CI, which installs everything."""
     if condition:
         return
     if os.environ.get("CI"):
@@ -39,14 +39,14 @@ def require_penroot() -> None:
 
 
 class User:
-    """An ordinary user with a home directory of his own, who runs penroot."""
+    """An ordinary user with its own home directory, who runs penroot."""
 
     def __init__(self, home: pathlib.Path, uid: int = UID) -> None:
         self.home = home
         self.uid = uid
-        self.gid: int | None = None  # another group than that of the same number
+        self.gid: int | None = None  # a group with another number
         self.data = home / "data"
-        self.groups: tuple[int, ...] = ()  # besides his own
+        self.groups: tuple[int, ...] = ()  # supplementary groups
         self.environ = {
             "HOME": str(home),
             "PATH": f"{PREFIX}/bin:/usr/bin:/bin",
@@ -58,7 +58,7 @@ class User:
         }
 
     def command(self, *words: str) -> list[str]:
-        """The argument list that runs ``words``, by PATH of ``environ``, as this user, whoever the test is run by."""
+        """Return the argument list that runs ``words`` with the PATH of ``environ`` as this user, also for root."""
         groups = "--groups=" + ",".join(map(str, self.groups)) if self.groups else "--clear-groups"
         ids = (f"--reuid={self.uid}", f"--regid={self.uid if self.gid is None else self.gid}", groups)
         return [*(("setpriv", *ids, "--") if os.geteuid() == 0 else ()), *words]
@@ -86,14 +86,14 @@ class User:
     def begin(
         self, *command: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (), **streams: Any
     ) -> subprocess.Popen[str]:
-        """Begin a command as this user; ``streams`` and the like are those of Popen. Without, its stdin is empty."""
+        """Start a command as this user, by default with an empty stdin; ``streams`` and other options are Popen's."""
         words, environ = [*prefix, *self.command(*command)], {**self.environ, **(env or {})}
         streams.setdefault("stdin", subprocess.DEVNULL)
         return subprocess.Popen(words, env=environ, cwd=self.home, text=True, **streams)
 
     @contextlib.contextmanager
     def running(self, *command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-        """A command of this user that is killed where the ``with`` ends."""
+        """Run a command of this user until the ``with`` block ends."""
         with self.begin(*command, **options) as process:
             try:
                 yield process
@@ -104,11 +104,11 @@ class User:
         return self.run(f"{PREFIX}/bin/penroot", *arguments, **options)  # type: ignore[arg-type]
 
     def start(self, *arguments: str, **options: object) -> str:
-        """The stdout of ``penroot start``."""
+        """Return the stdout of ``penroot start``."""
         return self.penroot("start", *arguments, **options).stdout
 
     def write(self, name: str, text: str, mode: int = 0o644) -> pathlib.Path:
-        """Make a file of this user below his home, with the directories that lead to it."""
+        """Create a file of this user below its home, with its parent directories."""
         path = self.home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -117,14 +117,14 @@ class User:
         return path
 
     def own(self, path: pathlib.Path) -> None:
-        """Give a tree that the test made to this user."""
+        """Give a tree of the test to this user."""
         if os.geteuid() == 0:
             subprocess.run(["chown", "-hR", f"{self.uid}:{self.uid}", str(path)], check=True)
 
 
 @contextlib.contextmanager
 def ordinary_user(uid: int) -> Iterator[User]:
-    """A user of this number, with a home of his own, while the ``with`` lasts."""
+    """Yield a user with this number and its own home."""
     require_penroot()
     # Not pytest's own directories: they are closed to other users.
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/var/tmp"))
@@ -132,7 +132,7 @@ def ordinary_user(uid: int) -> Iterator[User]:
     made = User(home, uid)
     made.own(home)
     yield made
-    subprocess.run(["rm", "-rf", str(home)], check=True)  # whose programs may still delete there
+    subprocess.run(["rm", "-rf", str(home)], check=True)  # whose programs may still be deleting files
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def user() -> Iterator[User]:
 
 
 def busybox_rootfs(path: pathlib.Path) -> None:
-    """A root file system that is one static program under many names."""
+    """Create a root file system from one static program under many names."""
     busybox = shutil.which("busybox")
     require(busybox, "busybox-static is not installed")
     assert busybox is not None
@@ -167,13 +167,13 @@ def box(user: User) -> pathlib.Path:
 
 @pytest.fixture
 def rootfs(user: User) -> pathlib.Path:
-    """A container named ``box`` as a plain directory."""
+    """Return a container named ``box`` as a plain directory."""
     return box(user)
 
 
 @contextlib.contextmanager
 def small_filesystem(place: pathlib.Path, options: str) -> Iterator[pathlib.Path]:
-    """A tmpfs on the new directory ``place``, with ``options`` of mount(8)."""
+    """Mount a tmpfs on the new directory ``place``, with ``options`` of mount(8)."""
     require(os.geteuid() == 0, "only root can mount a small file system")
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], check=True)
@@ -184,7 +184,7 @@ def small_filesystem(place: pathlib.Path, options: str) -> Iterator[pathlib.Path
 
 
 def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """The squashfs image of a root file system, beside the user's other files, which he can mount."""
+    """Make a squashfs image of a root file system in the user's home, which the user can mount."""
     require_squashfuse()
     path = pack(rootfs, user.home / f"{rootfs.name}.sqsh")
     user.own(path)
@@ -200,7 +200,7 @@ def require_squashfuse() -> None:
 
 
 def pack(tree: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """Make a squashfs image of a tree in which everything is root's."""
+    """Make a squashfs image of a tree, with root as the owner of every file."""
     require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
     options = ["-all-root", "-quiet", "-no-progress", "-Xcompression-level", "1"]
     subprocess.run(["mksquashfs", str(tree), str(path), *options], check=True)
@@ -209,16 +209,16 @@ def pack(tree: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A squashfs image of the container ``box``, made once for all tests."""
+    """Make a squashfs image of the container ``box`` once for all tests."""
     require_squashfuse()
-    directory = tmp_path_factory.mktemp("packed")  # not the same one for the attack tier
+    directory = tmp_path_factory.mktemp("packed")  # the attack tier makes its own
     busybox_rootfs(directory / "box")
     return pack(directory / "box", directory / "box.sqsh")
 
 
 @pytest.fixture
 def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Path:
-    """The same as a squashfs image."""
+    """Return a squashfs image of the root file system."""
     path = user.home / "box.sqsh"
     shutil.copy(packed, path)
     user.own(path)
@@ -226,10 +226,10 @@ def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Pat
 
 
 def servers(place: pathlib.Path | str) -> dict[int, str]:
-    """The FUSE servers of what lies at or below a path, each with its name."""
+    """Return the FUSE servers of files at or below a path, each with its name."""
     found = {}
     for process in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just gone
+        with contextlib.suppress(OSError):  # it has just ended
             name = (process / "comm").read_text().strip()
             if name.startswith(("squashfuse", "fuse-overlayfs")):
                 opened = [os.readlink(fd) for fd in (process / "fd").iterdir()]
@@ -239,5 +239,5 @@ def servers(place: pathlib.Path | str) -> dict[int, str]:
 
 
 def mounts_under(path: pathlib.Path) -> list[str]:
-    """Mounts of this machine's own namespace beneath ``path``."""
+    """Return the mounts beneath ``path`` in this process's mount namespace."""
     return [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if f" {path}" in line]

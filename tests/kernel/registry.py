@@ -21,7 +21,7 @@ PROGRAM = "docker-registry"
 
 
 def own_address() -> str:
-    """Return a loopback address for this process alone. Other servers have it only if they listen on all addresses."""
+    """Return a loopback address for this process alone. Only servers that listen on all addresses share it."""
     pid = os.getpid()
     return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 

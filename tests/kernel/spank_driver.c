@@ -1,12 +1,12 @@
-/* A stand-in for Slurm with one plugin: the symbols and the order of calls of spank(8), without any code of ours.
+/* A stand-in for Slurm with one plugin: the symbols and the order of calls of spank(8), without code under test.
  *
  * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch=SCRIPT | pty= | mute= | option name=value]...
  *
- * CONTEXT: srun, sbatch, stepd, or judge, which prints the result of plain.c for the words as those of an srun. stepd must
+ * CONTEXT: srun, sbatch, stepd, or judge, which prints plain.c's result for an srun with these words. stepd must
  * be started by root. It runs TASKS tasks as UID, each of which prints its environment, namespaces and privileges.
  * pty=: only the stderr of the last task is shown, and the last task starts when the others have ended.
  * unshare=: a task is in another mount namespace than slurmstepd. hold=FILE: no task starts before FILE exists.
- * mute=: the driver does not give the user's groups. TASKS=0, a launch failure: it reports 1 task and starts none.
+ * mute=: the driver withholds the user's groups. TASKS=0, a launch failure: it reports 1 task and starts none.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,9 +1,8 @@
-"""The Python side of the SPANK plugin's protocol as its README has it, with none of ours: it does as it is told.
+"""The Python side of the SPANK plugin's protocol, written from its README without our code.
 
-The image is what to do: ok, error, step-error, crash, silent, garbage, huge,
-log, later-resolved, later-unknown, later-silent. As a helper it may send no namespaces (NOWHERE), those of the host
-(HOST), or go (VANISH). Everything that it is sent goes to the file that JOURNAL, or at submit
-PYXIS_JOURNAL, of the environment names.
+The image names the behaviour: ok, error, step-error, crash, silent, garbage, huge, log, later-resolved, later-unknown,
+later-silent. As a helper the peer may send no namespaces (NOWHERE), the host's (HOST), or exit (VANISH). It writes
+every request to the file that JOURNAL, or at submit PYXIS_JOURNAL, names.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NAMES = ("user", "cgroup", "mnt")
 
 
 def descriptors():
-    """Numbers of the open files, less the one that lists them, and that of libffi 3.5, which ctypes uses."""
+    """Return the numbers of open files, except this listing's and libffi 3.5's, which ctypes uses."""
     links = {f: f"/proc/self/fd/{f}" for f in sorted(os.listdir("/proc/self/fd"))}
     return [f for f, link in links.items() if os.path.exists(link) and "/libffi." not in os.readlink(link)]
 
@@ -44,7 +43,7 @@ def send(connection, pairs, fds=()):
     payload = "".join(f"{key}\0{value}\0" for key, value in pairs).encode("utf-8", "surrogateescape")
     message = struct.pack("<I", len(payload)) + payload
     sent = socket.send_fds(connection, [message], fds) if fds else connection.send(message)
-    if sent < len(message):  # an empty send fails too when the task is gone
+    if sent < len(message):  # an empty send fails too if the task is gone
         connection.sendall(message[sent:])
 
 
@@ -94,13 +93,13 @@ def ok(fds, pairs):
 
 
 def await_task():
-    """As one that slurmstepd started ahead; a file beside our package says how it is hostile or broken."""
+    """Act as a helper that slurmstepd started ahead; a file beside our package selects its defect."""
     with contextlib.suppress(FileNotFoundError), open(f"{sys.argv[2]}/ahead") as f:
         how = f.read()
         if how == "gone":
             sys.exit(0)
         if how == "chatter":
-            with contextlib.suppress(PermissionError):  # where the file is full
+            with contextlib.suppress(PermissionError):  # the end of the full file
                 for _ in range(100):
                     os.write(2, 100_000 * b"x" + b"\n")
         if how == "deaf":
@@ -114,7 +113,7 @@ def await_task():
     os.dup2(asks, 3, inheritable=False)
     os.close(asks)
     os.setresgid(os.getegid(), os.getegid(), os.getegid())
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # for what it does in /proc
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # needed for its actions in /proc
 
 
 def main():
@@ -192,14 +191,14 @@ def swell(task):
 
 
 def bequeath(task):
-    """End, and leave the socket to a process that has nothing to do with the step."""
+    """End, and leave the socket to a process that does not belong to the step."""
     begun, begin = os.pipe()
     if os.fork() == 0:
         os.close(begun)
         message = struct.pack("<I", 16) + b"log\0\0level\0info\0"
         until = time.monotonic() + 60
         for count in range(1 << 30):
-            task.sendall(200 * message)  # faster than it is read
+            task.sendall(200 * message)  # faster than root reads
             if count == 100:
                 os.close(begin)
             if time.monotonic() > until:
@@ -210,7 +209,7 @@ def bequeath(task):
 
 
 def linger(task):
-    """Hand over a connection whose last owner waits when he closes it."""
+    """Hand over a connection whose last owner blocks when it closes it."""
     server = socket.create_server(("127.0.0.1", 0))
     if os.fork() == 0:
         task.close()
@@ -230,16 +229,16 @@ def linger(task):
         pass
     message = struct.pack("<I", 16) + b"log\0\0level\0info\0"
     for _ in range(100):
-        task.sendall(200 * message)  # much to read before, so that this process is not the last owner
+        task.sendall(200 * message)  # so much to read that this process is not the last owner
     try:
         socket.send_fds(task, [message], [near.fileno()])
     except PermissionError:
-        os._exit(0)  # the kernel hands over nothing
+        os._exit(0)  # the kernel passes on nothing
     near.close()
     time.sleep(1000)
 
 
-# A user has replaced the helper of a step by this one. Root asks it to finish.
+# A user has replaced a step's helper by this process. Root asks it to finish.
 HOSTILE = {function.__name__: function for function in (flood, trickle, sleep, give, swell, bequeath, linger)}
 
 

@@ -16,7 +16,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2,3"}
 
 
 def nodes(user: User, *places: str, **environ: str) -> list[str]:
-    """Return the device nodes in a container, and those that fail to open, except for a missing driver."""
+    """Return the device nodes in a container, and those whose open fails not only for a missing driver."""
     script = 'find "$@" -type c | sort | while read n; do said=$( (exec 3< $n) 2>&1); case "$said" in '
     script += '""|*"No such device"*|*"Input/output"*) echo $n;; *) echo "$said";; esac; done'
     return user.start("box", "sh", "-c", script, "sh", *places, env=environ).split("\n")[:-1]

@@ -21,7 +21,7 @@ STRANGER = 2  # a user or group that no container has
 
 
 def set_default_acl(path: Path, named: int) -> None:
-    """Let what is made in ``path`` be open to a group or a user, and to nobody else but its owner."""
+    """Give ``path`` a default ACL for a group or a user, and for nobody else but the owner."""
     owner, group, other = (USER_OBJ, 7, 0xFFFFFFFF), (GROUP_OBJ, 0, 0xFFFFFFFF), (OTHER, 0, 0xFFFFFFFF)
     rows = sorted([owner, (named, 7, STRANGER), group, (MASK, 7, 0xFFFFFFFF), other])
     data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
@@ -52,7 +52,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(params=[GROUP, USER], ids=["group", "user"])
 def place(user: User, request: pytest.FixtureRequest) -> Path:
-    """A directory with a default ACL, with the store, containers and all else of the user in it."""
+    """Return a directory with a default ACL, with the user's store, containers and other files in it."""
     path = user.home / "project"
     path.mkdir(mode=0o755)
     user.own(path)
@@ -103,7 +103,7 @@ def test_import_below_a_default_acl_has_no_warning(user: User, registry: Server,
 
 
 def test_export_of_a_tree_with_acls_has_no_warning(user: User, rootfs: Path) -> None:
-    """As enroot's, which inherit the ACL of the data path."""
+    """enroot's exports inherit the ACL of the data path."""
     for path in (rootfs, *rootfs.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             set_default_acl(path, GROUP)
@@ -127,7 +127,7 @@ def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: P
 
 @pytest.mark.parametrize(("mode", "verdict", "right"), [(0o755, "warn", "read"), (0o775, "bad ", "change")])
 def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: int, verdict: str, right: str) -> None:
-    """Made by hand, or inherited by an older version: users whom the ACL names may change layers."""
+    """Set by hand, or inherited by an older version: users in the ACL may change layers."""
     layers = user.home / "cache/layers"
     layers.mkdir(parents=True)
     user.own(user.home / "cache")

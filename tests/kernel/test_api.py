@@ -31,12 +31,12 @@ MAIN = "import enroot_py.api.client as client; print(client.launcher()._process.
 
 
 def python(user: User, text: str, **options: object) -> str:
-    """Run a program of this user, and return its stdout."""
+    """Run a Python program as this user, and return its stdout."""
     return user.run("/usr/bin/python3", "-c", HEAD + textwrap.dedent(text), **options).stdout  # type: ignore[arg-type]
 
 
 def processes_of(user: User) -> dict[int, str]:
-    """The user's processes, by PID, with their command lines."""
+    """Return the user's processes, by PID, with their command lines."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -48,7 +48,7 @@ def processes_of(user: User) -> dict[int, str]:
 
 
 def leftovers(user: User) -> list[str]:
-    """Hidden directories for the changes of containers."""
+    """Return hidden directories for the changes of containers."""
     return [name for name in os.listdir(user.data) if name.startswith(".")]
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks run to their end; what they measure is for `make bench` to judge."""
+"""The benchmarks run to their end; `make bench` checks the results."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ def few_tools(user: User) -> str:
 
 @pytest.fixture(params=["squashfuse", "extracted"])
 def path(request: pytest.FixtureRequest, user: User) -> str:
-    """PATH of a full host, and of a host with only the needed programs and no /dev/fuse."""
+    """Return PATH of a full host, and of a host with only the needed programs and no /dev/fuse."""
     return "/usr/bin:/bin" if request.param == "squashfuse" else few_tools(user)
 
 
 def host(path: str) -> tuple[str, ...]:
-    """Return the prefix of a command that gives it the host that belongs to a PATH."""
+    """Return the prefix of a command that creates the host for a PATH."""
     if not path.endswith("/tools"):
         return ()
     require(os.geteuid() == 0, "only root can cover /dev/fuse")
@@ -89,7 +89,7 @@ def host(path: str) -> tuple[str, ...]:
 def run(
     user: User, bundle: pathlib.Path, *arguments: str, path: str = "/usr/bin:/bin", **options: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run a bundle where PATH is ``path``."""
+    """Run a bundle with ``path`` as PATH."""
     options.setdefault("prefix", host(path))
     return user.run("/usr/bin/env", f"PATH={path}", str(bundle), *arguments, **options)  # type: ignore[arg-type]
 
@@ -498,7 +498,7 @@ def test_bundle_ignores_libraries_of_the_host(user: User, bundle: pathlib.Path) 
 def test_bundle_keeps_descriptors_of_the_caller(user: User, bundle: pathlib.Path) -> None:
     script = f"exec {bundle} sh -c 'cat <&9; ls /proc/self/fd | wc -l' 9<<X\nkept\nX\n"
     kept, count = user.run("sh", "-c", script).stdout.split()
-    assert (kept, int(count)) == ("kept", 5)  # the fifth is the descriptor of ls
+    assert (kept, int(count)) == ("kept", 5)  # ls opens the fifth
 
 
 def test_killed_at_any_moment_a_later_run_cleans(user: User, bundle: pathlib.Path, rng: random.Random) -> None:

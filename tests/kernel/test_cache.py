@@ -38,7 +38,7 @@ def uri(registry: Server, number: int) -> str:
 
 
 def stored(user: User) -> set[str]:
-    """Tags of the images in the store."""
+    """Return tags of the images in the store."""
     images = json.loads(user.penroot("cache", "list", "--json").stdout)
     return {name.rpartition(":")[2] for image in images for name in image["names"]}
 
@@ -53,7 +53,7 @@ def test_list_is_a_table_with_short_digests(user: User, registry: Server) -> Non
 
 
 def last_used(user: User, registry: Server, number: int, hours: int) -> None:
-    """Let an image look as if it had not been used for some hours."""
+    """Let an image look unused for some hours."""
     name = next(f for f in (user.home / "cache/refs").iterdir() if f.name.endswith(f"3A{number}%2Bamd64"))
     digest = name.read_text().split("\n")[0].removeprefix("sha256:")
     at = time.time() - hours * 3600
@@ -62,7 +62,7 @@ def last_used(user: User, registry: Server, number: int, hours: int) -> None:
 
 @contextlib.contextmanager
 def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A container that waits until its stdin is closed."""
+    """Run a container that waits until its stdin is closed."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with user.running("penroot", "start", *arguments, "sh", "-c", "echo up; cat; cat /number", **pipes) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -103,7 +103,7 @@ def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Se
 def test_running_container_whose_record_is_gone_keeps_its_image(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", uri(registry, 3))
     with running(user, "box") as process:
-        user.run("sh", "-c", f"chmod -R u+rwX {user.data}/box; rm -rf {user.data}/box")  # as other tools do
+        user.run("sh", "-c", f"chmod -R u+rwX {user.data}/box; rm -rf {user.data}/box")  # like other tools
         user.penroot("cache", "prune")
         assert stored(user) == {"3"}
         assert process.communicate("")[0].endswith("3")
@@ -142,7 +142,7 @@ def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -
         user.start(uri(registry, number), "true")
     for number, hours in ((0, 5), (1, 50), (2, 20)):
         last_used(user, registry, number, hours)
-    user.start(uri(registry, 1), "true")  # notes that it was used
+    user.start(uri(registry, 1), "true")  # records the use
     base = sum(len(layer.tar) for layer in numbered(0).layers[:1])
     change = sum(len(layer.tar) for layer in numbered(0).layers[1:])
     user.penroot("cache", "prune", "--keep", str(base + 2 * change))

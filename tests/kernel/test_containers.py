@@ -1,4 +1,4 @@
-"""create, list, remove, export and the manners of the command line, as an ordinary user."""
+"""create, list, remove, export and the conventions of the command line, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path,
 def test_save_onto_a_link_writes_what_it_names(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str
 ) -> None:
-    """As a shell does. The link stays, whether the file is there or not."""
+    """Like a shell. The link stays, whether its target exists or not."""
     link, real = user.home / "latest.sqsh", user.home / "v1.sqsh"
     link.symlink_to("v1.sqsh")
     source = "box" if verb == "export" else f"oci:{oci_layout(user)}"

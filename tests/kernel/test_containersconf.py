@@ -1,4 +1,4 @@
-"""registries.conf and certs.d of podman and skopeo: each file is read by skopeo as well, with the same result."""
+"""registries.conf and certs.d of podman and skopeo: skopeo reads each file as well, with the same result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = ".config/containers"
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A registry whose images have different digests under each name."""
+    """Run a registry whose images have different digests under each name."""
     with serve(tmp_path_factory.mktemp("registry")) as server:
         for number, name in enumerate(("team/box", "hub/team/box", "other/team/box", "library/short", "team/box/sub")):
             server.pusher.image(name, "1", images.busybox(entry("number", b"%d" % number)))
@@ -34,14 +34,14 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def front(registry: Server) -> Iterator[Faulty]:
-    """The registry without TLS, at an address that is not this machine's in name."""
+    """Serve the registry without TLS, at an address that does not count as this machine's."""
     with faulty(registry.host, bind="0.0.0.0") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def trust() -> Iterator[Path]:
-    """A directory with ca.pem, a server's context for 127.0.0.1, and a client's certificate and key of that CA."""
+    """Return a directory with ca.pem, a server's TLS context for 127.0.0.1, and a client's certificate and key."""
     directory = Path(tempfile.mkdtemp(prefix="penroot-ca-", dir="/var/tmp"))
     directory.chmod(0o755)
     authority(directory)
@@ -88,12 +88,12 @@ def digest(registry: Server, name: str) -> str:
 
 
 def check(user: User, registry: Server, image: str, name: str) -> None:
-    """Both programs must read the image that is ``name`` in the registry, or refuse if that is ""."""
+    """Check that both programs read the image called ``name`` in the registry, or refuse if that is ""."""
     wanted = digest(registry, name) if name else REFUSED
     assert {"penroot": penroot(user, image), "skopeo": skopeo(user, image)} == {"penroot": wanted, "skopeo": wanted}
 
 
-# The image, the name that it has in the registry at HOST, and the tables; MISSING is a host that does not answer.
+# The image, its name in the registry at HOST, and the tables; MISSING is a host that does not answer.
 TABLES = {
     "no table": ("HOST/team/box:1", "", ""),
     "insecure": ("HOST/team/box:1", "team/box", "[[registry]]\nlocation = 'HOST'\ninsecure = true\n"),
@@ -231,7 +231,7 @@ def test_tables_mean_the_same_to_skopeo(user: User, registry: Server, front: Fau
 @pytest.mark.parity("registries.conf of podman and skopeo")
 @pytest.mark.parametrize("pull", ["all", "digest-only", "tag-only"])
 def test_mirror_of_digests_serves_only_these(user: User, registry: Server, front: Faulty, pull: str) -> None:
-    """The image is only in the mirror, so that only the mirror can serve its digest."""
+    """The image is only in the mirror, so only the mirror can serve its digest."""
     there = digest(registry, "hub/team/box")
     text = f"[[registry]]\nlocation = '{front.host}'\ninsecure = true\n[[registry.mirror]]\n"
     text += f"location = '{front.host}/hub'\ninsecure = true\npull-from-mirror = '{pull}'\n"
@@ -245,7 +245,7 @@ def test_mirror_of_digests_serves_only_these(user: User, registry: Server, front
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
 def test_drop_ins_replace_tables_in_order(user: User, registry: Server, front: Faulty) -> None:
-    """In /etc/containers and at home, with the user's own file in their place, as skopeo has it."""
+    """In /etc/containers and at home; the user's own file replaces the drop-ins, as in skopeo."""
     require(os.geteuid() == 0, "only root can put files in /etc/containers")
     etc = user.home / "containers"
 
@@ -304,7 +304,7 @@ def test_authority_of_certs_d(user: User, registry: Server, trust: Path, parent:
         made = [path for path in (place, *place.parents) if not path.exists()]
         try:
             place.mkdir(parents=True)
-            shutil.copy(trust / "ca.pem", place / "site.pem")  # does not end in .crt
+            shutil.copy(trust / "ca.pem", place / "site.pem")  # its name does not end in .crt
             check(user, registry, f"{server.host}/team/box:1", "")
             shutil.copy(trust / "ca.pem", place / "site.crt")
             check(user, registry, f"{server.host}/team/box:1", "team/box")
@@ -358,7 +358,7 @@ def test_our_line_replaces_tables_and_info_says_so(user: User, registry: Server,
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
 def test_prefix_with_a_tag_is_for_that_tag(user: User, registry: Server, front: Faulty) -> None:
-    """As the man page has it. skopeo 1.18 compares names without tags, so that such a table has no effect there."""
+    """As the man page specifies. skopeo 1.18 compares names without tags, so such a table has no effect there."""
     table = f"[[registry]]\nprefix = 'reg.test/team/box:1'\nlocation = '{front.host}/hub/team/box:1'\ninsecure = true\n"
     user.write(f"{OWN}/registries.conf", table)
     assert penroot(user, "reg.test/team/box:1") == digest(registry, "hub/team/box")

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def squash(user: User, name: str, **files: str) -> pathlib.Path:
-    """A squashfs file of a directory with these files, which belong to somebody whom the user is not."""
+    """Make a squashfs file of a directory with these files, which belong to another user."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
     tree, path = user.home / f"{name}.tree", user.home / name
     tree.mkdir()
@@ -35,7 +35,7 @@ def data(user: User) -> pathlib.Path:
 
 @pytest.mark.parity("the examples of docs/howto/mount-data.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path) -> None:
-    """With another name of the image and a command; those of Slurm are in tests/slurm/test_mounts.py."""
+    """With another image name and command; Slurm's examples are in tests/slurm/test_mounts.py."""
     text = (pathlib.Path(__file__).parents[2] / "docs/howto/mount-data.md").read_text()
     (example,) = re.findall(r"```console\n(\$ mksquashfs [^`]*)```", text)
     make, _, start = (line.removeprefix("$ ") for line in example.strip().splitlines())
@@ -66,7 +66,7 @@ def inside(user: User, script: str, *options: str, **more: object) -> str:
 
 @pytest.mark.parity("owners and modes in it keep nothing from who can read the file", "read-only, nosuid and nodev")
 def test_it_is_readonly_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
-    """Its owners and modes keep nothing from who can read the file: nobody else is in the container."""
+    """Owners and modes protect nothing from a user who can read the file: the container has no other user."""
     script = "cat /data/file; grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
     for options, file in ((), data), (("--root",), "data.sqsh"), (("--root", "--rw"), data):
         content, flags, refused = inside(user, script, *options, "--mount", f"{file}:/data:sqsh").splitlines()
@@ -118,7 +118,7 @@ def test_nofail_and_silent(user: User, rootfs: pathlib.Path, data: pathlib.Path,
 
 
 def damage(path: pathlib.Path) -> None:
-    """Leave of a squashfs file the superblock."""
+    """Truncate a squashfs file to its superblock."""
     content = path.read_bytes()
     path.write_bytes(content[:96] + bytes(len(content) - 96))
 
@@ -188,7 +188,7 @@ def test_the_server_ends_with_the_container(user: User, rootfs: pathlib.Path, da
 def test_the_file_that_was_checked_is_the_one_that_is_mounted(
     user: User, rootfs: pathlib.Path, data: pathlib.Path
 ) -> None:
-    """It is opened once; a hook that replaces it under its name changes nothing."""
+    """The file is opened once; a hook that replaces it under its name changes nothing."""
     squash(user, "other.sqsh", file="of another\n")
     user.write("etc/hooks.d/50-swap.sh", f"#!/bin/sh\nmv {user.home}/other.sqsh {data}\n", 0o755)
     assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"

@@ -55,7 +55,7 @@ def start(*options: str) -> tuple[str, ...]:
 
 
 def library(directories: str) -> tuple[str, ...]:
-    """Start a shell by the library, with directories as the descriptors of these digits."""
+    """Start a shell through the library, with directories as the descriptors of these digits."""
     return "/usr/bin/python3", "-IS", "-c", PROGRAM, LIBRARY, directories, "sh", "-c"
 
 

@@ -17,13 +17,13 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("rootfs")
 
-# A program that writes a line and leaves a process in another session behind when it ends.
+# A program that prints a line and leaves a process in another session behind.
 LEAVES = "echo begun; setsid sleep 1234 & sleep 0.1; exit 7"
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(user: User) -> Iterator[None]:
-    """After each test, end what runs, and find no process of the user."""
+    """After each test, end the running containers, and find no process of the user."""
     yield
     for pid in processes(user):
         os.kill(pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_killed_monitor_ends_its_container(user: User, options: tuple[str, ...])
 
 @pytest.mark.parity("start --detach, -d: a killed client")
 def test_killed_client_leaves_a_container_or_nothing(user: User, soak: bool) -> None:
-    """Whenever the client is killed: the container is listed, or there is none."""
+    """At any moment of the kill: the container is listed, or there is none."""
 
     def is_gone() -> bool:
         if listed(user, "job").get("processes"):
@@ -226,7 +226,7 @@ def test_logs_follow_until_the_end(user: User) -> None:
 
 
 def test_two_containers_of_one_name_run_beside_each_other(user: User) -> None:
-    """The oldest one is found by the name of both, and the other one after its end."""
+    """exec NAME finds the oldest one, and after its end the other."""
     detach(user, "-e", "NUMBER=1", "box", "sleep", "600", name="one")
     detach(user, "-e", "NUMBER=2", "box", "sleep", "600", name="two")
     show = ("sh", "-c", "echo $NUMBER")

@@ -42,14 +42,14 @@ def require_nodes() -> None:
 
 @pytest.fixture
 def dgx(user: User) -> FakeHost:
-    """A fake DGX as the host of the containers."""
+    """Return a fake DGX as the host of the containers."""
     require_nodes()
     return become(user, fakehost.dgx_a100(user.home / "dgx"))
 
 
 @pytest.fixture
 def box(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """The container ``box`` with the C library, a program that loads libraries, and ldconfig."""
+    """Return the container ``box`` with the C library, a program that loads libraries, and ldconfig."""
     for path in (f"/lib/{TRIPLET}/libc.so.6", _interpreter(), "/sbin/ldconfig"):
         target = rootfs / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

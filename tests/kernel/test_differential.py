@@ -1,4 +1,4 @@
-"""Compare penroot with enroot on the lines of tests/parity/lines, but for differences in reference/enroot.md."""
+"""Compare penroot with enroot on the lines of tests/parity/lines, except for the differences in reference/enroot.md."""
 
 from __future__ import annotations
 

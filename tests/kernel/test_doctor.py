@@ -85,7 +85,7 @@ def test_closed_places_are_told(user: User) -> None:
 
 
 def test_runtime_directory_of_another_user(user: User, rootfs: pathlib.Path) -> None:
-    """As after su(1), which keeps the variable."""
+    """After su(1), for example, which keeps the variable."""
     require(os.geteuid() == 0, "only root can give a directory to another user")
     theirs = user.home / "theirs"
     theirs.mkdir(mode=0o755)
@@ -140,7 +140,7 @@ def test_squashfuse_of_libfuse_2_cannot_mount(squashfuse_ll: pathlib.Path) -> No
 
 @pytest.fixture
 def account(user: User, tmp_path: pathlib.Path) -> Iterator[str]:
-    """The user's name, while this process alone has an /etc/passwd with it."""
+    """Return the user's name, while only this process has an /etc/passwd with the name."""
     require(os.geteuid() == 0, "only root may check other users")
     here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     linux.unshare(linux.CLONE_NEWNS)
@@ -156,7 +156,7 @@ def account(user: User, tmp_path: pathlib.Path) -> Iterator[str]:
 
 @pytest.fixture
 def program(user: User, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """What runs in place of penroot: the user may trace the process and make it print anything."""
+    """Replace penroot by a program: the user can trace the process and make it print anything."""
     monkeypatch.setattr(sys, "argv", [str(user.home / "program")])
     yield user.home / "program"
 
@@ -199,7 +199,7 @@ def test_nothing_of_root_reaches_the_user(
     who, capabilities, descriptors, environ = (finding.what for finding in asuser.findings(account))
     os.close(secret)
     assert who == f"{user.uid} {user.uid} {user.uid} / ?"
-    assert capabilities.split()[0] == "0" * 16 and len(capabilities.split()) == 2  # the bounding set is no capability
+    assert capabilities.split()[0] == "0" * 16 and len(capabilities.split()) == 2  # the second: the bounding set
     assert str(secret) not in descriptors.split()
     assert environ == f"unset {user.home}"
 

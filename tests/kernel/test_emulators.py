@@ -1,4 +1,4 @@
-"""Images of another machine: a clear message, or an emulator that binfmt_misc has registered."""
+"""Images of another machine: a clear error, or an emulator that binfmt_misc has registered."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MOUNT = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
 NUMBERS = {"x86_64": 62, "aarch64": 183}
 HERE = os.uname().machine
 OTHER = "aarch64" if HERE == "x86_64" else "x86_64"
-# Runs a program's namesake: busybox does, given the program's path.
+# An interpreter that runs the program's namesake: busybox does, given the program's path.
 EMULATOR = f"echo ':test:M:18:\\x{NUMBERS.get(OTHER, 0):02x}\\x00::{{}}:{{}}' > /proc/sys/fs/binfmt_misc/register"
 WHY = f"it is for {OTHER}, and this node is {HERE}: use an image for {HERE}, or register an emulator in binfmt_misc"
 
 
 @pytest.fixture
 def foreign(user: User, rootfs: Path) -> Path:
-    """A container of another machine: the ELF header of its busybox says so."""
+    """Return a container of another machine: the ELF header of its busybox is changed."""
     require(HERE in NUMBERS, f"nobody knows the other machine of {HERE}")
     done = subprocess.run([*PRIVATE, MOUNT], capture_output=True, text=True)
     if done.returncode != 0:
@@ -65,7 +65,7 @@ def test_emulator_without_flag_f_is_not_in_the_container(user: User, foreign: Pa
 
 @pytest.mark.parametrize("node", ["no emulator", "an emulator", "another emulator", "no binfmt_misc"])
 def test_step_asks_binfmt_misc_before_the_kernel(user: User, foreign: Path, node: str) -> None:
-    """slurmstepd runs the program, so the plugin has to know before."""
+    """slurmstepd runs the program, so the plugin must know earlier."""
     lines = {
         "no emulator": "true",
         "an emulator": EMULATOR.format(user.home / "busybox", "F"),
@@ -83,7 +83,7 @@ def test_step_asks_binfmt_misc_before_the_kernel(user: User, foreign: Path, node
 
 
 def test_import_of_another_machines_image_warns_or_refuses(user: User, tmp_path: Path) -> None:
-    """Without --arch it only warns, as a node may have an emulator."""
+    """Without --arch it only warns, because a node may have an emulator."""
     here, other = architecture(HERE), architecture(OTHER)
     with serve(tmp_path) as registry:
         registry.pusher.image("test/box", "1", images.busybox(kinds=OCI, architecture=other))

@@ -1,4 +1,4 @@
-"""Environment files of ``penroot start``, and what ``penroot env`` shows of them, as an ordinary user."""
+"""Environment files of ``penroot start``, and the output of ``penroot env``, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernel.conftest import User, squashed
 
 
 class Files:
-    """The environment files of a user who has the image ``image``, a squashfs file."""
+    """The environment files of a user with the image ``image``, a squashfs file."""
 
     def __init__(self, user: User, image: pathlib.Path) -> None:
         self.user = user
@@ -26,12 +26,12 @@ class Files:
         self.user.write(f".edf/{name}.toml", text)
 
     def start(self, text: str, *words: str, env: dict[str, str] | None = None, status: int = 0) -> str:
-        """The stdout of a start with a file that says ``text`` and the image."""
+        """Start the image with a file of this ``text``, and return stdout."""
         self.write("it", f'image = "{self.image}"\n{text}')
         return self.user.start("--environment", "it", *words, env=env, status=status)
 
     def refused(self, *words: str, env: dict[str, str] | None = None) -> str:
-        """The error and the hint of a start that must fail."""
+        """Return the error and the hint of a start that must fail."""
         return self.user.penroot("start", *words, status=1, env=env).stderr
 
 
@@ -67,7 +67,7 @@ def test_without_its_entrypoint_and_writable(files: Files) -> None:
     text = "entrypoint = false\nwritable = false\n"
     out = files.start(text, "sh", "-c", "echo ${BY-none}; pwd; touch /made 2> /dev/null || echo read-only")
     assert out == "none\n/opt/work\nread-only\n"
-    assert files.start(text) == "/opt/work\n"  # the image's command alone
+    assert files.start(text) == "/opt/work\n"  # only the image's command
     assert files.start("", "sh", "-c", "echo ${BY-none}") == "none\n"
     assert files.start("") == "/opt/work\n"
 

@@ -25,7 +25,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def file(user: User) -> pathlib.Path:
-    """The file for events."""
+    """Return the file for events."""
     path = user.home / "events.jsonl"
     user.environ["ENROOT_EVENTS"] = str(path)
     return path
@@ -73,7 +73,7 @@ def test_a_failure_is_recorded_with_its_message(user: User, file: pathlib.Path) 
 
 @pytest.mark.parity("neither an image nor another user makes or redirects a record")
 def test_an_image_does_not_say_who_has_started_it(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
-    """Nor where: the container has a passwd and, here, a host name of its own."""
+    """Nor the host: the container has its own passwd and, here, its own host name."""
     (rootfs / "etc/passwd").write_text(f"mallory:x:{user.uid}:{user.uid}::/:/bin/sh\n")
     user.start("--root", "--uts", "--pid", "box", "true")
     (record,) = records(file)
@@ -117,7 +117,7 @@ def test_metrics(user: User, registry: Server, file: pathlib.Path) -> None:
     for _ in range(3):
         user.start(uri, "true")
     user.penroot("start", "no-such", "true", status=1)
-    with file.open("a") as f:  # what is no record, or is not to be believed
+    with file.open("a") as f:  # lines that are not records, or not credible
         f.write('no json\n[1]\n{"event": "x\\"y", "result": "ok"}\n{"event": "start"}\n')
         f.write('{"event": "pull", "result": "ok", "cache": "a\\nb", "seconds": NaN, "bytes": -5, "phases": [1]}\n')
         f.write('{"event": "pull", "result": "ok", "cache": "hit", "seconds": "1", "phases": {"evil\\"": 1}}\n')
@@ -142,7 +142,7 @@ LONG_NUMBERS += "1e400 true -1 1e999999".split()
 
 @pytest.mark.parametrize("number", LONG_NUMBERS, ids=range(len(LONG_NUMBERS)))
 def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path, number: str) -> None:
-    """One line of the file had ended every later call."""
+    """One line of the file broke every later call."""
     record = (
         '{{"event": "pull", "result": "ok", "cache": "hit", "seconds": {0}, "bytes": {0}, "phases": {{"fetch": {0}}}}}'
     )
@@ -155,13 +155,13 @@ def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path
 
 
 def records_bytes(file: pathlib.Path) -> int:
-    """Bytes fetched, by the first record, which is that of the only pull that fetched some."""
+    """Return the bytes fetched, from the first record, which is the only pull with a transfer."""
     return int(json.loads(file.read_text().splitlines()[0])["bytes"])
 
 
 @pytest.mark.parity("penroot cache metrics")
 def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
-    """Each metric has its meaning and type once, before its samples, and none is without."""
+    """Each metric has help and type once, before its samples."""
     user.start("box", "true")
     typed: set[str] = set()
     for line in user.penroot("cache", "metrics").stdout.splitlines():
@@ -176,7 +176,7 @@ def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file
 
 @pytest.mark.parity("the examples of docs/reference/events.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
-    """The record has keys that records have, and metrics go where the command says."""
+    """The record has keys of real records, and the command writes metrics to its destination."""
     text = (pathlib.Path(__file__).parents[2] / "docs/reference/events.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", text, re.S)
     (command,) = re.findall(r"```console\n\$ (.*)\n```", text)

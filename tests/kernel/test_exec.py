@@ -1,4 +1,4 @@
-"""``penroot exec`` and ``cp``: options, ends of the client, and files that the container shapes."""
+"""``penroot exec`` and ``cp``: options, the client's end, and files under the container's control."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TREE = "setsid sleep 1111 & sh -c 'sleep 2222 & sleep 3333; true'; true"  # gran
 
 @pytest.fixture
 def job(user: User, rootfs: pathlib.Path) -> Iterator[User]:
-    """A user with the writable container ``job`` in the background, which sleeps."""
+    """Return a user with the writable container ``job`` in the background, which sleeps."""
     detach(user, "--rw", "box", "sleep", "600")
     yield user
     user.penroot("stop", "--timeout", "1", "job")
@@ -170,7 +170,7 @@ def test_copy_into_a_read_only_container_says_so(user: User, rootfs: pathlib.Pat
 
 @pytest.mark.security("I13")
 def test_links_of_a_container_lead_nowhere_else(job: User) -> None:
-    """Absolute links, ``..``, links in /proc, links that an earlier copy has brought, and links instead of files."""
+    """Absolute links, ``..``, links in /proc, links from an earlier copy, and links instead of files."""
     outside = job.write("outside/secret", "kept").parent
     job.write("bad", "written")
     up = "../" * 20
@@ -224,7 +224,7 @@ def test_files_that_change_during_a_copy_stay_inside(job: User, soak: bool) -> N
 
 @pytest.mark.parity("exec: a killed client")
 def test_first_process_is_found_without_a_look_at_others(job: User) -> None:
-    """The process of ``box`` and ``job`` is noted: exec reads /proc of no other process."""
+    """The start has recorded the process of ``box`` and ``job``: exec reads no other process's /proc."""
     pid = program(job)
     trace = job.home / "trace"
     for target in ("job", "box"):

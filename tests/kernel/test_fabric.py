@@ -25,7 +25,7 @@ REAL = {"ENROOT_FABRIC": "libfabric"}
 
 @pytest.fixture
 def info(box: pathlib.Path) -> pathlib.Path:
-    """The container ``box`` with fi_info and fi_pingpong, but without libfabric."""
+    """Return the container ``box`` with fi_info and fi_pingpong, but without libfabric."""
     for name in ("fi_info", "fi_pingpong"):
         program = shutil.which(name)
         require(program, "libfabric-bin is not installed")
@@ -36,7 +36,7 @@ def info(box: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def newer(user: User) -> pathlib.Path:
-    """The container ``newer``: the next Debian release, with libfabric and programs of an older release."""
+    """Return the container ``newer``: the next Debian release, with libfabric and programs of an older release."""
     root = user.data / "newer"
     busybox_rootfs(root)
     releases.unpack(root, releases.newer(), "libc6")
@@ -46,7 +46,7 @@ def newer(user: User) -> pathlib.Path:
 
 @pytest.fixture
 def older(user: User) -> pathlib.Path:
-    """The container ``older``: a Debian release whose glibc is too old for the host's libfabric."""
+    """Return the container ``older``: a Debian release whose glibc is too old for the host's libfabric."""
     root = user.data / "older"
     busybox_rootfs(root)
     releases.unpack(root, "bullseye", "libc6", "libfabric1", "libfabric-bin")

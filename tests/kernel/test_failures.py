@@ -1,4 +1,4 @@
-"""Every documented kind of failure of start, exec and bundles is one line for people, mostly with a hint.
+"""Every documented failure of start, exec and bundles prints one line of error, usually with a hint.
 
 tests/slurm/test_failures_of_steps.py does the same for srun.
 """
@@ -16,8 +16,8 @@ import pytest
 from tests.kernel.conftest import PREFIX, UID, User, box, ordinary_user, require, small_filesystem, squashed
 
 HOOK = "hook"
-# Kind -> name -> (script of sh with $P for penroot, a part of the message). The user's home is the
-# working directory. It has box and box.sqsh, and what PREPARED makes.
+# Kind -> name -> (shell script with $P for penroot, a part of the message). The working directory is the user's home.
+# It contains box, box.sqsh and the files that PREPARED creates.
 FAILURES: dict[str, dict[str, tuple[str, str]]] = {
     "usage": {
         "no target": ("$P start", "start needs"),
@@ -118,7 +118,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "output is closed": ("$P list >&-; $P list > /dev/full", "cannot write the output"),
     },
 }
-# Two commands, bash's own words, or the run file's.
+# Two commands, or errors of bash or the run file.
 SAYS_MORE = ("bash hook has no interpreter", "bash hook is no program", "output is closed", "remove")
 SAYS_MORE += tuple(name for name in FAILURES["command"] if name.startswith("bundle"))
 CASES = [(kind, name) for kind, cases in FAILURES.items() for name in cases]
@@ -160,7 +160,7 @@ BASH_HOOKS = {
 
 @pytest.fixture(scope="module")
 def prepared() -> Iterator[User]:
-    """One user for all cases: what fails changes nothing."""
+    """Yield one user for all cases: failures change nothing."""
     with ordinary_user(UID) as user:
         rootfs = box(user)
         squashed(user, rootfs)
@@ -176,11 +176,11 @@ def prepared() -> Iterator[User]:
 
 
 def assert_in_words(err: str, *, kind: str = "") -> None:
-    """One line says what failed, and the rest is a hint or a warning: nothing is Python's."""
+    """One line is the error, and the rest is a hint or a warning, without traces of Python."""
     lines = [line for line in err.splitlines() if line and not line.startswith("[INFO]")]
     assert lines, "nothing is said"
     assert not re.search(r"Traceback|  File \"|a bug in|\[Errno|<class|object at 0x", err), err
-    # A hook of the site is a file whose name ends so, and its author knows the exception.
+    # A site's hook has a file name with this ending, and its author knows the exception.
     rest = re.sub(r"/\S*/hooks\.d/\S*\.py(:\d+ failed: \w+:)?", "", err) if kind == HOOK else err
     assert not re.search(r"\.py\b|\b[A-Z]\w*(Error|Exception|Exit)\b", rest), err
 

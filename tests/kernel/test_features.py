@@ -15,7 +15,7 @@ from tests.installation import copy_tree
 from tests.kernel.conftest import User
 
 ROOT = Path(__file__).parents[2]
-# Tests of the core: no file of these names a feature.
+# Tests of the core: they use no feature.
 CORE = "environ hooks options plugin_settings settings start submit yaml"
 
 

@@ -1,4 +1,4 @@
-"""Images and containers of enroot work here, and ours are what enroot writes."""
+"""Images and containers of enroot work here, and ours have enroot's format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRY = b'#!/bin/sh\necho "$PWD" "$A" "$#" "$@"\n'
 
 
 def unpacked(user: User, image: pathlib.Path) -> pathlib.Path:
-    """An image by unsquashfs alone, owners and modes as they are, where root asks."""
+    """Extract an image with unsquashfs, with owners and modes if root calls."""
     target = user.home / f"{image.name}.tree"
     command = ["unsquashfs", "-quiet", "-no-progress", "-d", str(target), str(image)]
     subprocess.run(command, check=True, capture_output=True)
@@ -57,7 +57,7 @@ def test_import_writes_what_enroot_writes(user: User, name: str) -> None:
 
 @pytest.fixture
 def tree(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """The root file system of an image as enroot makes it of the config ``full``."""
+    """Return the root file system of an image as enroot creates it from the config ``full``."""
     for file in ("rc", "fstab", "environment"):
         shutil.copy(GOLDEN / f"full.{file}", rootfs / "etc" / file)
     (rootfs / "etc/rc.local").write_text("# nothing\n")
@@ -99,7 +99,7 @@ def test_image_of_enroot_starts(user: User, enroots: pathlib.Path) -> None:
 def test_image_of_enroot_becomes_the_container_that_enroot_makes(user: User, enroots: pathlib.Path) -> None:
     user.penroot("create", "-n", "made", str(enroots))
     check_what_runs(user, "made")
-    # As unsquashfs -user-xattrs makes it, and nothing more: enroot asks for no more.
+    # Like enroot, use only unsquashfs -user-xattrs.
     assert os.getxattr(user.data / "made/entry.sh", "user.note") == b"kept"
     assert os.listdir(user.data) == ["made"]
     theirs = unpacked(user, enroots)
@@ -107,7 +107,7 @@ def test_image_of_enroot_becomes_the_container_that_enroot_makes(user: User, enr
 
 
 def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
-    """Mode and content of all that is in a tree."""
+    """Return mode and content of every file in a tree."""
     found = {}
     for path in sorted(tree.rglob("*")):
         kind = path.lstat().st_mode
@@ -118,7 +118,7 @@ def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.parity("export: everything is root's", "a container is a directory")
 def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path) -> None:
-    """enroot leaves /.lock, mount points that nobody may open, and in bundles /.enroot."""
+    """enroot leaves /.lock, mount points without permissions, and in bundles /.enroot."""
     (tree / ".lock").write_text("")
     (tree / ".enroot/bin").mkdir(parents=True)
     (tree / "mnt/point").mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_exported_image_is_owned_by_root_and_of_the_users_choice(user: User, tre
 
 
 def test_layers_are_files_of_the_image(user: User) -> None:
-    """A file of /etc that the image has gives way to the config's, as in enroot's images."""
+    """The config replaces the image's own file in /etc, as in enroot's images."""
     layer = Layer(images.tar([directory("etc"), entry("etc/rc", b"old"), entry("etc/environment", b"OLD=1\n")]))
     with serve(user.home / "registry") as server:
         server.pusher.image("library/x", "1", Image([layer], {"Env": ["NEW=1"], "Cmd": ["/bin/sh"]}))
@@ -172,7 +172,7 @@ def test_layers_are_files_of_the_image(user: User) -> None:
 
 
 def test_more_links_than_the_file_system_has(tmp_path: pathlib.Path) -> None:
-    """Ext4 has 65,000 links for a file. Further names share a copy, which has content, mode and time of the file."""
+    """Ext4 allows 65,000 links to a file. Further names share a copy with the file's content, mode and time."""
     count = 66_000
     entries = [entry("f", b"data", mode=0o750, mtime=7), images.symlink("s", "f")]
     entries += [images.hardlink(f"d{n // 1000}/l{n}", "f") for n in range(count)]

@@ -1,4 +1,4 @@
-"""Hooks of a site beside ours: which run, in which order, and what one sees of the other."""
+"""Hooks of a site beside ours: selection, order, and their view of each other."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SHOW_RAN = ("sh", "-c", 'echo "$RAN"')
 
 @pytest.fixture
 def site(user: User) -> pathlib.Path:
-    """hooks.d of the system."""
+    """Return hooks.d of the system."""
     directory = user.home / "etc/hooks.d"
     directory.mkdir(parents=True)
     return directory
 
 
 def explained(user: User, *arguments: str, **env: str) -> list[str]:
-    """The lines on hooks of --explain, without where we are installed."""
+    """Return the lines on hooks of --explain, without the installation's path."""
     out = user.start("--explain", *arguments, "box", "true", env=env)
     lines = [line for line in out.splitlines() if line.startswith(("hook ", "no hook "))]
     return [" ".join(line.replace(f"{user.home}/", "").split()) for line in lines]
@@ -81,7 +81,7 @@ def test_one_sees_what_the_other_wrote(user: User, rootfs: pathlib.Path, site: p
 
 
 def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
-    """An image's is read before the hooks, to have the program read ahead, and counts as they leave it."""
+    """The start reads the image's command script before the hooks, to prefetch the program, and again after them."""
     run = etc.Exec("/opt", ("echo",), ("image",))
     for name, content in (("rc", etc.write_rc("docker://box", {}, run)), ("rc.local", etc.RC_LOCAL)):
         (rootfs / "etc" / name).write_text(content)
@@ -100,7 +100,7 @@ def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: p
 def test_what_chooses_devices_is_heard(
     user: User, rootfs: pathlib.Path, site: pathlib.Path, vendor: str, who: str
 ) -> None:
-    """By a node's hook, as one that looks for MIG does, or by the configuration of a container."""
+    """Chosen by a node's hook, for example one that selects MIG devices, or by the configuration of a container."""
     if vendor == "NVIDIA" and os.path.exists("/proc/driver/nvidia"):
         pytest.skip("this machine has GPUs")
     line = f"{vendor}_VISIBLE_DEVICES=7777"
@@ -148,7 +148,7 @@ def test_configuration_runs_in_one_shell(user: User, rootfs: pathlib.Path) -> No
 
 
 def known_original(user: User, site: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """A copy of our source tree that believes this text to be the hook ``name`` as enroot shipped it."""
+    """Return a copy of our source tree that takes this text for enroot's original hook ``name``."""
     bashhooks.write(site, {name: text})
     own = user.home / "penroot"
     program = copy_tree(own)

@@ -13,7 +13,7 @@ import pytest
 from tests.kernel.conftest import User, require
 from tests.waiting import until
 
-# In a container: say "up", wait until the file has the words, say which it has.
+# Runs in a container: print "up", wait until the file has the words, print the words.
 FOLLOW = """
 echo up; n=0
 until grep -q fresh /etc/resolv.conf && grep -q n77 /etc/hosts || [ $n = 300 ]; do sleep 0.1; n=$((n+1)); done
@@ -25,7 +25,7 @@ STARTS = ("box", "--root box", "box.sqsh", "--root box.sqsh", "--pid box", "--ro
 
 
 def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLLOW) -> list[str]:
-    """Run a container that watches while its host's files change, on a machine of its own as far as /etc goes."""
+    """Run a container that watches while its host's files change, with a private /etc for this host."""
     require(os.geteuid() == 0, "only root can change /etc")
     out, place = user.home / "out", user.home / "host"
     start = shlex.join(user.command("penroot", "start", *arguments, "sh", "-c", script))
@@ -67,7 +67,7 @@ def test_container_sees_host_files_that_change(
 @pytest.mark.security("C10")
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_callers_mount_stays_when_the_host_file_changes(user: User, image: pathlib.Path, target: str) -> None:
-    """The kernel detaches what is mounted on a file that is replaced."""
+    """The kernel detaches mounts on a file that is replaced."""
     (user.home / "mine").write_text("mine\n")
     user.own(user.home)
     script = FOLLOW.replace("300", "20") + "cat /etc/resolv.conf"
@@ -94,7 +94,7 @@ def test_program_has_no_child_that_it_does_not_know(user: User, image: pathlib.P
 
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_reader_of_output_waits_for_the_program_alone(user: User, image: pathlib.Path, target: str) -> None:
-    """A process beside the container must keep no pipe of the caller open."""
+    """A process beside the container must not keep the caller's pipe open."""
     script = "sleep 20 > /dev/null 2>&1 & echo up"
     began = time.monotonic()
     assert user.penroot("start", target, "sh", "-c", script).stdout == "up\n"

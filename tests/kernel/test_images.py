@@ -1,4 +1,4 @@
-"""Images from a real registry, and from one that fails, through the command line as an ordinary user."""
+"""Images from a real registry, and from a failing one, through the command line as an ordinary user."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CHANGE = [
     directory("old"),
     entry("old/.wh..wh..opq"),
     entry("old/b", b"b"),
-    entry("tmp/left", b"here"),  # its directory is only implied
+    entry("tmp/left", b"here"),  # no entry for its directory
     entry("bin/new", b"x", mode=0o2755, pax_headers={"SCHILY.xattr.user.note": "yes"}),
 ]
 SETTINGS = {
@@ -87,7 +87,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(user: User) -> Iterator[None]:
-    """No test leaves a half-made thing in the store, nor a special bit or device."""
+    """Check that no test leaves a half-made file, special bit or device in the store."""
     yield
     temporary = user.home / "cache/tmp"
     assert not temporary.exists() or list(temporary.iterdir()) == []
@@ -174,7 +174,7 @@ def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None
 
 @pytest.mark.parametrize("form", ["tree", "squashfs"])
 def test_scripts_of_a_loaded_container_are_read_and_edited(user: User, registry: Server, form: str) -> None:
-    """As tools do that know the trees of enroot."""
+    """Like tools that know the trees of enroot."""
     image = images.busybox(entry("etc/of-layer"), entry("etc/gone"))
     image.layers.append(Layer(images.tar([entry("etc/.wh.gone")])))
     registry.pusher.image("test/scripts", "1", image)
@@ -219,7 +219,7 @@ def test_formats_and_compressions_give_the_same_tree(user: User, registry: Serve
     user.penroot("import", "-o", "y.sqsh", f"docker://{registry.host}/test/one:1")
     x, y = listing(user.home / "x.sqsh"), listing(user.home / "y.sqsh")
     for there in (x, y):
-        del there["etc/rc"]  # names where it came from
+        del there["etc/rc"]  # contains its origin
     assert x == y
 
 
@@ -228,7 +228,7 @@ def test_same_bytes_again(user: User, registry: Server) -> None:
     for name in ("x", "y"):
         env = {"SOURCE_DATE_EPOCH": "1700000000", "ENROOT_CACHE_PATH": str(user.home / name)}
         user.penroot("import", "-o", f"{name}.sqsh", f"docker://{registry.host}/test/one:1", env=env)
-        time.sleep(1 - time.time() % 1)  # until another second of the clock
+        time.sleep(1 - time.time() % 1)  # until the next second of the clock
     assert (user.home / "x.sqsh").read_bytes() == (user.home / "y.sqsh").read_bytes()
 
 
@@ -347,7 +347,7 @@ def test_image_of_one_architecture_is_no_other(user: User, registry: Server) -> 
 
 
 def imported(user: User, registry: Server, image: Image) -> set[str]:
-    """The names in the squashfs file ``x.sqsh`` that an import of an image makes."""
+    """Return the names in the squashfs file ``x.sqsh`` that an import of an image creates."""
     registry.pusher.image("test/imported", "1", image)
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/imported:1")
     return set(listing(user.home / "x.sqsh"))
@@ -395,7 +395,7 @@ def test_config_that_is_none_is_told_and_spoils_nothing(
 
 
 def test_127_layers_start_and_become_a_file(user: User, registry: Server) -> None:
-    """As many as docker makes; with each way that kernels have to name them."""
+    """docker's maximum, in each form in which kernels accept lower directories."""
     image = images.busybox()
     image.layers += [Layer(images.tar([entry(f"f{i}", b"x"), entry("last", b"%d" % i)])) for i in range(126)]
     registry.pusher.image("test/many", "127", image)
@@ -433,7 +433,7 @@ def test_odd_names_keep_their_modes(user: User, registry: Server) -> None:
     assert modes == {**dict.fromkeys(names, 0o4711), "new\nline": 0o711}
 
 
-# -- what may not happen
+# -- failures
 
 
 @pytest.mark.parity("import --output")
@@ -442,7 +442,7 @@ def test_output_that_exists_is_kept(user: User, registry: Server) -> None:
     (user.home / "x.sqsh").write_text("mine")
     done = user.penroot("import", "-o", "x.sqsh", uri, status=1)
     assert "file already exists" in done.stderr and (user.home / "x.sqsh").read_text() == "mine"
-    assert not (user.home / "cache").exists()  # noticed before the work
+    assert not (user.home / "cache").exists()  # reported before the work
     user.own(user.home / "x.sqsh")
     env = {"SOURCE_DATE_EPOCH": "1"}
     user.penroot("import", "--force", "-o", "x.sqsh", uri, env=env)
@@ -566,7 +566,7 @@ def test_diff_ids_that_do_not_fit(user: User, registry: Server, diff_ids: list[s
 
 
 class Transfer:
-    """An image in the registry whose one layer takes a while."""
+    """An image in the registry with one large layer."""
 
     def __init__(self, registry: Server) -> None:
         self.image = Image([Layer(images.tar([entry("data", os.urandom(4_000_000))]), "none")], {})
@@ -597,7 +597,7 @@ def test_dropped_transfer_is_resumed(user: User, big: Transfer) -> None:
         assert front.sent(big.blob) <= 1.1 * big.size
     user.run("rm", "-r", "cache")
     with big.faulty(drop_at=0.9) as (front, uri):
-        front.ranges = False  # it begins anew
+        front.ranges = False  # the transfer restarts
         user.penroot("import", "-f", "-o", "x.sqsh", uri)
         assert front.sent(big.blob) > 1.8 * big.size
 
@@ -614,7 +614,7 @@ def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, b
 
 def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
     with socket.socket() as deaf:
-        deaf.bind(("127.0.0.2", 0))  # nobody else listens there
+        deaf.bind(("127.0.0.2", 0))  # no other server listens there
         there = "{}:{}".format(*deaf.getsockname())
         with faulty(registry.host, Fault("/blobs/", 99, 307, {"Location": f"http://{there}/x"})) as front:
             env = {"ENROOT_TRANSFER_RETRIES": "0"}
@@ -674,7 +674,7 @@ def test_document_that_a_proxy_compresses(user: User, registry: Server) -> None:
 
 
 def test_digest_of_a_header_that_is_none_is_not_believed(user: User, registry: Server) -> None:
-    """The registry front changes the header alone, for HEAD and for GET."""
+    """The registry front changes only the header, for HEAD and for GET."""
     bad = Fault("/manifests/", 99, headers={"Docker-Content-Digest": "latest"}, change=lambda body: body)
     with faulty(registry.host, bad) as front:
         found = settings.load({**user.environ, "ENROOT_TRANSFER_RETRIES": "0"})
@@ -690,7 +690,7 @@ def test_registry_without_head(user: User, registry: Server, status: int) -> Non
         user.penroot("create", "-n", "one", f"docker://{front.host}/test/one:1")
         front.faults.append(Fault("/manifests/", 2, status=status))
         said = user.penroot("create", "-n", "two", f"docker://{front.host}/test/one:1").stderr
-        # A busy machine may take longer than a stored image waits for.
+        # A busy machine may exceed the time that a stored image waits for the registry.
         assert front.faults[0].times == 0 or "does not answer within 2 s" in said
 
 
@@ -744,7 +744,7 @@ def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: S
         front.faults.append(
             Fault("/blobs/", 99, status=307, headers={"Location": f"http://{other.host}/v2/test/one/blobs/{config}"})
         )
-        # Every blob leads to the config, whose bytes are wrong for a layer: only the way there counts.
+        # Every blob redirects to the config, which is wrong for a layer: the test checks only the redirect.
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
         assert ("asks for a separate login" in done.stderr) == asks
         assert other.seen and {request.authorization for request in other.seen} == {""}
@@ -803,7 +803,7 @@ EXPIRED = (400, 401, 403)
 
 @pytest.mark.parametrize("status", EXPIRED)
 def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Transfer, status: int) -> None:
-    """At each request of a pull, and where a transfer is resumed."""
+    """At each request of a pull, and when a transfer is resumed."""
     credentials(user, "127.0.0.1", "me", "secret")
     for uses in (1, 2, 3):
         fault = Fault(big.blob, drop_at=0.5)
@@ -917,7 +917,7 @@ def test_certificate_of_another_name_is_told(user: User, registry: Server, trust
 
 
 def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) -> None:
-    # As root's in the environment of what root starts for a user: srun --uid.
+    # Like root's variables in a process that root starts for a user: srun --uid.
     closed = user.home / "closed"
     closed.mkdir(mode=0)
     uri = f"docker://{registry.host}/test/one:1"
@@ -973,7 +973,7 @@ def test_mirrors_are_asked_first(user: User, registry: Server) -> None:
 @pytest.mark.parity("all_proxy")
 @pytest.mark.parametrize("where", ["enroot.conf", "environment"])
 def test_proxy(user: User, registry: Server, where: str) -> None:
-    """The name of the registry is known to the proxy alone."""
+    """Only the proxy can resolve the name of the registry."""
     with faulty(registry.host) as proxy:
         address = f"http://{proxy.host}"
         environ = {"ENROOT_ALLOW_HTTP": "yes"}
@@ -1034,7 +1034,7 @@ def test_login_from_a_command_of_the_credentials_file(user: User, registry: Serv
         assert "others can write" in user.penroot("digest", uri, status=1).stderr
 
 
-# -- what is seen of it
+# -- output
 
 
 def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer) -> None:
@@ -1044,7 +1044,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer)
         process = user.begin("penroot", "create", "-n", "box", uri, env=env, stdout=subprocess.DEVNULL, stderr=theirs)
         os.close(theirs)
         seen = b""
-        with contextlib.suppress(OSError):  # EIO: nobody has the other end
+        with contextlib.suppress(OSError):  # EIO: no process has the other end open
             while data := os.read(ours, 65536):
                 seen += data
         os.close(ours)
@@ -1078,7 +1078,7 @@ def test_progress_elsewhere_is_a_line_now_and_then(user: User, big: Transfer) ->
     assert 1 <= [" MB/s" in line for line in done.stderr.splitlines()].count(True) <= most and "\r" not in done.stderr
 
 
-# -- several at once, and killed ones
+# -- concurrent and killed imports
 
 
 def test_eight_first_uses_fetch_each_blob_once(user: User, registry: Server) -> None:
@@ -1110,7 +1110,7 @@ def stopped(user: User) -> Iterator[None]:
 
 
 def wait_for_work(user: User, big: Transfer) -> None:
-    """Until the layer is asked for, which uses up the fault, and is being unpacked."""
+    """Wait until the layer is requested, which uses up the fault, and is being unpacked."""
     begun = (user.home / "cache/tmp").glob
     until(lambda: big.front.asked(big.blob) and list(begun("layers-*/fs")), "a layer is begun")
 
@@ -1143,7 +1143,7 @@ def test_killed_import_is_succeeded(user: User, big: Transfer) -> None:
 @pytest.mark.parity("a suspended or stopped process holds up no other import")
 @pytest.mark.security("L6")
 def test_suspended_import_holds_up_no_other(user: User, big: Transfer) -> None:
-    """As a job that is suspended in the middle of an import."""
+    """A job is suspended in the middle of an import."""
     with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "create", "-n", "a", uri)
         wait_for_work(user, big)
@@ -1313,7 +1313,7 @@ def test_image_digest_is_recorded(user: User, registry: Server) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
 def test_few_processes_left_is_one_line(user: User, registry: Server, most: int) -> None:
-    """RLIMIT_NPROC is for all processes of a user, and this user has no others."""
+    """RLIMIT_NPROC counts all processes of a user; this user has no others."""
     uri = f"docker://{registry.host}/test/one:1"
     stored = f"docker://{registry.host}/test/stored:1"
     registry.pusher.image("test/stored", "1", images.busybox(entry("few", b"1")))
@@ -1342,7 +1342,7 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, most: int)
 
 @pytest.mark.soak
 def test_importer_killed_at_random_moments(user: User, registry: Server, rng: random.Random, soak: bool) -> None:
-    """Another takes over at once, nothing is half published, and all that is stored verifies."""
+    """Another import takes over at once, nothing is half published, and all stored images verify."""
     fill = [Layer(images.tar([entry(f"f{i}", rng.randbytes(1_500_000))])) for i in range(4)]
     image = images.busybox(entry("number", b"7"))
     image.layers += fill
@@ -1361,7 +1361,7 @@ def test_importer_killed_at_random_moments(user: User, registry: Server, rng: ra
         assert list((user.home / "cache/layers").iterdir()) == []
 
 
-# -- files and back
+# -- files, and their import
 
 
 def test_unpacked_import_is_usable_and_has_no_special_bits(user: User, registry: Server) -> None:

@@ -14,7 +14,7 @@ from enroot_py import __version__
 from tests.installation import IS_INSTALLED, ROOT
 from tests.kernel.conftest import PREFIX, require
 
-# Python imports these before it has the pack, and the libraries of features are not installed unless asked for.
+# Python imports these before it has the pack. The libraries of features are installed on request only.
 ENTRANCE = {"enroot_py.base", "enroot_py.base.pack"}
 EXTRAS = ("asyncssh", "cryptography", "typing_extensions")
 MAX_FILES, MAX_BYTES = 300, 20 << 20
@@ -24,7 +24,7 @@ MAX_FILES, MAX_BYTES = 300, 20 << 20
 def prefix(tmp_path: Path) -> Path:
     require(IS_INSTALLED, "about an installation: PENROOT_PREFIX names none")
     copy = Path(shutil.copytree(PREFIX, tmp_path / "prefix", symlinks=True))
-    (copy / "share/bash-completion/completions/enroot").unlink(missing_ok=True)  # of enroot-names
+    (copy / "share/bash-completion/completions/enroot").unlink(missing_ok=True)  # part of enroot-names
     return copy
 
 
@@ -73,7 +73,7 @@ def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None
 
 
 def modules(prefix: Path, before: str) -> str:
-    """The modules of ours that a start imports, and what import says of them, after the code ``before``."""
+    """Return our modules that a start imports, and Python's import messages, after the code ``before``."""
     code = f"""
 import sys; sys.path.insert(0, sys.argv[1])
 import enroot_py; {before}
@@ -93,7 +93,7 @@ for name, module in sorted(sys.modules.items()):
 
 
 def test_a_start_has_its_modules_at_once(prefix: Path) -> None:
-    """They are what import would have made of them, and no look-up is left."""
+    """The modules equal those of a normal import, and no search takes place."""
     one_by_one = modules(prefix, "pass")
     in_c = "import enroot_py.main, _cffi_backend, enroot_py.base._linux"
     load = "from enroot_py.base import pack; pack.load(pack.START)"
@@ -117,7 +117,7 @@ def test_a_step_has_its_modules_at_once(prefix: Path) -> None:
 
 @pytest.mark.parametrize("columns", ["", "0", "x", "60", "79", "80", "200"])
 def test_help_is_what_click_says(prefix: Path, columns: str) -> None:
-    """An installation has the text; it would be click that says it where a verb were another one now."""
+    """An installation contains the help text; click would print it for a changed verb."""
     said = []
     for _ in range(2):
         code = "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'penroot'\n"
@@ -151,7 +151,7 @@ def test_version_is_small(prefix: Path) -> None:
 
 def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
     for module in (*prefix.glob("lib/penroot/_cffi_backend.*"), prefix / "lib/penroot/enroot_py/base/_linux.abi3.so"):
-        shutil.copy(module, module.with_name("new"))  # another file, of another time
+        shutil.copy(module, module.with_name("new"))  # another file, with another time
         module.with_name("new").rename(module)
     assert imported(prefix, "enroot_py.cli.start")["enroot_py.base.linux"] == "Pack"
 

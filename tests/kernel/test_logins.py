@@ -1,4 +1,4 @@
-"""``penroot login`` and ``logout`` at a registry with logins, and together with skopeo, as an ordinary user."""
+"""``penroot login`` and ``logout`` with a registry that requires logins, also through skopeo, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "pass word:%$1"
 
 @pytest.fixture
 def front(tmp_path: pathlib.Path) -> Iterator[Faulty]:
-    """A registry that only ``me`` can read."""
+    """Serve a registry that only ``me`` can read."""
     with serve(tmp_path / "registry") as server, faulty(server.host, login=Login({"me": SECRET})) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""The directory of a release, as tests/matrix enters it."""
+"""The directory of a release, entered as tests/matrix does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_is_all_that_is_seen(release: Path) -> None:
 
 
 def test_nothing_of_it_stays(release: Path) -> None:
-    """Neither mounts nor processes, and files are there the next time."""
+    """No mount or process stays; files are kept for the next time."""
     [left] = entered(release, "touch /opt/kept; sleep 54322 >/dev/null 2>&1 & readlink /proc/self/ns/pid")
     assert mounts_under(release) == []
     until(lambda: left not in namespaces(), "the end of what was left in it")
@@ -40,7 +40,7 @@ def test_nothing_of_it_stays(release: Path) -> None:
 
 
 def namespaces() -> set[str]:
-    """The PID namespaces of all processes."""
+    """Return the PID namespaces of all processes."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:

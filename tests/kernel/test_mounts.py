@@ -1,4 +1,4 @@
-"""The words that enroot adds to fstab(5), on the real kernel."""
+"""enroot's extensions of fstab(5), on the real kernel."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_nofail_and_silent(user: User, rootfs: pathlib.Path, options: str, statu
 
 @pytest.mark.parity("fstab: a passno of -1 is before the hooks")
 def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> None:
-    """A passno of -1 is before, none or 0 after."""
+    """A passno of -1 mounts before the hooks, none or 0 after."""
     passes = (("before", " 0 -1"), ("after", " 0 0"), ("none", ""))
     fstab(user, "".join(f"tmpfs /{name} tmpfs x-create=dir{number}\n" for name, number in passes))
     hook = (
@@ -187,7 +187,7 @@ def test_variables_of_the_caller_and_the_rootfs(user: User, rootfs: pathlib.Path
 
 @pytest.mark.parametrize("mount", [".", "/etc:/", "/etc:/../.", "/etc:/link"])
 def test_nothing_is_mounted_on_the_root_directory(user: User, rootfs: pathlib.Path, mount: str) -> None:
-    """The program was looked up in what covered the container."""
+    """The program was looked up in the file system that covered the container."""
     (rootfs / "link").symlink_to("/")
     said = user.penroot("start", "--mount", mount, "box", "true", status=1).stderr
     assert "the target is the root directory of the container" in said

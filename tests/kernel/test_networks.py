@@ -1,4 +1,4 @@
-"""A container whose only connection is a proxy on a Unix socket of its caller: start --net=proxy=SOCKET."""
+"""A container whose only connection is a proxy on a Unix socket of the caller: start --net=proxy=SOCKET."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FETCH = "wget -q -O - http://example.org/page"
 
 
 class Proxy(socketserver.StreamRequestHandler):
-    """Answer a request with its first line, and a megabyte to see that no byte is lost."""
+    """A proxy that answers a request with its first line, and a megabyte that shows lost bytes."""
 
     def handle(self) -> None:
         line = self.rfile.readline()
@@ -100,7 +100,7 @@ def test_relay_ends_with_the_container(user: User, rootfs: pathlib.Path, proxy: 
     with user.begin(*command, stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        assert len(processes(user)) >= 3  # the one that waits, the shell, the relay
+        assert len(processes(user)) >= 3  # the waiting process, the shell, the relay
         if end == "SIGKILL":
             process.send_signal(signal.SIGKILL)
         process.communicate("\n")

@@ -43,7 +43,7 @@ def files(user: User, pattern: str) -> list[Path]:
 
 @pytest.fixture
 def front(registry: Server) -> Iterator[Faulty]:
-    """The registry, and what it is asked."""
+    """Serve the registry, and record its requests."""
     with faulty(registry.host) as shown:
         yield shown
 
@@ -58,7 +58,7 @@ def test_image_as_one_file(user: User, front: Faulty) -> None:
     assert user.start(image, "cat", "/number", "/closed/file") == "7in"
     assert len(files(user, "images/*/image.sqsh")) == 1
     assert files(user, "layers/*") == files(user, "tmp/*") == []
-    assert [path.name for path in temporary.glob("*/[li]*/*")] == []  # no trees are left beside it
+    assert [path.name for path in temporary.glob("*/[li]*/*")] == []  # no trees beside the file
     before = front.asked("/blobs/")
     assert user.start("--rw", image, "sh", "-c", "echo 8 >/number; cat /number") == "8\n"
     assert front.asked("/blobs/") == before
@@ -117,7 +117,7 @@ def test_what_may_be_from_before_a_crash_is_looked_at(
 
 
 def wait_until_pruned(user: User) -> None:
-    """The FUSE server of a container ends a moment after it."""
+    """Prune until a container's FUSE server, which ends a moment later, is gone."""
 
     def pruned() -> bool:
         user.penroot("cache", "prune")
@@ -147,7 +147,7 @@ def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str)
     assert [path.stat().st_mode & 0o777 for path in files(user, "layers/**/secret")] == [0o400]
     assert user.penroot("cache", "list").stdout.split("\n")[1].split()[0].endswith("/x.sqsh")
     user.penroot("cache", "verify")
-    os.utime(squashfs)  # another file for all that can be known
+    os.utime(squashfs)  # another file, as far as its status can tell
     assert "unpacking" in user.penroot("start", squashfs, "true").stderr
     assert len(files(user, "layers/*")) == 2
     assert user.start("--root", squashfs, "cat", "/number", "/closed/file") == "7in"
@@ -193,7 +193,7 @@ def test_attributes_of_overlayfs_do_not_come_out_of_a_file(user: User, tmp_path:
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
 @pytest.mark.parity("ENROOT_STORE_FORM")
 def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path) -> None:
-    """The kernel shows a FUSE file system under the name that its server gives."""
+    """The kernel shows a FUSE file system under the name from its server."""
     if os.geteuid() != 0:
         pytest.skip("mounts where its own process sees it")
     subprocess.run(["squashfuse", "-o", "subtype=sshfs", squashfs, tmp_path], check=True)
@@ -208,7 +208,7 @@ def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path)
 
 @pytest.mark.parametrize("form", [{}, SQUASHFS, UNPACK], ids=["tree", "squashfs", "unpacked"])
 def test_a_place_that_hands_on_its_group(user: User, registry: Server, squashfs: str, form: dict[str, str]) -> None:
-    """A directory of a project: set-group-ID, of a group that the user namespace of a container has not."""
+    """A project's directory: set-group-ID, with a group that the container's user namespace does not map."""
     require(os.geteuid() == 0, "only root can give a directory to another group")
     place = user.home / "project"
     place.mkdir()
@@ -226,7 +226,7 @@ def test_a_place_that_hands_on_its_group(user: User, registry: Server, squashfs:
 
 
 def test_a_process_of_another_group(user: User, registry: Server) -> None:
-    """As after newgrp(1): the one group of a user namespace is the process's own."""
+    """After newgrp(1): a user namespace maps only the group of the process."""
     require(os.geteuid() == 0, "only root can take another group")
     user.penroot("create", "-n", "box", uri(registry))
     user.gid = 4242
@@ -235,13 +235,13 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
     user.gid = None
     assert user.start(uri(registry), "cat", "/number") == "7"
     user.gid = 4242
-    done = user.penroot("start", "box", "true", status=1)  # its changes are of one group
+    done = user.penroot("start", "box", "true", status=1)  # its changes have one group
     assert "newgrp" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["new", "of an older version"])
 def test_set_gid_store_after_newgrp(user: User, registry: Server, older: bool) -> None:
-    """Each group gets trees of its own, whichever group comes first."""
+    """Each group gets its own trees, whichever group comes first."""
     require(os.geteuid() == 0, "only root can take another group")
     place = user.home / "project"
     place.mkdir()
@@ -257,7 +257,7 @@ def test_set_gid_store_after_newgrp(user: User, registry: Server, older: bool) -
         for _ in range(2):
             assert user.start("--rw", uri(registry), "sh", "-c", script) == expected
             assert user.start(uri(registry), "cat", "/number") == "7"
-        if older:  # whose directories had the group of the project
+        if older:  # its directories had the project's group
             for path in (place / "cache", *(place / "cache").iterdir()):
                 if path.is_dir() and not path.is_symlink():
                     os.chown(path, -1, 4242)
@@ -265,7 +265,7 @@ def test_set_gid_store_after_newgrp(user: User, registry: Server, older: bool) -
 
 
 def test_what_no_tree_may_hold_is_not_unpacked(user: User, squashfs: str) -> None:
-    """Device nodes, which need root, and what overlayfs would obey; and trees deeper than Python's stack."""
+    """Device nodes, which need root; attributes that overlayfs would obey; and trees deeper than Python's stack."""
     require(os.geteuid() == 0, "only root can make a device node")
     tree = user.home / "tree"
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", tree, squashfs], check=True)

@@ -1,8 +1,7 @@
-"""The C of the SPANK plugin: that it builds, and what it does between Slurm and a Python process.
+"""The C of the SPANK plugin: its build, and its work between Slurm and a Python process.
 
-Slurm is spank_driver.c and the Python process is spank_peer.py: both speak
-for themselves and share nothing with the code under test. The driver's build
-has the sanitizers in it.
+spank_driver.c replaces Slurm, and spank_peer.py the Python process. Neither uses the code under test. The driver's
+build includes the sanitizers.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from tests.waiting import until
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.realpath(sys.executable)
 USER = 2001
-MOMENTS = 30  # seconds: root waits for 3, and what he should not wait for takes a minute
+MOMENTS = 30  # seconds: root waits for 3; the peer's delays take a minute
 SANITIZED = "-g -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all".split()
-# An option with which there is something to check.
+# An option that needs a check.
 NOT_PLAIN = "container-mount-home="
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd is root")
@@ -43,7 +42,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd is root")
 
 @dataclass
 class Driver:
-    """The stand-in for Slurm, in a directory that ordinary users can read."""
+    """A stand-in for Slurm, in a directory that ordinary users can read."""
 
     directory: str
 
@@ -62,7 +61,7 @@ class Driver:
         )
 
     def journal(self) -> list[str]:
-        """Return the messages to the peer and the state of the peer, by process."""
+        """Return the messages to the peer and the peer's state, by process."""
         with open(f"{self.directory}/journal") as file:
             return file.read().split("--\n")[:-1]
 
@@ -228,14 +227,14 @@ def test_a_variable_alone_is_checked(driver: Driver) -> None:
 
 @pytest.mark.security("H17")
 def test_scrontab_is_refused(driver: Driver) -> None:
-    """It takes the options of plugins in #SCRON lines, and goes on without: _entry_to_job of Slurm's scrontab.c."""
+    """It accepts plugins' options in #SCRON lines, and then ignores them: _entry_to_job of Slurm's scrontab.c."""
     os.link(f"{driver.directory}/driver", f"{driver.directory}/scrontab")
     try:
         scrontab = [f"{driver.directory}/scrontab", *driver.command("sbatch", 0, "container-mounts=/usr")[1:]]
         done = subprocess.run(scrontab, capture_output=True, text=True, timeout=250, check=False)
     finally:
         os.unlink(f"{driver.directory}/scrontab")
-    assert done.returncode == 3  # of the option itself: scrontab says that the crontab has errors, and installs none
+    assert done.returncode == 3  # the option's error: scrontab reports it, and installs no crontab
     assert (
         "pyxis: --container-mounts: scrontab drops the options of plugins, and the job would run outside" in done.stderr
     )
@@ -281,7 +280,7 @@ def test_failure_of_srun_is_shown_and_left_to_nodes(driver: Driver, image: str, 
     assert said in done.stderr
 
 
-CHECKED, PLAIN, PLAIN_TAG = "0\n", "1\n", "2\n"  # as the driver prints what plain.c says
+CHECKED, PLAIN, PLAIN_TAG = "0\n", "1\n", "2\n"  # plain.c's result, as the driver prints it
 
 
 @pytest.mark.parametrize(
@@ -446,7 +445,7 @@ def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
         assert "environment LC_ALL PATH" in lines
         assert "stdio /dev/null /dev/null /memfd:penroot-log (deleted)" in lines
         assert {"jobid 7", "stepid 3", f"uid {USER}", f"gid {USER}", "localtasks 1"} <= set(lines)
-        assert f"cwd {driver.directory}" in lines  # of the job; its own is in the next line
+        assert f"cwd {driver.directory}" in lines  # the job's value; the step's own is in the next line
         assert any(line.endswith("umask 22 cwd /") for line in lines)
     assert {"taskid 0", "procid 100"} <= set(step)
     assert "failed 0" in finish
@@ -555,7 +554,7 @@ def test_what_slurm_does_not_tell_fails_the_tasks(driver: Driver) -> None:
 @as_root
 @pytest.mark.parametrize("kind", ["nothing", "a directory", "a pipe", "a link", "no text"])
 def test_a_script_that_is_none_is_passed_by(driver: Driver, kind: str) -> None:
-    """The user may put something else in its place while his task reads it."""
+    """The user may replace the script while the task reads it."""
     path = f"{driver.directory}/script"
     {
         "nothing": lambda: None,
@@ -613,7 +612,7 @@ def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how
 
 @as_root
 def test_what_a_helper_leaves_behind_does_not_keep_root(driver: Driver) -> None:
-    """It has its socket and is in no cgroup of the step: there is no end of what it has to say."""
+    """A process outside of the step's cgroups keeps the socket, and never stops writing."""
     began = time.monotonic()
     done = driver.run("stepd", 1, "container-image=ok", "env=SAVES=1", "env=FINISH=bequeath")
     assert time.monotonic() - began < MOMENTS
@@ -634,7 +633,7 @@ def test_root_does_not_close_what_lingers(driver: Driver) -> None:
 
 @as_root
 def test_a_step_that_never_began_is_finished_in_time(driver: Driver) -> None:
-    """Slurm ends nothing of it any more."""
+    """Slurm does not end such a step."""
     began = time.monotonic()
     driver.run("stepd", 1, "container-image=step-error", "env=FINISH=late")
     assert time.monotonic() - began < MOMENTS
@@ -661,7 +660,7 @@ def test_what_a_user_has_mounted_over_his_directory_is_not_asked(driver: Driver)
 @pytest.mark.security("R8")
 @as_root
 def test_helper_that_names_another_process_is_refused(driver: Driver) -> None:
-    """Root would wait for that, or kill it."""
+    """Root would wait for that process, or kill it."""
     with subprocess.Popen(["sleep", "1000"]) as other:
         with open(f"/proc/{other.pid}/stat") as stat:
             started = stat.read().rpartition(")")[2].split()[19]
@@ -669,7 +668,7 @@ def test_helper_that_names_another_process_is_refused(driver: Driver) -> None:
         driver.run("stepd", 1, "container-image=ok", *words)
         assert other.poll() is None
         other.kill()
-    assert verbs(driver.journal()) == ["verb step", "verb finish"]  # of another process
+    assert verbs(driver.journal()) == ["verb step", "verb finish"]  # another process's
 
 
 @pytest.mark.security("R3")
@@ -678,7 +677,7 @@ def test_what_root_starts_is_closed_to_its_user(driver: Driver) -> None:
     words = ("env=VANISH=1", f"env=JOURNAL={driver.directory}/journal")
     assert driver.run("stepd", 1, "container-image=ok", *words).returncode == 0
     finish = driver.journal()[1].splitlines()
-    # Another real group, so that ptrace(2) is refused, and the kernel has it undumpable from its first instruction on.
+    # Another real group lets ptrace(2) fail, and makes the process undumpable from its first instruction on.
     assert f"Gid:\t65534\t{USER}\t{USER}\t{USER}" in finish and f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in finish
 
 
@@ -709,7 +708,7 @@ def test_python_that_cannot_start_says_why(built: str, python: str, library: str
 
 
 def start_slowly(driver: Driver, tasks: int) -> tuple[subprocess.Popen[str], int]:
-    """A step whose first task waits for its helper until the gate is open; the step and that task."""
+    """Start a step whose first task waits for its helper until the gate is open; return the step and that task."""
     pathlib.Path(f"{driver.directory}/gate").unlink(missing_ok=True)
     words = ("container-image=ok", f"env=GATE={driver.directory}/gate", f"env=JOURNAL={driver.directory}/journal")
     pipe = subprocess.PIPE
@@ -770,7 +769,7 @@ def test_the_helper_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
 
 @pytest.fixture
 def ahead(driver: Driver) -> Iterator[pathlib.Path]:
-    """The file that says how such a peer behaves."""
+    """Return the file that selects the behaviour of a peer started ahead."""
     path = pathlib.Path(f"{driver.directory}/lib/ahead")
     yield path
     path.unlink(missing_ok=True)
@@ -782,7 +781,7 @@ def started_as(driver: Driver) -> list[str]:
 
 @contextmanager
 def held(driver: Driver, *words: str) -> Iterator[tuple[subprocess.Popen[str], int, pathlib.Path]]:
-    """A step that has no task before a file is there; the step, its helper, and that file."""
+    """Start a step without tasks until a file exists; return the step, its helper, and the file."""
     hold = pathlib.Path(f"{driver.directory}/hold")
     hold.unlink(missing_ok=True)
     told = ("container-image=ok", f"hold={hold}", f"env=JOURNAL={driver.directory}/journal")
@@ -809,7 +808,7 @@ def as_user(*command: str) -> int:
 def test_the_helper_is_there_before_the_first_task(driver: Driver) -> None:
     done = driver.run("stepd", 3, "container-image=ok", f"env=JOURNAL={driver.directory}/journal")
     assert (done.returncode, done.stderr) == (0, "")
-    assert set(started_as(driver)) == {"ahead"}  # each request is heard by the same process
+    assert set(started_as(driver)) == {"ahead"}  # one process gets all requests
     assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb step"]
 
 
@@ -822,10 +821,10 @@ def test_waiting_helper_is_closed_and_has_no_secret(driver: Driver) -> None:
         for name in ("mem", "environ", "maps", "fd/3", "ns/mnt"):
             assert as_user("head", "-c0", f"/proc/{helper}/{name}") == 1
         opened = {path.name: str(path.readlink()) for path in pathlib.Path(f"/proc/{helper}/fd").iterdir()}
-        # libffi 3.5, which is world-readable, keeps itself open for its trampolines.
+        # libffi 3.5 is world-readable, and keeps itself open for its trampolines.
         assert sorted(fd for fd in opened if "/libffi.so." not in opened[fd]) == ["0", "1", "2", "3", "4"], opened
         assert os.getsid(helper) == helper
-        assert as_user("kill", "-CONT", str(helper)) == 0  # it is the user who asks, and the process is there
+        assert as_user("kill", "-CONT", str(helper)) == 0  # the user asks, and the process exists
 
 
 @pytest.mark.security("R4")
@@ -906,7 +905,7 @@ def test_uninstall_keeps_files_of_the_site(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_plugin_that_slurm_still_loads_stays(tmp_path: pathlib.Path) -> None:
-    """Tasks would fail on all nodes for a plugin that is required and gone."""
+    """With a required plugin missing, tasks would fail on all nodes."""
     (tmp_path / "plugstack.conf").write_text("include used.d/*\n")
     for name in ("used.d", "slip.d"):
         (tmp_path / name).mkdir()

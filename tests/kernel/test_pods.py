@@ -1,4 +1,4 @@
-"""Containers in pods, as tests/pod.py makes them: the table of docs/howto/pods.md, and what is behind its cells."""
+"""Containers in pods that tests/pod.py makes: the table of docs/howto/pods.md, and the reasons for its cells."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ PODS = {
 
 
 def rows() -> list[list[str]]:
-    """The cells of the table of the page."""
+    """Return the cells of the page's table."""
     table = PAGE.read_text().partition("\n| the pod |")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
 def pod(*options: str, volumes: tuple[os.PathLike[str], ...] = ()) -> tuple[str, ...]:
-    """Begins a command, as root, that runs in a pod."""
+    """Return a function that runs a command in a pod, as root."""
     require(os.geteuid() == 0, "only root can make a pod")
     places = [f"--volume={place}" for place in (PREFIX, *map(os.fspath, volumes))]
     return ("env", f"--chdir={ROOT}", sys.executable, "-m", "tests.pod", *options, *places, "--")
@@ -55,7 +55,7 @@ def pod(*options: str, volumes: tuple[os.PathLike[str], ...] = ()) -> tuple[str,
 
 @pytest.fixture
 def layout(user: User) -> pathlib.Path:
-    """An image as an OCI layout, of whose layers one deletes a file of another."""
+    """Make an OCI layout in which one layer deletes a file of another."""
     place = user.home / "layout"
     image = images.busybox(entry("data/old", b"1"), entry("data/kept", b"2"), kinds=images.OCI)
     image.layers.append(images.Layer(images.tar([entry("data/.wh.old")])))
@@ -67,7 +67,7 @@ def layout(user: User) -> pathlib.Path:
 
 
 def works(user: User, prefix: tuple[str, ...], *arguments: str, ended: bool = False) -> tuple[bool, str]:
-    """Return whether penroot does something in a pod, and what it says: one error, where it has not just ``ended``."""
+    """Return whether penroot works in a pod, and its output: one error, unless the program itself ``ended``."""
     done = user.penroot(*arguments, prefix=prefix, cwd=ROOT, status=None)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("[ERROR]") == (done.returncode != 0 and not ended)
@@ -75,7 +75,7 @@ def works(user: User, prefix: tuple[str, ...], *arguments: str, ended: bool = Fa
 
 
 def fixes(told: str, message: str) -> list[str]:
-    """How what ``penroot doctor`` says with these words is to be mended."""
+    """Return the fix that ``penroot doctor`` prints for the finding with this message."""
     lines = told.splitlines()
     return [after.strip() for line, after in zip(lines, lines[1:], strict=False) if message in line]
 
@@ -118,7 +118,7 @@ def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Pa
 
 @pytest.mark.parity("root of a pod reaches nothing")
 def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) -> None:
-    """The one who starts is root, and has none of CAP_SYS_ADMIN; what the runtime has covered stays covered."""
+    """The caller is root without CAP_SYS_ADMIN; files that the runtime has covered stay covered."""
     user.uid = user.gid = 0
     user.own(user.home)
     prefix = pod(volumes=(user.home,))
@@ -142,7 +142,7 @@ def test_a_new_network_shows_the_sys_of_the_pod(user: User, rootfs: pathlib.Path
 
 @pytest.mark.parity("the socket of nvidia-persistenced")
 def test_a_socket_that_the_pod_has_read_only(user: User, rootfs: pathlib.Path) -> None:
-    """As NVIDIA's toolkit gives pods that of nvidia-persistenced: no user namespace can mount it otherwise."""
+    """NVIDIA's toolkit mounts the socket of nvidia-persistenced in this way: a user namespace must keep the flag."""
     place = user.home / "nvidia-persistenced"
     place.mkdir()
     with socket.socket(socket.AF_UNIX) as server:
@@ -179,7 +179,7 @@ def test_changes_are_kept_on_a_volume_alone(user: User, layout: pathlib.Path) ->
 
 @pytest.mark.parity("a store on the root file system of the pod")
 def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
-    """Kubernetes makes it with mode 0777, in which every user of the pod could swap what others keep there."""
+    """Kubernetes creates it with mode 0777, which lets every user of the pod swap other users' files."""
     require(os.geteuid() == 0, "only root can make a pod")
     os.chown(user.home, 0, 0)
     user.home.chmod(0o777)
@@ -196,7 +196,7 @@ def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("settings and values for Slinky's chart")
 def test_settings_of_the_examples(user: User, layout: pathlib.Path) -> None:
-    """enroot.conf with the volume of values.yaml as Kubernetes makes it, after its initContainer."""
+    """enroot.conf with the volume of values.yaml, as Kubernetes creates it, after its initContainer."""
     values = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
     for specification, container in (
         (values["nodesets"]["slinky"], "slurmd"),

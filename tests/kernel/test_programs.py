@@ -1,4 +1,4 @@
-"""The programs that hooks call, on their own and as an ordinary user, as the talk shows them; and the static ones."""
+"""The programs that hooks call, run directly by an ordinary user, as in the talk; and the static programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBEXEC = pathlib.Path(LIBRARY) / "libexec"
 
 @pytest.fixture
 def ubuntu(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """An unpacked root file system in the user's home, and the helpers on his PATH."""
+    """Return an unpacked root file system in the user's home, with the helpers on PATH."""
     require((LIBEXEC / "penroot-unshare").exists(), f"the helpers are not installed in {LIBEXEC}")
     path = user.home / "ubuntu"
     rootfs.rename(path)
@@ -46,7 +46,7 @@ def test_on_the_path_of_users_under_both_names(user: User) -> None:
 
 
 def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
-    """The stdout of a shell script in ``enroot-unshare bash``."""
+    """Return the stdout of a shell script in ``enroot-unshare bash``."""
     return user.run(*prefix, "enroot-unshare", "bash", "-ec", script, status=status).stdout
 
 
@@ -67,7 +67,7 @@ tmpfs /run tmpfs x-create=dir,mode=700
         cat fstab | enroot-mount --root ubuntu -
         exec enroot-switchroot ubuntu sh -c 'id -u; cat /etc/host-release; chown 5:5 /tmp && echo chowned; ls -d /home'
     """
-    done = user.run("enroot-unshare", "bash", "-ec", script, status=1)  # ls of a directory that only the host has
+    done = user.run("enroot-unshare", "bash", "-ec", script, status=1)  # ls of a directory that exists only on the host
     assert done.stdout == "0\n" + pathlib.Path("/etc/os-release").read_text() + "chowned\n"
     assert "/home" in done.stderr
 
@@ -172,7 +172,7 @@ def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu:
 @pytest.mark.parity("penroot-switchroot")
 def test_switchroot_runs_command_scripts(user: User, ubuntu: pathlib.Path) -> None:
     user.write("rc", 'echo rc "$@"\n')
-    user.write("fstab", "/proc /proc none x-create=dir,rbind\n")  # a script from outside is /proc/self/fd/N
+    user.write("fstab", "/proc /proc none x-create=dir,rbind\n")  # a script from outside appears as /proc/self/fd/N
     script = "enroot-mount --root ubuntu fstab; exec enroot-switchroot --rcfile rc ubuntu 'a b' c"
     assert unshared(user, script) == "rc a b c\n"
     (ubuntu / "etc/rc").write_text('echo own "$@"\n')
@@ -192,7 +192,7 @@ def test_a_user_who_is_himself_has_no_capabilities_inside(user: User, ubuntu: pa
 
 @pytest.mark.parity("penroot-unshare")
 def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
-    # A port of loopback refuses where that is up; it would be unreachable.
+    # If loopback is up, its ports refuse connections; otherwise they are unreachable.
     script = "echo $$; (: < /dev/tcp/127.0.0.1/9) 2>&1 | grep -m 1 -o refused; grep -c : /proc/net/dev; exit 9"
     options = ("--user", "--remap-root", "--mount", "--pid", "--net")
     assert user.run("enroot-unshare", *options, "bash", "-c", script, status=9).stdout == "1\nrefused\n1\n"

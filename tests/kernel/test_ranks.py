@@ -17,9 +17,9 @@ HELLO = pathlib.Path(__file__).parent.parent / "slurm/lab/hello.c"
 USR = ("--mount", "/usr:/usr")
 OPEN_MPI = ("mpirun", "--oversubscribe", "-n", "4")
 HYDRA = ("mpiexec.hydra", "-n", "4")
-# Without InfiniBand, Debian's Open MPI complains about a library for it at every start.
+# Without InfiniBand, Debian's Open MPI warns about a library at every start.
 QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,self", "OMPI_MCA_pml": "ob1"}
-# A rank that ends before the next one begins shares nothing with it: all four meet first.
+# A rank that ends before the next one begins shares nothing: all four wait for each other.
 SHOW = """
 import os, time
 open("/meet/" + os.environ["PMI_RANK"], "w").close()
@@ -30,7 +30,7 @@ print(*(os.readlink(f"/proc/self/ns/{kind}") for kind in ("user", "mnt")), os.en
 
 @pytest.fixture
 def mpi(user: User) -> pathlib.Path:
-    """A container named ``mpi`` with programs; their libraries are the host's, as sites bring in their own MPI."""
+    """Return a container ``mpi`` with programs and the host's libraries, like a site that mounts its own MPI."""
     for program in ("mpicc.openmpi", "mpirun", "mpicc.mpich", "mpiexec.hydra"):
         require(shutil.which(program), f"{program} is not installed")
     path = user.data / "mpi"
@@ -48,7 +48,7 @@ def mpi(user: User) -> pathlib.Path:
 
 @pytest.fixture
 def image(user: User, mpi: pathlib.Path) -> str:
-    """The same as a squashfs image."""
+    """Return the container ``mpi`` as a squashfs image."""
     return str(squashed(user, mpi))
 
 
@@ -59,13 +59,13 @@ def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     done = user.run(*OPEN_MPI, *command, env=QUIET)
     assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
     assert "sum 6" in done.stdout
-    assert done.stderr == ""  # nor a warning that there is no cross-memory attach
+    assert done.stderr == ""  # nor a warning about missing cross-memory attach
     left = {path.name for path in (user.home / "run").iterdir()} - {"named-mpi", "servers"}  # hints for later starts
     assert left == set()
 
 
 def test_where_the_launcher_has_its_components(user: User, mpi: pathlib.Path) -> None:
-    """mpirun of Open MPI 5 tells ranks to look for them there alone: Debian 13's 5.0.7 among those of PMIx."""
+    """Open MPI 5's mpirun restricts ranks to its component directory: Debian 13's 5.0.7 keeps it among PMIx's."""
     there = ("-x", "OMPI_MCA_mca_base_component_path=/usr/lib/pmix")
     done = user.run(*OPEN_MPI, *there, "penroot", "start", *USR, "mpi", "/opt/hello.openmpi", env=QUIET)
     assert "sum 6" in done.stdout
@@ -83,7 +83,7 @@ def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None
 def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image: str) -> None:
     (user.home / "meet").mkdir()
     user.own(user.home / "meet")
-    # A script of one's own between launcher and penroot does not part them.
+    # A user's script between launcher and penroot does not separate the ranks.
     command = ("sh", "-c", 'penroot start "$@"; exit $?', "sh", *USR, "--mount", f"{user.home}/meet:/meet")
     command = (*command, image, "python3", "-c", SHOW)
     lines = [line.split() for line in user.run(*HYDRA, *command).stdout.splitlines()]
@@ -138,12 +138,12 @@ def test_root_whom_pmix_would_refuse(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "--root", "box", "true", env=given, status=1)
     assert "[ERROR] --root: PMIx refuses" in done.stderr
     assert "leave out --root" in done.stderr
-    # A shell that srun has started is a rank too, and none of what it starts is.
+    # A shell that srun has started is a rank too, unlike the shell's children.
     alone = user.start("--root", "box", "env", env={**given, "OMPI_COMM_WORLD_SIZE": "1"})
     assert "PMIX_RANK" not in alone
 
 
-# A launcher whose ranks do what the test says, when it says so.
+# A launcher whose ranks wait for the test's commands.
 LAUNCHER = """
 import json, os, subprocess, sys, time
 def start(rank, *arguments, **more):
@@ -257,7 +257,7 @@ print(json.dumps([where, [end(rank) for rank in asked.values()]]))
     where, ends = launch(user, script)
     assert isinstance(where, dict)
     assert ends == [0] * len(where)
-    assert where["rank"] == where["another"]  # whatever their variables are, but for which they give
+    assert where["rank"] == where["another"]  # whatever their variables are, except the rank's
     alone = ("first", "rank", "same rank", "mount", "gpu", "no rank")
     assert len({where[name] for name in alone}) == len(alone)
 
@@ -269,7 +269,7 @@ def test_records_of_launchers_that_ended_go(user: User, rootfs: pathlib.Path) ->
 starts = [start(0, "--mount", f"/etc:/etc{n}", "box", "true") for n in range(8)]
 print(json.dumps([[end(one) for one in starts], len([n for n in os.listdir(sys.argv[1]) if n.startswith("ranks-")])]))
 """
-    # Records of this launcher stay while it lives; eight sweep at once what the first one left.
+    # Records of this launcher stay while it lives; eight starts sweep the first one's leftovers at once.
     assert launch(user, several, str(user.home / "run")) == [[0] * 8, 9]
     launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
     assert len(list((user.home / "run").glob("ranks-*"))) == 2

@@ -37,7 +37,7 @@ int main(void)
 @pytest.mark.parity("32-bit programs under the filter", "chown and set*id succeed without effect")
 @pytest.mark.parametrize("bits", [32, 64])
 def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
-    """The filter answers the calls of both, each by its own numbers."""
+    """The filter handles the calls of both, each by its own numbers."""
     compiler = shutil.which("gcc")
     require(compiler, "gcc is not installed")
     source = user.home / "calls.c"
@@ -103,7 +103,7 @@ def test_only_the_callers_descriptors_reach_the_program(user: User, rootfs: path
     out = user.run("sh", "-c", "exec 7</etc/hostname; penroot start box sh -c 'ls /proc/self/fd; cat <&7'").stdout
     name = pathlib.Path("/etc/hostname").read_text().strip()
     assert out.split()[-1] == name
-    # 0, 1, 2, the caller's, and that of the directory which ls reads
+    # 0, 1, 2, the caller's, and the directory that ls reads
     assert set(out.split()[:-1]) == {"0", "1", "2", "7", "3"}
 
 
@@ -116,7 +116,7 @@ def test_a_user_beyond_2_31(user: User, rootfs: pathlib.Path) -> None:
 
 
 def as_root(user: User, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """``penroot`` by root himself, who has his own places."""
+    """Return a function that runs ``penroot`` as root, with root's own directories."""
     require(os.geteuid() == 0, "needs root")
     own = {"ENROOT_RUNTIME_PATH": str(user.home / "root-run"), "ENROOT_CACHE_PATH": str(user.home / "root-cache")}
     command = [f"{PREFIX}/bin/penroot", *arguments]
@@ -134,7 +134,7 @@ def test_superuser_keeps_his_privileges_where_allowed(user: User, image: pathlib
         "grep -E '^(CapEff|Seccomp):' /proc/self/status; mount -t tmpfs none /mnt && echo mounted"
     )
     (user.data / "box/mnt").mkdir()
-    subprocess.run(["chown", "-hR", "0:0", str(user.home)], check=True)  # root trusts no other user's containers
+    subprocess.run(["chown", "-hR", "0:0", str(user.home)], check=True)  # root refuses containers of other users
     words = ("start", "--rw", "-m", "tmpfs:/mnt:tmpfs:x-create=dir", target, "sh", "-c", script)
     done = as_root(user, *words, env={"ENROOT_ALLOW_SUPERUSER": "y"})
     namespace, owner, caps, seccomp, mounted = done.stdout.splitlines() or pytest.fail(done.stderr)
@@ -157,7 +157,7 @@ def test_others_gain_nothing_where_superusers_are_allowed(user: User, rootfs: pa
 
 @pytest.mark.parity("supplementary groups keep their access")
 def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path) -> None:
-    """They are not mapped, and so have no names inside, but the kernel honours them."""
+    """The groups are unmapped, and so have no names inside, but the kernel honours them."""
     require(os.geteuid() == 0, "needs root to have other groups")
     share = user.home / "share"
     share.mkdir()
@@ -175,7 +175,7 @@ def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path
 
 
 def test_the_group_of_the_process_is_the_user_s_inside(user: User, image: pathlib.Path) -> None:
-    """As after newgrp(1), whatever passwd(5) says: of the groups of a process it is the one that is mapped."""
+    """After newgrp(1), whatever passwd(5) contains: only the process's current group is mapped."""
     require(os.geteuid() == 0, "needs root to have another group")
     user.gid = 4242
     out = user.start(str(image), "cat", "/etc/passwd", "/etc/group")
@@ -212,7 +212,7 @@ def test_overlays_by_fuse_overlayfs(
 
 
 def test_fuse_overlayfs_and_the_kernel_understand_each_other(user: User, fuse_overlayfs: str) -> None:
-    """Whiteouts and opaque directories of layers, and those that a container makes, whoever made the overlay."""
+    """Whiteouts and opaque directories of layers and of a container, whichever implementation wrote them."""
     base = images.busybox(*(entry(name, b"old") for name in ("etc/gone", "old/a", "old/sub/x", "kept/y")))
     changed = [entry("etc/.wh.gone"), directory("old"), entry("old/.wh..wh..opq"), entry("old/b", b"new")]
     image = Image([*base.layers, Layer(images.tar(changed))], base.settings)

@@ -21,7 +21,7 @@ KINDS = [(), ("--root",), ("--rw",), ("--root", "--rw"), ("--pid",), ("--root", 
 
 @contextlib.contextmanager
 def up(user: User, *words: str, script: str = UP, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
-    """A container that runs, until its stdin closes."""
+    """Run a container until its stdin closes."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = (*prefix, f"{PREFIX}/bin/penroot", "start", *words, "sh", "-c", script)
     with user.running(*command, **pipes) as run:
@@ -30,7 +30,7 @@ def up(user: User, *words: str, script: str = UP, prefix: tuple[str, ...] = ()) 
 
 
 def server(user: User) -> int:
-    """The one server of all containers of a user."""
+    """Return the one server of all containers of a user."""
     (pid,) = servers(user.home)
     return pid
 
@@ -45,7 +45,7 @@ def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) 
         for kind in KINDS:
             assert user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout == alone[kind]
         assert server(user) == first
-        for run in runs:  # the first is the one that has started the server
+        for run in runs:  # the first has started the server
             out, err = run.communicate("go\n", timeout=60)
             assert out.startswith("FROM_IMAGE=yes") and err == "" and run.returncode == 0
     until(lambda: not servers(user.home), "the last one ends the server")
@@ -59,7 +59,7 @@ def test_exec_enters_a_container_of_a_shared_server(user: User, image: pathlib.P
 
 
 def test_replaced_file_gets_a_server_of_its_own(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
-    """A file of the same name, and the same file after it was touched."""
+    """A new file of the same name, and the same file after touch(1)."""
     (rootfs / "etc/environment").write_text("NEW=yes\n")
     new = pack(rootfs, user.home / "new.sqsh")
     user.own(new)
@@ -87,7 +87,7 @@ def test_data_of_the_same_file_has_a_server_of_its_own(user: User, image: pathli
 
 @pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 19 $$"])
 def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path, limit: str) -> None:
-    """It would end, or be slow, for others too."""
+    """It could end, or be slow, for the other container too."""
     prefix = ("sh", "-c", f'{limit} > /dev/null; exec "$@"', "sh")
     with up(user, str(image), prefix=prefix), up(user, str(image)):
         assert len(servers(user.home)) == 2
@@ -95,7 +95,7 @@ def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path,
 
 @pytest.mark.parametrize("kind", [(), ("--pid",), ("--root", "--pid")], ids=" ".join)
 def test_each_container_names_a_killed_shared_server(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
-    """Once, and the next start makes a new one."""
+    """Once, and the next start makes a new server."""
     with up(user, *kind, str(image)) as first, up(user, *kind, str(image)) as second:
         os.kill(server(user), signal.SIGKILL)
         for run in (first, second):
@@ -108,7 +108,7 @@ def test_each_container_names_a_killed_shared_server(user: User, image: pathlib.
 
 
 def test_end_of_a_shared_server_is_not_named(user: User, image: pathlib.Path) -> None:
-    """It ends as the last container does, which has not started it."""
+    """It ends with the last container, which has not started it."""
     for kind in KINDS:
         with up(user, str(image)) as first, up(user, *kind, str(image)) as second:
             first.communicate("go\n", timeout=60)
@@ -151,7 +151,7 @@ def test_containers_share_within_a_control_group(user: User, image: pathlib.Path
 
 @contextlib.contextmanager
 def up_in(user: User, image: pathlib.Path, prefix: tuple[str, ...]) -> Iterator[None]:
-    """A container in the control group that ``prefix`` enters as root."""
+    """Run a container in the cgroup that ``prefix`` enters as root."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = (f"{PREFIX}/bin/penroot", "start", str(image), "sh", "-c", UP)
     with user.begin(*command, prefix=prefix, **pipes) as run:
@@ -161,7 +161,7 @@ def up_in(user: User, image: pathlib.Path, prefix: tuple[str, ...]) -> Iterator[
 
 
 def test_bundle_shares_with_its_own_kind(user: User, image: pathlib.Path) -> None:
-    """Its image begins within a file."""
+    """A bundle's image has an offset within its file."""
     user.penroot("bundle", "-o", "own.run", str(image))
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with user.running("./own.run", "sh", "-c", UP, **pipes) as run:
@@ -171,7 +171,7 @@ def test_bundle_shares_with_its_own_kind(user: User, image: pathlib.Path) -> Non
 
 
 def test_few_open_files_are_no_failure(user: User, image: pathlib.Path) -> None:
-    """A start that cannot share says what it would say alone, or works."""
+    """A start that cannot share a server works, or fails with the error of a start alone."""
     assert shutil.which("bash")
     for limit in (7, 8, 9, 10, 12, 16):
         prefix = ("bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash")

@@ -41,13 +41,13 @@ int main(void)
 }
 """
 CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-# It handles SIGINT, and has the default action for SIGTSTP.
+# Handles SIGINT, and keeps the default action of SIGTSTP.
 LOOP = "trap 'echo interrupted; exit 3' INT; echo started; while :; do sleep 0.1; done"
 
 
 @pytest.fixture
 def box(user: User, tmp_path: pathlib.Path) -> User:
-    """A user with a container ``box`` that has a program which shows the signals that it gets."""
+    """Return a user with a container ``box`` and a program that prints the signals that it gets."""
     busybox_rootfs(user.data / "box")
     source = tmp_path / "catcher.c"
     source.write_text(CATCHER)
@@ -58,7 +58,7 @@ def box(user: User, tmp_path: pathlib.Path) -> User:
 
 @contextlib.contextmanager
 def command(user: User, verb: str, *words: str) -> Iterator[list[str]]:
-    """The command line that runs ``words`` in a new PID namespace, or by exec in one that runs."""
+    """Return the command line that runs ``words`` in a new PID namespace, or by exec in a running one."""
     if verb == "start":
         yield user.command("penroot", "start", "--pid", "box", *words)
         return
@@ -69,7 +69,7 @@ def command(user: User, verb: str, *words: str) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def running(words: list[str], user: User) -> Iterator[subprocess.Popen[str]]:
-    """A program that shows its signals, in a container, from its first line on. It ends with the ``with``."""
+    """Run the signal-printing program in a container until the ``with`` block ends; wait for its first line."""
     with subprocess.Popen(words, env=user.environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
@@ -80,14 +80,14 @@ def running(words: list[str], user: User) -> Iterator[subprocess.Popen[str]]:
 
 
 def shown(process: subprocess.Popen[str]) -> str:
-    """The next line that a program shows."""
+    """Return the next line that a program prints."""
     assert process.stdout
     assert select.select([process.stdout], (), (), 20)[0], "no signal within 20 s"
     return os.read(process.stdout.fileno(), 100).decode()
 
 
 def child(parent: int) -> int:
-    """The only child of a process besides penroot-follow."""
+    """Return the only child of a process besides penroot-follow."""
     children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     (pid,) = (int(pid) for pid in children if pathlib.Path(f"/proc/{pid}/comm").read_text() != "penroot-follow\n")
     return pid
@@ -109,7 +109,7 @@ def test_every_signal_reaches_the_program(box: User, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["start", "exec"])
 def test_stopped_program_stops_its_caller(box: User, verb: str) -> None:
-    """A program that somebody stops is a stopped job to whoever waits, as without a PID namespace."""
+    """The caller sees a stopped program as a stopped job, as without a PID namespace."""
     with command(box, verb, "catcher") as words, running(words, box) as process:
         program = child(process.pid)
         os.kill(program, signal.SIGSTOP)
@@ -133,7 +133,7 @@ def test_program_ends_with_a_killed_caller(box: User, verb: str) -> None:
 
 
 def is_gone(process: TextIO) -> bool:
-    """Return whether a process that has a file in /proc open does not exist any more."""
+    """Return whether a process has ended, through an open file of its /proc."""
     try:
         process.seek(0)
         return not process.read()
@@ -183,7 +183,7 @@ def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
         os.close(write)
 
 
-# The parent is killed before its child can ask to end with it.
+# The parent is killed before its child can request to end with it.
 ORPHAN = """
 import os, time
 from enroot_py.runtime import supervise

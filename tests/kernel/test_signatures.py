@@ -1,4 +1,4 @@
-"""Images that a policy wants signed, with a real registry, as an ordinary user."""
+"""Images that a policy requires to be signed, with a real registry, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def wanted(*keys: Path, identity: dict[str, str] | None = REPOSITORY) -> dict[st
 
 
 def write(user: User, default: object, **transports: object) -> Path:
-    """The policy of the directory of settings; ``default`` and the scopes hold requirements, one or several."""
+    """Write the policy of the settings directory; ``default`` and the scopes hold one or several requirements."""
 
     def several(what: object) -> object:
         return what if isinstance(what, list) else [what]
@@ -112,7 +112,7 @@ def test_no_verb_makes_something_of_an_image_that_is_not_signed(
 @pytest.mark.parity("verified again at each use")
 @pytest.mark.security("S2")
 def test_it_is_verified_at_each_use_without_its_registry(user: User, registry: Server, key: Path) -> None:
-    """By the rules and keys of that moment: the registry is gone, and is asked nothing."""
+    """With the current rules and keys: the registry is down, and gets no request."""
     write(user, wanted(key))
     digest = user.penroot("digest", f"docker://{registry.host}/test/good:1").stdout.strip()
     with faulty(registry.host) as front:
@@ -151,7 +151,7 @@ def test_an_image_that_was_stored_before_there_was_a_policy(user: User, registry
 
 @pytest.mark.parity("a signature for another tag")
 def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: Server, key: Path) -> None:
-    """The wrong ones are all by the right key."""
+    """The right key made all of the wrong signatures."""
     image = images.busybox(entry("number", b"7"), kinds=OCI)
     here, digest = f"{registry.host}/test/tagged", image.digest()
     registry.pusher.image("test/tagged", "1", image)
@@ -189,18 +189,18 @@ def test_a_signature_of_an_index_is_one_of_the_images_in_it(user: User, registry
     uri = f"docker://{registry.host}/test/index"
     assert user.start(f"{uri}:1", "cat", "/number") == "8"
     assert user.start(f"{uri}@{named}", "cat", "/number") == "8"
-    assert user.start(f"{uri}:1", "cat", "/number") == "8"  # stored
-    # By its own digest it is one of many, and the index is not looked for.
+    assert user.start(f"{uri}:1", "cat", "/number") == "8"  # from the store
+    # Its own digest addresses one image, so no index is searched.
     user.run("rm", "-rf", str(user.home / "cache"))
     assert "no signature" in user.penroot("start", f"{uri}@{here.digest()}", "true", status=1).stderr
-    # Another index that lists another image.
+    # Another index with another image.
     registry.pusher.manifest("test/index", "2", images.index([(other, {"os": "linux", "architecture": "amd64"})]))
     assert "no signature" in user.penroot("start", f"{uri}:2", "true", status=1).stderr
 
 
 @pytest.mark.parity("signatures beside the image")
 def test_signatures_among_the_referrers(user: User, registry: Server, key: Path) -> None:
-    """By the tag of older registries: OCI distribution specification, "Referrers Tag Schema"."""
+    """Through the tag for older registries: OCI distribution specification, "Referrers Tag Schema"."""
     write(user, wanted(key))
     image = images.busybox(entry("number", b"5"), kinds=OCI)
     digest = registry.pusher.image("test/referred", "1", image)
@@ -234,7 +234,7 @@ def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
     shown = json.loads(user.penroot("inspect", "--signatures", uri).stdout)
     mine = [one for one in shown["signatures"] if one["key"]]
     assert {"for": None, "digest": digest, "key": str(key)} in mine and shown["admitted"]
-    # It is kept, and does without the registry.
+    # The stored signature needs no registry.
     registry.pusher.manifest("test/bundled", digest.replace(":", "-"), json.dumps(EMPTY).encode())
     assert user.start(uri, "cat", "/number") == "6"
 
@@ -343,7 +343,7 @@ def test_the_users_own_policy_comes_to_that_of_the_site(user: User, registry: Se
 
 @pytest.mark.parity("mirrors, and renamed registries")
 def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: Server, key: Path) -> None:
-    """The identity is the name that the user has given, and the mirror has the signatures too."""
+    """The user's name of the image is its identity, and the mirror has the signatures too."""
     write(user, wanted(key, identity={"type": "matchRepository"}))
     image = images.busybox(entry("number", b"6"), kinds=OCI)
     digest = registry.pusher.image("hub/their/box", "1", image)
@@ -384,7 +384,7 @@ def test_registries_d_can_switch_attachments_off(user: User, registry: Server, k
 
 
 class Skopeo:
-    """A peer that signs, and verifies by the same policies: skopeo(1), containers-registries.d(5)."""
+    """An independent program that signs, and verifies with the same policies: skopeo(1), containers-registries.d(5)."""
 
     def __init__(self, user: User, registry: Server) -> None:
         require(shutil.which("skopeo"), "skopeo is not installed")
@@ -412,7 +412,7 @@ class Skopeo:
         return "fulcio" not in self._user.run("skopeo", *words, status=None).stderr
 
     def admits(self, path: Path, source: str) -> bool:
-        """Return whether it copies an image by a policy."""
+        """Return whether skopeo copies an image under a policy."""
         target = f"dir:{self._user.home}/copy"
         words = ("--policy", str(path), *self._words, "copy", "-q", "--src-tls-verify=false", source, target)
         done = self._user.run("sh", "-c", '"$@" || echo refused', "sh", "skopeo", *words)
@@ -480,14 +480,14 @@ def test_skopeo_has_the_same_scopes(user: User, registry: Server, scope: str) ->
 
 @dataclass
 class Keyless:
-    """A Fulcio and a Rekor, and images that were signed by identities of theirs."""
+    """A Fulcio, a Rekor, and images that identities of theirs signed."""
 
     directory: Path
     root: Authority
     rekor: Signer
 
     def sign(self, server: Server, repository: str, digest: str, *, time: int = 60, **changes: Any) -> None:
-        """Sign an image for the tag 1 by a certificate that is valid for ten minutes, and log that at ``time``."""
+        """Sign the tag 1 of an image with a certificate valid for ten minutes, and log the signature at ``time``."""
         signer, data = Signer(), payload(f"{server.host}/{repository}:1", digest)
         signed, certificate = signer.sign(data), self.root.certify(signer, START, **changes)
         entry = logged(self.rekor, START + time, hashedrekord(data, signed, certificate))
@@ -527,7 +527,7 @@ def keyless(registry: Server, tmp_path_factory: pytest.TempPathFactory) -> Keyle
 
 @pytest.mark.parity("cosign's keyless signatures")
 def test_keyless_signature_starts_offline_ever_after(user: User, registry: Server, keyless: Keyless) -> None:
-    """Its certificate has expired years ago, and counts at the time of the log."""
+    """The certificate has expired years ago, and was valid at the time of the log entry."""
     path = write(user, keyless.wanted(user))
     with faulty(registry.host) as front:
         (user.home / "etc/registries.conf").write_text(f"{front.host} mirror={registry.host}\n")
@@ -592,7 +592,7 @@ def test_a_slip_lets_nothing_in_and_is_told_with_its_line(user: User, registry: 
 
 @pytest.mark.parity("the examples of docs/howto/signed.md")
 def test_the_examples_of_the_documentation(user: User, registry: Server) -> None:
-    """The test signs in place of cosign, and reaches the registries by a mirror."""
+    """The test signs instead of cosign, and reaches the registries through a mirror."""
     text = (Path(__file__).parents[2] / "docs/howto/signed.md").read_text()
     policies = re.findall("```json\n(.*?)```", text, re.S)
     (commands,) = re.findall("```console\n(.*?)```", text, re.S)

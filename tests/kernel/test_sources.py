@@ -31,7 +31,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def skopeo(user: User, source: str, target: str) -> None:
-    """Write an image with a peer's program, as the user."""
+    """Write an image with skopeo, as the user."""
     require(shutil.which("skopeo"), "skopeo is not installed")
     user.run("skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", source, target)
 
@@ -49,7 +49,7 @@ def saved(user: User, registry: Server) -> Path:
 
 
 def forms(user: User, registry: Server, form: str) -> str:
-    """The URI of the image in one of the forms, which is made."""
+    """Make the image in one of the forms, and return its URI."""
     if form.startswith("docker-archive"):
         path = user.home / "saved.tar"
         skopeo(user, f"docker://{registry.host}/test/box:docker", f"docker-archive:{path}:test/box:docker")
@@ -86,7 +86,7 @@ def test_all_forms_share_the_layers_of_the_registry(user: User, registry: Server
 def test_create_load_and_import_take_every_form(user: User, layout: Path, saved: Path) -> None:
     user.penroot("create", f"oci:{layout}:one")
     assert user.start("layout+one", "cat", "/number") == "42"
-    user.penroot("load", "--name", "two", "oci:layout")  # relative to where we are
+    user.penroot("load", "--name", "two", "oci:layout")  # relative to the working directory
     assert user.start("two", "cat", "/number") == "42"
     user.penroot("import", f"docker-archive:{saved}")
     assert user.start("./saved.sqsh", "cat", "/number") == "42"
@@ -109,7 +109,7 @@ def test_compressed_archive(user: User, saved: Path, program: str) -> None:
 
 
 def test_archive_with_compressed_layers_and_with_links(user: User, saved: Path) -> None:
-    """As podman --compress and old versions of docker write them."""
+    """As written by podman --compress and old versions of docker."""
     work = user.home / "work"
     with tarfile.open(saved) as archive:
         archive.extractall(work)
@@ -161,7 +161,7 @@ esac
 
 @pytest.fixture
 def engines(user: User, registry: Server) -> Path:
-    """Stand-ins for docker and podman on the user's PATH; what they are asked is noted."""
+    """Put stand-ins for docker and podman on the user's PATH, which record their arguments."""
     for name in ("docker", "podman"):
         user.write(f"bin/{name}", ENGINE.replace("REGISTRY", registry.host), 0o755)
     user.environ["PATH"] = f"{user.home}/bin:{user.environ['PATH']}"
@@ -233,7 +233,7 @@ def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: S
 
 
 def nodes(user: User, uri: str, count: int = 4) -> list[str]:
-    """First use of an image on nodes with stores of their own, all at once: what each says on stderr."""
+    """Use an image for the first time on nodes with their own stores, all at once. Return the stderr of each."""
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     user.environ["ENROOT_SHARED_BLOBS"] = f"{user.home}/all"
     stores = ({"ENROOT_CACHE_PATH": f"{user.home}/node{n}"} for n in range(count))
@@ -248,7 +248,7 @@ def nodes(user: User, uri: str, count: int = 4) -> list[str]:
 
 @pytest.fixture
 def shared(registry: Server) -> tuple[str, list[str]]:
-    """The URI of an image that nobody has fetched, and the digests of its blobs."""
+    """Return the URI of an image without stored blobs, and the digests of its blobs."""
     fill = entry("fill", os.urandom(3_000_000))
     image = images.busybox(entry("number", b"7"), fill, entry("id", os.urandom(8)))
     image.layers.append(images.Layer(images.tar([entry("more", os.urandom(2_000_000))])))
@@ -334,5 +334,5 @@ def test_image_of_more_layers_than_overlayfs_stacks(user: User) -> None:
     user.penroot("cache", "verify")
     user.penroot("create", "--name", "many", f"oci:{user.home}/many")
     user.penroot("cache", "prune")
-    assert len(list((user.home / "cache/layers").iterdir())) == 200  # what is merged is there once
+    assert len(list((user.home / "cache/layers").iterdir())) == 200  # the merged tree exists once
     assert user.start("--rw", "many", "sh", "-c", "echo 1 >f2; cat f2 f3").split() == ["1", "303"]

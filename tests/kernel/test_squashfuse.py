@@ -26,7 +26,7 @@ SHOW = "stat -c %u:%g /etc /bin/busybox; touch /etc/mine 2> /dev/null && stat -c
 
 def owned(user: User, tree: pathlib.Path, owners: str) -> pathlib.Path:
     """Make a squashfs file of ``tree`` whose files have these owners."""
-    squashed(user, tree)  # checks what is installed, and opens /dev/fuse
+    squashed(user, tree)  # checks the installed programs, and opens /dev/fuse
     path = user.home / f"{owners}.sqsh"
     options = [*OWNERS[owners], "-noappend", "-quiet", "-no-progress"]
     subprocess.run(["mksquashfs", tree, path, *options], check=True)
@@ -101,7 +101,7 @@ def test_root_starts_image_of_other_owners(user: User, tree: pathlib.Path, unpac
 
 
 def started_under_strace(user: User, signal: str, *words: str, **env: str) -> str:
-    """Start a container; the FUSE server gets a signal before its parent knows of it. The errors, which come soon."""
+    """Start a container whose FUSE server gets a signal before its parent knows its PID. Return the errors."""
     require(shutil.which("strace"), "strace is not installed")
     strace = ("strace", "-f", "-qqq", "-o", "/dev/null", f"--inject=setsid:signal={signal}")
     began = time.monotonic()
@@ -135,12 +135,12 @@ def test_fuse_overlayfs_killed_as_it_starts(user: User, rootfs: pathlib.Path, si
 
 
 def killed_while_running(user: User, server: str, *words: str, **env: str) -> tuple[int, str]:
-    """Kill the FUSE servers of a container, let its program go on; return its status and stderr."""
+    """Kill a container's FUSE servers, then let its program continue. Return its status and stderr."""
     command = ("penroot", "start", *words, "sh", "-c", "echo up; read line; ls /usr /mnt; exit 3")
     run = user.begin(*command, env=env, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
     assert run.stdout is not None and run.stderr is not None and run.stdout.readline() == "up\n"
     subprocess.run(["pkill", "-KILL", "-u", str(user.uid), server], check=True)
-    line = "" if "--pid" in words else run.stderr.readline()  # by a process beside the container
+    line = "" if "--pid" in words else run.stderr.readline()  # from a process beside the container
     _, err = run.communicate("go\n", timeout=60)
     assert (line + err).count(" was killed") == 1
     return run.returncode, line + err
@@ -197,10 +197,10 @@ def test_exec_names_killed_squashfuse(user: User, image: pathlib.Path) -> None:
 
 
 def test_image_starts_with_few_open_files(user: User, image: pathlib.Path) -> None:
-    """The caller's own descriptors have numbers above the limit, as those of shells do."""
+    """The caller's own descriptors have numbers above the limit, like a shell's."""
     script = 'exec 250< /dev/null; ulimit -n 12; exec "$@"'
     assert user.run("bash", "-c", script, "bash", "penroot", "start", str(image), "echo", "up").stdout == "up\n"
-    # The program has the descriptor, and the server has not.
+    # Only the program has the descriptor, not the server.
     shown = user.run("bash", "-c", script, "bash", "penroot", "start", str(image), "readlink", "/proc/self/fd/250")
     assert shown.stdout.strip().endswith("null")
 

@@ -1,4 +1,4 @@
-"""sshd in a container, with PAM, which looks for its users in the shadow file: pyxis's users run it so."""
+"""sshd in a container, with PAM, which reads its users from the shadow file: a common use of pyxis."""
 
 from __future__ import annotations
 

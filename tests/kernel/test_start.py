@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 def snapshot(path: pathlib.Path) -> list[tuple[str, int, int, int]]:
-    """Every entry of a tree with what a write would change."""
+    """Return every entry of a tree with the attributes that a write would change."""
     found = []
     for entry in sorted(path.rglob("*")):
         info = entry.lstat()
@@ -111,7 +111,7 @@ def test_image_variable_too_long_is_named(user: User, rootfs: pathlib.Path, shel
     done = user.penroot("start", "box", shell, "-c", "echo ${BIG-none}$A")
     assert done.stdout == "none1\n"
     assert done.stderr == "[WARN] not set, as the kernel limits a variable to 128 KiB: BIG, HUGE\n"
-    (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * (131_071 - 4)}\n")  # the longest there may be
+    (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * (131_071 - 4)}\n")  # the longest possible name
     done = user.penroot("start", "box", shell, "-c", "echo ${#BIG}")
     assert (done.stdout, done.stderr) == ("131067\n", "")
 
@@ -141,7 +141,7 @@ def test_mounts(user: User, rootfs: pathlib.Path) -> None:
 def test_access_times_and_a_tmpfs(user: User, rootfs: pathlib.Path) -> None:
     given = ("-m", f"{user.home}:/mnt/x:none:x-create=dir,rbind,noatime", "-m", "tmpfs:/scratch")
     out = user.start(*given, "box", "grep", "-E", "/mnt/x|/scratch", "/proc/self/mounts")
-    # And no more than these: where a start does its work is within the first.
+    # And no more than these: the start's work takes place within the first.
     assert [line.split()[1] for line in out.splitlines()] == ["/mnt/x", "/scratch"]
 
 
@@ -219,7 +219,7 @@ def test_commands_that_do_not_run(
 
 
 def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path) -> None:
-    """A file that cannot be executed is passed over. The working directory is no part of the PATH."""
+    """A file that cannot be executed is skipped. The working directory is not part of the PATH."""
     path = ("--env", "PATH=/nowhere:/etc/environment:/first:/second")
     for place, mode in (("first/tool", 0o644), ("second/tool", 0o755), ("first/shut", 0o644), ("here", 0o755)):
         (rootfs / place).parent.mkdir(exist_ok=True)
@@ -235,7 +235,7 @@ def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path)
 
 
 COVERED = "leads to /srv/py/python, which does not exist in the container; /srv"
-# The first line of a script, how a container is started, and what the error says of it.
+# The first line of a script, the start's options, and the expected error.
 INTERPRETERS = {
     "absent": ("#!/opt/none/sh2", 127, "cannot run {p}/tool: its interpreter /opt/none/sh2 does not exist in"),
     "absent argument": ("#! /opt/none/sh2 -e", 127, "its interpreter /opt/none/sh2 does not exist in the container"),
@@ -251,7 +251,7 @@ INTERPRETERS = {
 
 
 def write_tool(directory: pathlib.Path, inside: str, first_line: str) -> None:
-    """Write a script that is seen as ``inside``/tool in a container, and what its first line may name."""
+    """Write a script that a container sees as ``inside``/tool, and the interpreters that its first line may name."""
     directory.mkdir()
     for name, text in (("tool", first_line.format(p=inside)), ("script", "#!/opt/none/sh3"), ("data", "x")):
         (directory / name).write_bytes(f"{text}\necho ran\n".encode())
@@ -275,7 +275,7 @@ def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, 
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-# A program that is no file, what execve(2) says of it, and what the error adds.
+# A program that is not a file, the error of execve(2), and our addition to it.
 PROGRAMS = {
     "covered": (127, f"No such file or directory: it {COVERED}"),
     "link": (127, "No such file or directory: it leads to /opt/py/bin/python, which does not exist in the container"),
@@ -292,7 +292,7 @@ def test_program_that_cannot_run_is_explained(user: User, rootfs: pathlib.Path, 
     status, said = PROGRAMS[name]
     write_tool(user.home / "p", "/p", "#!/bin/sh")
     os.mkfifo(user.home / "p/pipe", 0o755)
-    # For a machine that no kernel knows: e_machine of elf(5).
+    # A machine unknown to any kernel: e_machine of elf(5).
     program = bytearray(pathlib.Path("/bin/true").read_bytes())
     program[18:20] = b"\xff\xff"
     (user.home / "p/foreign").write_bytes(program)
@@ -303,7 +303,7 @@ def test_program_that_cannot_run_is_explained(user: User, rootfs: pathlib.Path, 
     done = user.penroot("start", *mounts, "box", directory + name, status=status)
     path = name if name == "foreign" and not directory else f"/p/{name}"
     assert f"cannot run {path}: {said}" in done.stderr
-    assert "syntax error" not in done.stderr  # of a shell
+    assert "syntax error" not in done.stderr  # the status of a shell
 
 
 def test_path_that_does_not_exist_is_not_explained(user: User, rootfs: pathlib.Path) -> None:
@@ -378,7 +378,7 @@ def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path
 def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None:
     with image.open("r+b") as f:
         f.seek(20)
-        f.write((2).to_bytes(2, "little"))  # LZMA, which squashfuse does not have
+        f.write((2).to_bytes(2, "little"))  # LZMA, which squashfuse lacks
     done = user.penroot("start", str(image), "true", status=1)
     assert str(image) in done.stderr
     assert "Traceback" not in done.stderr
@@ -387,7 +387,7 @@ def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None
 
 def test_mount_of_the_scratch_parent_leaves_scratch_out(user: User, image: pathlib.Path) -> None:
     out = user.start("-m", f"{user.home}:/mnt:none:x-create=dir,rbind", str(image), "ls", "-A", "/mnt/run")
-    assert out == "servers\n"  # what lies below the scratch directory, on the disk
+    assert out == "servers\n"  # files below the scratch directory, on the disk
 
 
 def test_what_has_the_name_of_a_program_but_is_none(user: User, rootfs: pathlib.Path) -> None:

@@ -133,7 +133,7 @@ def test_what_a_configuration_exits_with_is_the_status(
     done = user.penroot("start", "-c", str(conf), "box", "echo", "x", status=status)
     assert done.stdout == "" and said.format(conf) in done.stderr
     own = [line for line in done.stderr.splitlines() if not line.startswith(("[ERROR]", "[HINT]"))]
-    assert not own or script == "hooks() {\n", own  # bash prints more lines about this one
+    assert not own or script == "hooks() {\n", own  # bash prints more lines for this case
 
 
 def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathlib.Path) -> None:
@@ -218,7 +218,7 @@ def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) ->
 
 
 def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
-    """Containers, images, programs and mounts may have any bytes in their names, as mountinfo and stat show them."""
+    """Containers, images, programs and mounts may have any bytes in their names; mountinfo and stat show them."""
     odd = os.fsdecode(b"\xff\xfe")
     rootfs.rename(user.data / odd)
     (user.home / "bin").mkdir()

@@ -1,7 +1,7 @@
-"""The commands of the talk that presented enroot, as one script each, run under enroot's names by an ordinary user.
+"""The commands of the talk that presented enroot, one script each, run under enroot's names by an ordinary user.
 
-The image is a small Debian made of this machine's own apt and dpkg, the registry a local one, the GPUs are a fake
-host's, whose nvidia-smi is a stub.
+The image is a small Debian made of this machine's apt and dpkg, the registry is local, and the GPUs are a fake host's,
+with a stub of nvidia-smi.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ exec enroot-unshare bash inside < commands
 
 
 def debian(path: pathlib.Path) -> None:
-    """apt, dpkg and what they call, of this machine; the rest is busybox."""
+    """Copy this machine's apt and dpkg with their dependencies; busybox provides the rest."""
     busybox_rootfs(path)
     programs = [shutil.which(name, path=SEARCH) for name in PROGRAMS]
     require(all(programs), f"one of {PROGRAMS} is not installed")
@@ -123,7 +123,7 @@ def debian(path: pathlib.Path) -> None:
 
 
 def repository(path: pathlib.Path) -> None:
-    """One package whose script does what packages with daemons and games do."""
+    """Make a package whose script acts like those of packages with daemons and games."""
     source = path / "talk"
     for name, text, mode in (
         ("DEBIAN/postinst", POSTINST, 0o755),
@@ -157,7 +157,7 @@ def rootfs_tar(user: User) -> bytes:
 
 @pytest.fixture
 def enroot(user: User) -> User:
-    """A user who has enroot's names on his PATH, all of them links."""
+    """Return a user with enroot's names on the PATH, all of them links."""
     libexec = pathlib.Path(LIBRARY) / "libexec"
     require((libexec / "penroot-unshare").exists(), f"the helpers are not installed in {libexec}")
     (user.home / "bin").mkdir()

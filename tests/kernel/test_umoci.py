@@ -1,4 +1,4 @@
-"""An image's content, next to what umoci makes of it."""
+"""An image's content, compared with umoci's result."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SECOND = [
     directory("data/zero", 0),
     entry("data/zero/other", b"17", mode=0o400),
     entry("data/opaque/.wh.hidden"),
-    entry("data/noted.d/new", b"18"),  # its directory is only implied
+    entry("data/noted.d/new", b"18"),  # no entry for its directory
     entry("data/file-dev", type=tarfile.BLKTYPE, devmajor=7, devminor=200),
     hardlink("data/fresh/dev", "data/file-dev"),
 ]
@@ -95,7 +95,7 @@ def registry(tmp_path: Path) -> Iterator[Server]:
 
 
 def sparse(place: Path) -> Iterator[Layer]:
-    """Yield layers with sparse files as GNU tar writes them. umoci does not support GNU's older own format."""
+    """Yield layers with sparse files in GNU tar's formats. umoci does not support GNU's older own format."""
     for form in ("0.1", "1.0"):
         top = place / form
         (top / "data/sparse").mkdir(parents=True)
@@ -115,7 +115,7 @@ Seen = dict[str, tuple[object, ...]]
 def seen(root: Path) -> Seen:
     """Return type, mode, links, size, time, content and attributes of every file beneath ``root``.
 
-    Links are the visible other names of a file: the link count of overlayfs includes hidden names.
+    Links are the other visible names of a file: the link count of overlayfs includes hidden names.
     """
     found: Seen = {}
     names_of: dict[tuple[int, int], list[str]] = {}
@@ -163,7 +163,7 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     theirs = seen(tmp_path / "bundle/rootfs/data")
     assert {"kept/upper", "again/new", "sparse/1.0", "null"} < theirs.keys()
     assert not [path for path in theirs if "hidden" in path]
-    for device in ("null", "file-dev", "fresh/dev"):  # are the runtime's
+    for device in ("null", "file-dev", "fresh/dev"):  # belong to the runtime
         del theirs[device]
 
     # A squashfs file has the modes of the image.
@@ -172,7 +172,7 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     subprocess.run([*command, user.home / "x.sqsh"], check=True)
     assert differences(seen(tmp_path / "ours/data"), theirs) == {}
 
-    # A container has what a layer's tree can hold; a program of the host looks at it from outside.
+    # A container has the modes that a layer's tree can hold; a program of the host reads them from outside.
     ready = user.home / "ready"
     script = f"touch {ready}; while test -e {ready}; do sleep 0.1; done"
     with user.begin("penroot", "start", "--mount", f"{user.home}:{user.home}", name, "sh", "-c", script) as process:

@@ -1,4 +1,4 @@
-"""Users of directory services, whose names and homes no line of a file can hold."""
+"""Users of directory services, whose names and homes do not fit into a line of passwd(5)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHOW = 'grep ":$(id -u):" /etc/passwd; grep ":$(id -g):" /etc/group; echo "$HOME
 
 
 class Directory:
-    """A directory service that knows one user."""
+    """A directory service with one user."""
 
     def __init__(self, user: User) -> None:
         require(os.geteuid() == 0, "only root can put nsswitch.conf in place")
@@ -59,7 +59,7 @@ class Directory:
         self.fields |= {"SHELL": "/bin/sh", "GROUP": "all"}
 
     def run(self, *command: str, status: int = 0, env: dict[str, str] | None = None) -> str:
-        """The stdout of a command as that user."""
+        """Return the stdout of a command as that user."""
         fields = {f"NSS_{name}": value for name, value in self.fields.items()}
         where = {"HOME": self.fields["HOME"], "LD_LIBRARY_PATH": str(self.library), "NSS_UID": str(self.user.uid)}
         setup = f"mount --bind {self.library}/nsswitch.conf /etc/nsswitch.conf"
@@ -116,7 +116,7 @@ def test_home_directory_of_any_name(directory: Directory, name: str) -> None:
     directory.start("box", "sh", "-c", 'echo "$HOME" > "$HOME/made"', env=with_home)
     assert pathlib.Path(home, "made").read_text() == f"{home}\n"
     assert directory.start("--root", "box", "cat", "/root/made", env=with_home) == [home]
-    # And by a line of a user's own fstab.
+    # And through a line of the user's own fstab.
     fstab(directory.user, "${HOME} /mine none x-create=dir,bind\n")
     assert directory.start("box", "cat", "/mine/made") == [home]
     assert uid == os.stat(f"{home}/made").st_uid

@@ -29,7 +29,7 @@ def registry(user: User) -> Iterator[Server]:
 
 @pytest.fixture
 def later(user: User) -> str:
-    """The program of a later build, whose stores have another format, and which reads the current format."""
+    """Return the program of a later build, which writes another store format, and reads the current one."""
     program = copy_tree(user.home / "later")
     layout = user.home / "later/enroot_py/store/layout.py"
     text, count = re.subn(r'^FORMATS = \("1",\)', 'FORMATS = ("1", "2")', layout.read_text(), flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""python-prctl, which shares no code with our shim, reads back what the shim set on a container's program."""
+"""python-prctl, which shares no code with our shim, reads back the shim's settings of a container's program."""
 
 from __future__ import annotations
 
