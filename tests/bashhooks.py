@@ -1,6 +1,6 @@
-"""Hooks of a site in bash, in the shape of those that enroot and pyxis have, each under the name of one.
+"""Bash hooks of a site, modelled on hooks of enroot and pyxis and named after them.
 
-Each adds its name to RAN in the environment of the container, so that a test sees what ran, and in which order.
+Each hook appends its name to RAN in the container's environment, so a test sees which hooks ran, and in which order.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ fi
 
 
 def write(directory: pathlib.Path, hooks: Mapping[str, str]) -> None:
-    """Scripts of these bodies, by name, as a site has them."""
+    """Write a script for each name and body, as a site would."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, body in hooks.items():
         path = directory / f"{name}.sh"

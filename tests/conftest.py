@@ -1,4 +1,4 @@
-"""Options and fixtures of all tiers: short slices by default, long loops with --soak, one seed for all randomness."""
+"""Options and fixtures of all tiers: small samples by default, long loops with --soak, one seed for all randomness."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU")
     for kind, what in (("parity", "first words of lines"), ("security", "keys"), ("clusters", "headings")):
         config.addinivalue_line("markers", f"{kind}(*texts): proves these {what} of docs/: tests/docs/proofs.py")
-    # Shells have their background jobs ignore some, nohup SIGHUP: so would all that the tests start and then end.
+    # Shells let their background jobs ignore some signals, and nohup ignores SIGHUP. The processes that tests start and
+    # end would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    os.umask(0o022)  # what the tests make is for other users too
-    if config.option.seed is None:  # what nobody has changed passes again; --soak looks for what is new
+    os.umask(0o022)  # other users need the files that tests create
+    if config.option.seed is None:  # repeat known results by default; --soak looks for new failures
         config.option.seed = time.time_ns() % 1_000_000 if config.option.soak else 1
 
 
@@ -36,19 +37,19 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers that --seed repeats, for each test its own."""
+    """Return random numbers that --seed repeats, separately for each test."""
     return random.Random(f"{request.config.option.seed} {request.node.nodeid}")
 
 
 @pytest.fixture
 def soak(request: pytest.FixtureRequest) -> bool:
-    """True where a loop may take minutes."""
+    """Return whether loops may take minutes."""
     return bool(request.config.option.soak)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the daemons of the lab logged last, where a test that uses it fails."""
+    """If a test that uses the lab fails, show the last log lines of its daemons."""
     report = yield
     lab = getattr(item, "funcargs", {}).get("lab")
     if report.failed and lab is not None and lab.is_up():

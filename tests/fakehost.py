@@ -1,8 +1,7 @@
-"""Hosts with GPUs and HCAs, as trees: what discovery reads, laid out as the drivers do.
+"""Hosts with GPUs and HCAs as trees: the files that discovery reads, laid out like the drivers' files.
 
-Shared libraries are real ones, compiled here, and the cache of the loader is
-written by ldconfig. Device nodes are real nodes of drivers that are not
-loaded, where the maker is root: opening one gives ENXIO, not EACCES.
+Shared libraries are real, compiled here, and ldconfig writes the loader's cache. For root, device nodes are real nodes
+of drivers that are not loaded: opening one gives ENXIO, not EACCES.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from enroot_py.runtime.hooks import OURS, Caller, Context
 
 VERSION = "535.104.05"
 TRIPLET = f"{os.uname().machine}-linux-gnu"
-BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # of a DGX A100
-MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # probed in another order than the addresses are
+BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # addresses in a DGX A100
+MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # probed in another order than that of the addresses
 MIG_GPUS = (6, 7)  # by index
-# Files that a driver of this branch installs. A second column is the end of the soname if it is not 1.
+# Files that a driver of this branch installs. A second column has the soname's suffix if it is not 1.
 LIBRARIES = {
     "libcuda": 1, "libcudadebugger": 1, "libnvidia-ml": 1, "libnvidia-cfg": 1, "libnvidia-opencl": 1,
     "libnvidia-ptxjitcompiler": 1, "libnvidia-allocator": 1, "libnvidia-nvvm": 4, "libnvidia-encode": 1,
@@ -137,7 +136,7 @@ int nvmlDeviceGetComputeInstanceId(struct mig *mig, unsigned *id)
 
 
 def compiled(source: str, soname: str, *options: str) -> bytes:
-    """A shared library, with little in it."""
+    """Compile a small shared library."""
     link = ["gcc", "-shared", "-fPIC", *options, f"-Wl,-soname,{soname}", "-x", "c", "-"]
     with tempfile.NamedTemporaryFile() as out:
         subprocess.run([*link, "-o", out.name], input=source, text=True, check=True)
@@ -163,7 +162,7 @@ def _nvml() -> bytes:
 
 
 class FakeHost:
-    """A tree; see the functions below for whole hosts."""
+    """A fake host's tree; the functions below build whole hosts."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
@@ -185,7 +184,7 @@ class FakeHost:
         return made
 
     def node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
-        """A device node, or a plain file where the maker may not make one."""
+        """Create a device node, or a plain file without the privilege."""
         made = self.root / path.lstrip("/")
         made.parent.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
@@ -212,7 +211,7 @@ class FakeHost:
         self.file(f"/proc/driver/nvidia/gpus/0000:{bus}:00.0/information", text)
 
     def driver(self, where: str = "", libraries: str = f"/usr/lib/{TRIPLET}", *, cache: bool = True) -> None:
-        """The user's part of the driver beneath ``where``."""
+        """Install the driver's user-space part beneath ``where``."""
         self.driver_root, self.libraries = where, libraries
         module = "NVIDIA UNIX x86_64 Kernel Module"
         said = f"NVRM version: {module}  {self.version}  Sat Aug 19 01:15:15 UTC 2023\nGCC version: gcc 12.2.0\n"
@@ -259,13 +258,13 @@ class FakeHost:
         subprocess.run([*as_root, "/sbin/ldconfig", "-r", str(tree)], check=True, stderr=subprocess.DEVNULL)
 
     def library(self, path: str, soname: str, *options: str) -> None:
-        """An empty shared library."""
+        """Create an empty shared library."""
         made = self.root / path.lstrip("/")
         made.parent.mkdir(parents=True, exist_ok=True)
         made.write_bytes(compiled("", soname, "-nostdlib", *options))
 
     def mig(self) -> None:
-        """MIG devices on the last two GPUs, and the table of all that could be."""
+        """Create MIG devices on the last two GPUs, and the table of all possible ones."""
         lines = ["config 1", "monitor 2"]
         number = 2
         for minor in range(len(BUSES)):
@@ -289,7 +288,7 @@ class FakeHost:
         self.file(f"/proc/driver/nvidia/capabilities/gpu{gpu}/mig/{below}/access", f"DeviceFileMinor: {number}\n")
 
     def hca(self, number: int, bus: str, driver: str = "mlx5_core", *, mad: bool = True) -> None:
-        """One InfiniBand device in sysfs and /dev."""
+        """Create one InfiniBand device in sysfs and /dev."""
         address = f"0000:{bus}" if "." in bus else f"0000:{bus}:00.0"
         device = f"sys/devices/pci0000:00/{address}"
         name = f"{driver.partition('_')[0]}_{number}"
@@ -313,7 +312,7 @@ class FakeHost:
         (self.root / f"sys/bus/pci/drivers/{driver}/{address}").symlink_to(f"../../../../../{device}")
 
     def fabric(self, count: int = 10) -> None:
-        """HCAs of a DGX and what is common to them."""
+        """Create the HCAs of a DGX and their common files."""
         for number, bus in enumerate(("0c", "12", "4b", "54", "8d", "94", "ba", "cc", "e1", "e2")[:count]):
             self.hca(number, bus)
         self.node("/dev/infiniband/rdma_cm", 10, 58)
@@ -321,7 +320,7 @@ class FakeHost:
             self.file(f"/sys/class/{subsystem}/abi_version", "6\n")
 
     def cdi(self, *, name: str = "nvidia.yaml", directory: str = "/etc/cdi") -> pathlib.Path:
-        """A specification as nvidia-ctk writes it: GPUs that are cut up are there by their parts alone."""
+        """Write a specification like nvidia-ctk's: it lists a GPU with MIG devices only by these devices."""
         devices = []
         every: set[str] = set()
         for index, minor in self.gpus:
@@ -345,7 +344,7 @@ class FakeHost:
         return self.file(f"{directory}/{name}", text)
 
     def _migs_of(self, minor: int) -> list[list[str]]:
-        """The nodes of the instances of a GPU, besides its own."""
+        """Return the nodes of a GPU's MIG devices, in addition to the GPU's own."""
         if not (self.root / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").exists():
             return []
         numbers = [(cap_number(minor, gi), cap_number(minor, gi, ci)) for gi, ci in MIGS]
@@ -393,12 +392,12 @@ def mig_uuid(index: int, number: int) -> str:
 
 
 def cap_number(gpu: int, gi: int, ci: int | None = None) -> int:
-    """The number of a node in /dev/nvidia-caps."""
+    """Return the number of a node in /dev/nvidia-caps."""
     return 3 + gpu * 135 + gi * 9 + (0 if ci is None else 1 + ci)
 
 
 def dgx_a100(root: pathlib.Path) -> FakeHost:
-    """8 GPUs, two of them cut into MIG devices, 6 NVSwitches, 10 HCAs, and what goes with GPUDirect."""
+    """Build 8 GPUs, two of them cut into MIG devices, 6 NVSwitches, 10 HCAs, and the files of GPUDirect."""
     host = FakeHost(root)
     host.standard_nodes()
     for index, (bus, minor) in enumerate(zip(BUSES, MINORS, strict=True)):
@@ -420,7 +419,7 @@ def dgx_a100(root: pathlib.Path) -> FakeHost:
 
 
 def driver_container(root: pathlib.Path) -> FakeHost:
-    """The driver in a container of its own, as Kubernetes' GPU operator has it."""
+    """Build a host whose driver is in a separate container, as with Kubernetes' GPU operator."""
     host = FakeHost(root)
     host.standard_nodes()
     host.gpu(0, "07", 0)
@@ -429,7 +428,7 @@ def driver_container(root: pathlib.Path) -> FakeHost:
 
 
 def consumer(root: pathlib.Path) -> FakeHost:
-    """One card in a workstation whose loader does not know the driver's directory."""
+    """Build a workstation with one card, whose loader does not know the driver's directory."""
     host = FakeHost(root)
     host.standard_nodes()
     host.gpu(0, "01", 0, "NVIDIA GeForce RTX 3090")
@@ -438,7 +437,7 @@ def consumer(root: pathlib.Path) -> FakeHost:
 
 
 def other_vendors(root: pathlib.Path) -> FakeHost:
-    """Two GPUs of AMD and one of Intel, which a specification describes in part."""
+    """Build a host with two AMD GPUs and an Intel GPU, which a specification describes in part."""
     host = FakeHost(root)
     host.standard_nodes()
     host.node("/dev/kfd", 240, 0)
@@ -472,21 +471,21 @@ tmpfs      /var/run  tmpfs  x-create=dir,rw,nosuid,nodev,mode=755,slave       0 
 
 
 def as_host(host: FakeHost, etc: pathlib.Path) -> dict[str, str]:
-    """Variables, and the system's mounts in ``etc``, that make a container's host this one: its /dev and /sys."""
+    """Return variables, and write system mounts to ``etc``, that give a container this host's /dev and /sys."""
     (etc / "mounts.d").mkdir(parents=True)
     (etc / "mounts.d/10-system.fstab").write_text(SYSTEM.format(host=host.root))
     return {"PENROOT_HOST_ROOT": str(host.root)}
 
 
 class Root(int):
-    """The descriptor of a directory, as long as somebody has it."""
+    """A directory's descriptor, closed when the object is deleted."""
 
     def __del__(self) -> None:
         os.close(self)
 
 
 def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], image: dict[str, str]) -> Context:
-    """The context of a hook for the root ``container`` on a fake host."""
+    """Return the context of a hook for the root ``container`` on a fake host."""
     root = Root(os.open(container, os.O_PATH | os.O_DIRECTORY))
     environ = {"HOME": str(container), "ENROOT_SYSCONF_PATH": str(container / "none"), **caller}
     settings = load(environ)
@@ -495,5 +494,5 @@ def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], ima
 
 
 def hook(name: str) -> dict[str, Any]:
-    """The functions of one of our hooks."""
+    """Return the functions of one of our hooks."""
     return runpy.run_path(next(path for place in OURS if os.path.exists(path := f"{place}/{name}")))

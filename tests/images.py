@@ -1,6 +1,6 @@
 """Images made by hand: layers, configs, manifests and indexes, pushed over the distribution API.
 
-Bytes and nothing else: no code of ours makes what our code is tested with.
+This module uses none of the code under test.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tar(entries: Iterable[tuple[tarfile.TarInfo, bytes]], format: int = tarfile.
 
 
 def zstd(data: bytes) -> bytes:
-    """By the zstd program, as a peer."""
+    """Compress with the zstd program, for an independent encoder."""
     return subprocess.run(["zstd", "-q", "-c"], input=data, capture_output=True, check=True).stdout
 
 
@@ -94,7 +94,7 @@ class Layer:
 
 @dataclass
 class Image:
-    """An image as bytes; change any of them before pushing to make a bad one."""
+    """An image as bytes; change any of them before pushing to make a bad image."""
 
     layers: list[Layer]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Image:
 
 
 def index(entries: Iterable[tuple[Image, Mapping[str, str]]], kinds: Mapping[str, str] = OCI) -> bytes:
-    """An image index; each entry is an image and its platform."""
+    """Return an image index; each entry is an image and its platform."""
     manifests = [
         {
             "mediaType": image.kinds["manifest"],
@@ -146,7 +146,7 @@ def index(entries: Iterable[tuple[Image, Mapping[str, str]]], kinds: Mapping[str
 
 
 def write_layout(place: pathlib.Path, blobs: Iterable[bytes], index: bytes) -> None:
-    """An OCI layout: OCI image specification, "Image Layout"."""
+    """Write an OCI layout: OCI image specification, "Image Layout"."""
     directory = place / "blobs/sha256"
     directory.mkdir(parents=True, exist_ok=True)
     for blob in blobs:
@@ -155,7 +155,7 @@ def write_layout(place: pathlib.Path, blobs: Iterable[bytes], index: bytes) -> N
 
 
 class Pusher:
-    """Pushes to the registry at ``url`` (http://HOST:PORT): OCI distribution specification, "Push"."""
+    """A client that pushes to the registry at ``url`` (http://HOST:PORT): OCI distribution specification, "Push"."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -184,7 +184,7 @@ class Pusher:
 
 
 def busybox(*more: tuple[tarfile.TarInfo, bytes], **fields: Any) -> Image:
-    """An image that runs: one static program under the names of many, and a layer of ``more``."""
+    """Return a bootable image: one static program under many names, and a layer of ``more``."""
     layers = [replace(_program())] + ([Layer(tar(more))] if more else [])
     return Image(layers, {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]}, **fields)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 IS_INSTALLED = bool(os.environ.get("PENROOT_PREFIX"))
 PREFIX = os.environ.get("PENROOT_PREFIX") or str(ROOT)  # bin/ has the programs
-LIBRARY = f"{PREFIX}/lib/penroot" if IS_INSTALLED else PREFIX  # for sys.path; has libexec/ and spank_pyxis.so
+LIBRARY = f"{PREFIX}/lib/penroot" if IS_INSTALLED else PREFIX  # for sys.path; contains libexec/ and spank_pyxis.so
 
 
 def copy_tree(to: Path) -> Path:

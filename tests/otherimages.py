@@ -1,4 +1,4 @@
-"""Images of other distributions than this machine's: another release of Debian, and one of musl and busybox."""
+"""Images of foreign distributions: another release of Debian, and one with musl and busybox."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HELLO = 'int puts(const char *);\nint main(void) { return puts("hello of musl") 
 
 
 def other_release() -> str:
-    """Debian 13, or for nodes that are of that, 12."""
+    """Return Debian's release 13, or 12 on a node with 13."""
     return "bookworm" if "VERSION_CODENAME=trixie" in pathlib.Path("/etc/os-release").read_text() else "trixie"
 
 
 def debian() -> str:
-    """The squashfs image of a release of Debian as debootstrap(8) makes it, with nothing of Slurm; made once."""
+    """Make the squashfs image of a Debian release once, by debootstrap(8), without Slurm."""
     require(shutil.which("debootstrap"), "debootstrap is not installed")
     release, cache = other_release(), pathlib.Path(cache_directory())
     cache.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def squash(tree: pathlib.Path, image: pathlib.Path) -> None:
 
 
 def musl(place: pathlib.Path, script: str = "") -> str:
-    """The same of an image that has musl, busybox and a program for that, no /etc/passwd, and what ``script`` does."""
+    """Yield an image with musl, busybox, a program for musl, and no /etc/passwd, changed by ``script``."""
     tree = place / "musl.tree"
     for directory in ("bin", "lib", "etc", "proc", "sys", "dev", "tmp", "run", "usr/bin"):
         (tree / directory).mkdir(parents=True)

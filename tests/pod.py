@@ -1,9 +1,9 @@
-"""A pod on this machine: what a runtime of Kubernetes leaves to a container, made of namespaces.
+"""A pod on this machine: the environment that a Kubernetes runtime gives a container, made of namespaces.
 
-``python -m tests.pod [OPTION]... -- COMMAND`` runs a command in one, as root. Without an option it is the pod of a
-manifest without a securityContext, as containerd makes it; each option is a field that changes something. What is not
-as in a pod: there is no AppArmor, whose refusals are a filter's here. Sources: the OCI runtime
-specification, "Masked Paths" and "Readonly Paths"; Docker's "Seccomp security profiles".
+``python -m tests.pod [OPTION]... -- COMMAND`` runs a command in a pod, as root. Without options it is the pod of a
+manifest without a securityContext, as containerd makes it; each option is a manifest field. One difference remains: no
+AppArmor, whose refusals a seccomp filter imitates. Sources: the OCI runtime specification, "Masked Paths" and "Readonly
+Paths"; Docker's "Seccomp security profiles".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NUMBERS = {  # of system calls, on x86_64 and aarch64
     "clone": (56, 220),
     "clone3": (435, 435),
 }
-# Docker's profile allows these to who has CAP_SYS_ADMIN, and pivot_root to nobody.
+# Docker's profile allows these with CAP_SYS_ADMIN, and never allows pivot_root.
 _OF_ADMIN = "unshare setns mount umount2 open_tree move_mount fsopen fsconfig fsmount mount_setattr clone".split()
 _OF_MOUNT_RULES = "mount move_mount umount2 pivot_root".split()  # apparmor.d(5): "deny mount"
 _EPERM, _EACCES, _ENOSYS = 1, 13, 38
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _group(denied: Sequence[str]) -> Iterator[pathlib.Path | None]:
-    """A control group of version 1 for which some devices are not, while the ``with`` lasts; none where all are."""
+    """Create a version 1 cgroup that denies some devices, while the ``with`` block runs. Without any, do nothing."""
     if not denied:
         yield None
         return
@@ -103,7 +103,7 @@ def _group(denied: Sequence[str]) -> Iterator[pathlib.Path | None]:
 
 
 def _status(function: Callable[[], int]) -> int:
-    """The exit status of a child that calls a function."""
+    """Return the exit status of a child that calls a function."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -118,7 +118,7 @@ def _status(function: Callable[[], int]) -> int:
 
 
 def _make(options: argparse.Namespace, place: str, group: pathlib.Path | None) -> int:
-    """Act as a runtime on the machine: make the root file system and the volumes, then the namespaces."""
+    """Act as a runtime on the machine: create the root file system and the volumes, then the namespaces."""
     if group:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     linux.unshare(linux.CLONE_NEWNS)
@@ -128,20 +128,20 @@ def _make(options: argparse.Namespace, place: str, group: pathlib.Path | None) -
     for directory in (upper, work, root):
         os.mkdir(directory, 0o755)
     linux.mount("overlay", root, "overlay", 0, f"lowerdir=/,upperdir={upper},workdir={work}")
-    for name in ("subuid", "subgid"):  # images have none
+    for name in ("subuid", "subgid"):  # absent from images
         pathlib.Path(f"{root}/etc/{name}").unlink(missing_ok=True)
     for volume in (*options.volume, *options.read_only_volume):
         _bind(volume, root + volume, read_only=volume in options.read_only_volume)
     if options.read_only_root:
         linux.mount_setattr(linux.AT_FDCWD, root, 0, linux.MOUNT_ATTR_RDONLY, 0, 0)
-    if options.own_users or options.no_users:  # the limit is one for each user namespace
+    if options.own_users or options.no_users:  # the limit counts for each user namespace
         _enter_users()
     linux.unshare(_NEW & ~linux.CLONE_NEWNET if options.host_network else _NEW)
     return _status(lambda: _run(options, root))
 
 
 def _enter_users() -> None:
-    """Enter a user namespace that has all users, under their numbers."""
+    """Enter a user namespace that maps every user to itself."""
     parent, (entered, enters) = os.getpid(), os.pipe()
     mapper = os.fork()
     if mapper == 0:
@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace, root: str) -> int:
     """Act as a runtime in process 1 of the pod, and execute the command."""
     whole = options.privileged or options.proc_unmasked
     read_only = 0 if options.privileged else linux.MS_RDONLY
-    _bind(root, root)  # what comes from another user namespace is locked where it is
+    _bind(root, root)  # lock mounts that come from the parent user namespace
     linux.mount("proc", f"{root}/proc", "proc", _FILE_SYSTEM)
     if options.no_users:
         pathlib.Path(f"{root}/proc/sys/user/max_user_namespaces").write_text("0")
@@ -210,7 +210,7 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> None:
 
 
 def _restrict(options: argparse.Namespace) -> None:
-    """The filters first: who installs one without PR_SET_NO_NEW_PRIVS needs CAP_SYS_ADMIN, seccomp(2)."""
+    """Install the filters first: without PR_SET_NO_NEW_PRIVS they need CAP_SYS_ADMIN, seccomp(2)."""
     if options.seccomp:
         admins = {} if options.sys_admin else {**dict.fromkeys(_OF_ADMIN, _EPERM), "clone3": _ENOSYS}
         _install({"pivot_root": _EPERM, **admins})
@@ -225,13 +225,13 @@ def _restrict(options: argparse.Namespace) -> None:
 
 
 def _install(refused: Mapping[str, int]) -> None:
-    """A filter by which these system calls fail with their error, clone(2) where it makes a namespace: seccomp(2)."""
+    """Install a filter that fails these system calls, clone(2) only with namespace flags: seccomp(2)."""
     load, equal, has, end = 0x20, 0x15, 0x45, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ, … | BPF_JSET, BPF_RET
     allow, fail = (end, 0, 0, 0x7FFF0000), 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
-    program = [(load, 0, 0, 0)]  # the number of the call
+    program = [(load, 0, 0, 0)]  # offset of the call's number
     for name, error in refused.items():
         number = _NUMBERS[name][platform.machine() == "aarch64"]
-        if name == "clone":  # by its first argument, at 16: all of CLONE_NEW*
+        if name == "clone":  # the first argument, at offset 16: all of CLONE_NEW*
             program += [
                 (equal, 0, 4, number),
                 (load, 0, 0, 16),

@@ -1,6 +1,6 @@
-"""Files of other releases of Debian, for images: from their packages, which apt fetches once, with keys of Debian.
+"""Files of other Debian releases, for images: unpacked from packages that apt fetches once, with Debian's keys.
 
-Nothing of them is installed, and no script of theirs runs. For whole roots in which tests run there is tests/matrix.
+No package is installed, and no maintainer script runs. tests/matrix makes whole roots that run tests.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def newer() -> str:
-    """The release after this machine's."""
+    """Return the release after this machine's."""
     known = ("bullseye", "bookworm", "trixie", "forky")
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     return known[known.index(codename) + 1] if codename in known[:-1] else "sid"
 
 
 def unpack(root: pathlib.Path, release: str, *packages: str) -> None:
-    """Put what packages of a release hold into the directory ``root``."""
+    """Unpack packages of a release into the directory ``root``."""
     place = pathlib.Path(cache_directory(), "releases", release)
     place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:
@@ -33,13 +33,13 @@ def unpack(root: pathlib.Path, release: str, *packages: str) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for archive in archives:
         subprocess.run(["dpkg-deb", "--extract", archive, root], check=True)
-    for name in ("lib", "lib64"):  # since Debian 12 no package has them
+    for name in ("lib", "lib64"):  # since Debian 12 no package contains them
         if not (root / name).exists():
             (root / name).symlink_to(f"usr/{name}")
 
 
 def _archive(place: pathlib.Path, release: str, package: str) -> pathlib.Path:
-    """The file of a package, of the release as it was when the first one was asked for."""
+    """Return the file of a package, from the state of the release at the first request."""
     if not list(place.glob(f"{package}_*.deb")):
         for name in ("state/lists/partial", "cache/archives/partial"):
             (place / name).mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Run tests again and again, and show which of them depend on luck.
+"""Run tests repeatedly, and list the tests that depend on luck.
 
     .venv/bin/python -m tests.repeat [--times 3] [WHAT...]       # make repeat TIMES=3 TESTS=tests/kernel
 
-By turns as they are, on one processor, and beside four busy loops. WHAT is for pytest; without it all tests run, as
-`make test` runs them. The output of each run is kept.
+Runs alternate: unchanged, on one processor, and beside four busy loops. WHAT is passed to pytest; without it all tests
+run, as in `make test`. The output of each run is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def one_processor() -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy_loops() -> Iterator[None]:
-    forever = ["sh", "-c", f"while kill -0 {os.getpid()}; do :; done"]  # at most as long as this process lives
+    forever = ["sh", "-c", f"while kill -0 {os.getpid()}; do :; done"]  # ends with this process at the latest
     loops = [subprocess.Popen(forever, stderr=subprocess.DEVNULL) for _ in range(4)]
     try:
         yield
@@ -55,7 +55,7 @@ WAYS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 
 def counts(output: str) -> Counter[str]:
-    """How many tests came to what: the last lines of each pytest, with an error for a failure."""
+    """Count the tests by outcome, from the last lines of each pytest; an error counts as a failure."""
     found: Counter[str] = Counter()
     for line in re.findall(r"^(?:=+ )?(\d+ [a-z]+(?:, \d+ [a-z]+)*) in \d", output, re.M):
         for number, word in re.findall(r"(\d+) ([a-z]+)", line):
@@ -64,7 +64,7 @@ def counts(output: str) -> Counter[str]:
 
 
 def failures(output: str) -> list[str]:
-    """Return the failures that pytest lists at its end."""
+    """Return the failures that pytest lists at the end."""
     return re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.M)
 
 

@@ -1,4 +1,4 @@
-"""Ansible on a cluster: packages/ansible as an admin runs it on ctl, over ssh, to nodes that share but homes."""
+"""Ansible on a cluster: packages/ansible as an admin runs it on ctl, over ssh, to nodes that share only /home."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.slurm.lab import Lab
 
 ANSIBLE = Path(__file__).parents[1] / "packages/ansible"
-HOME = "/home/admin"  # of whoever runs Ansible: the machine's own /root stays as it is
+HOME = "/home/admin"  # /root of the user who runs Ansible: the machine's /root stays unchanged
 SSHD = f"""\
 HostKey {HOME}/host
 AuthorizedKeysFile {HOME}/user.pub
@@ -38,14 +38,14 @@ all:
 
 
 class Site:
-    """A cluster that Ansible is to make ready."""
+    """A cluster that Ansible configures."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.home = Path(lab.root + HOME)
 
     def play(self, *arguments: str, check: bool = True, **variables: object) -> str:
-        """Run the playbook with these variables; what Ansible prints."""
+        """Run the playbook with these variables, and return Ansible's output."""
         (self.home / "variables.json").write_text(json.dumps(variables))
         command = ["ansible-playbook", "-i", f"{HOME}/inventory.yml", "-e", f"@{HOME}/variables.json"]
         environ = {"HOME": HOME, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PIPELINING": "1"}
@@ -58,12 +58,12 @@ class Site:
         return self.lab.run(command, user="root", node=node).stdout
 
     def slurmds(self) -> list[str]:
-        """The process of each slurmd, with when it began."""
+        """Return the process of each slurmd, with its start time."""
         return [self.on(node, "ps -o pid=,lstart= -p $(cat /run/slurmd.pid)") for node in self.lab.nodes]
 
 
 def changed(output: str) -> dict[str, int]:
-    """How much was changed on each machine, as the recap says; none of them may have failed."""
+    """Return the number of changes on each machine from the recap, and fail if a machine failed."""
     rows = re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+) +unreachable=0 +failed=0 ", output, re.MULTILINE)
     assert {name for name, _ in rows} == {"ctl", "n1", "n2"}, output
     return {name: int(number) for name, number in rows}
@@ -71,7 +71,7 @@ def changed(output: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def site(root: str, *, configless: bool = False) -> Iterator[Site]:
-    """Two nodes without penroot, each with an sshd."""
+    """Yield two nodes without penroot, each with an sshd."""
     lab = Lab(root)
     lab.up(nodes=2, apart=True, configless=configless)
     made = Site(lab)

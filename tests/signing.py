@@ -1,6 +1,6 @@
-"""Signatures of images as cosign writes them, with keys of the tests.
+"""Image signatures in cosign's format, with keys of the tests.
 
-Source: cosign's specs/SIGNATURE_SPEC.md. Nothing of ours signs, and nothing of ours is used here.
+Source: cosign's specs/SIGNATURE_SPEC.md. This module uses none of the code under test.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Signer:
 
 
 def payload(reference: str, of: str, **optional: object) -> bytes:
-    """Return the signed payload: the image ``of`` a digest is ``reference``."""
+    """Return the signed payload: the image with digest ``of`` is ``reference``."""
     return json.dumps(
         {
             "critical": {
@@ -87,9 +87,9 @@ def push(
     subject: str = "",
     proofs: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Put signatures, each a payload and what signs it, where cosign puts those of the image ``of`` a digest.
+    """Push signatures, each a payload with its signer, to cosign's place for the image with digest ``of``.
 
-    ``proofs`` are more annotations. Returns digest and size of their manifest.
+    ``proofs`` are more annotations. Return digest and size of the signatures' manifest.
     """
     pusher.blob(repository, b"{}")
     for data, _ in signed:
@@ -128,7 +128,7 @@ def statement(of: str, **changes: object) -> bytes:
 
 
 def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO, material: dict[str, Any] | None = None) -> bytes:
-    """A bundle as cosign 3 makes it with a key; protobuf-specs, sigstore_bundle.proto, and DSSE's protocol.md."""
+    """Return a bundle like cosign 3's with a key; protobuf-specs, sigstore_bundle.proto, and DSSE's protocol.md."""
     signed = f"DSSEv1 {len(kind)} {kind} {len(body)} ".encode() + body
     envelope = {
         "payload": base64.b64encode(body).decode(),
@@ -140,7 +140,7 @@ def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO, material: dict[str,
 
 
 def push_bundles(pusher: Pusher, repository: str, of: str, bundles: Sequence[bytes]) -> None:
-    """Put bundles where cosign puts those of an image, in a registry that keeps no list of referrers."""
+    """Push bundles to cosign's place for the image's bundles, in a registry without a list of referrers."""
     entries = []
     for number, data in enumerate(bundles):
         pusher.blob(repository, b"{}")
@@ -162,7 +162,7 @@ def push_bundles(pusher: Pusher, repository: str, of: str, bundles: Sequence[byt
 
 
 def encrypted(signer: Signer, passphrase: bytes) -> bytes:
-    """The private key as cosign keeps it, and skopeo reads it: go-securesystemslib's ``encrypted``."""
+    """Return the encrypted private key in the format of cosign and skopeo: go-securesystemslib's ``encrypted``."""
     plain = signer.key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -219,7 +219,7 @@ class Authority:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def certify(self, signer: Signer, start: int, **changes: Any) -> bytes:
-        """Return the certificate for code of a signer's key, valid for ten minutes, in PEM."""
+        """Return a code-signing certificate for a signer's key, valid for ten minutes, in PEM."""
         builder = _builder("", self.name, signer.key.public_key(), start, 600)
         names: list[x509.GeneralName] = [x509.RFC822Name(changes.get("email", EMAIL))]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=True)
@@ -241,7 +241,7 @@ _USAGES = (
 
 
 def logged(rekor: Signer, time: int, body: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The entry of a log with its signed timestamp, as cosign keeps it beside a signature."""
+    """Return a log entry with its signed timestamp, in cosign's format."""
     encoded = base64.b64encode(json.dumps(body).encode()).decode()
     entry = {"body": encoded, "integratedTime": time, "logIndex": 7, "logID": hashlib.sha256(rekor.public).hexdigest()}
     entry |= changes
@@ -250,7 +250,7 @@ def logged(rekor: Signer, time: int, body: dict[str, Any], **changes: Any) -> di
 
 
 def hashedrekord(data: bytes, signature: bytes, verifier: bytes) -> dict[str, Any]:
-    """What Rekor logs of a signature: its type hashedrekord."""
+    """Return Rekor's log record of a signature: type hashedrekord."""
     content, key = (base64.b64encode(part).decode() for part in (signature, verifier))
     return {
         "apiVersion": "0.0.1",

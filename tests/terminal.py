@@ -1,4 +1,4 @@
-"""A terminal for what the tests run: a pseudoterminal that controls a session of its own."""
+"""A terminal for programs under test: a pseudoterminal that controls its own session."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 
 class Terminal:
-    """A command in the foreground of a new terminal. ``shown`` is all that the terminal has shown so far."""
+    """A command in the foreground of a new terminal. ``shown`` is the terminal's output so far."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> None:
         self.master, slave = os.openpty()
         self.shown = ""
-        self.process = subprocess.Popen(  # setsid(1) has no reason to fork: this is the process of the command
+        self.process = subprocess.Popen(  # setsid(1) need not fork: this is the process of the command
             ["setsid", "--ctty", "--wait", *command], stdin=slave, stdout=slave, stderr=slave, env=env, **options
         )
         os.close(slave)
@@ -36,13 +36,13 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def read_until(self, text: str, seconds: int = 60) -> str:
-        """Wait until the terminal has shown ``text``; return all that it has shown."""
+        """Wait until the terminal has shown ``text``; return its output so far."""
         self._read(text, seconds)
         assert text in self.shown, f"not within {seconds} s: {text!r} in {self.shown!r}"
         return self.shown
 
     def read_all(self, seconds: int = 120) -> str:
-        """Wait until nobody has the terminal open; return all that it has shown."""
+        """Wait until no process has the terminal open; return its output so far."""
         self._read(None, seconds)
         return self.shown
 
@@ -55,6 +55,6 @@ class Terminal:
             try:
                 read = os.read(self.master, 1 << 16)
             except OSError as e:
-                assert e.errno == errno.EIO  # nobody has the other end open
+                assert e.errno == errno.EIO  # no process has the other end open
                 return
             self.shown += read.decode(errors="replace").replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""Waiting for what a slow machine takes its time for."""
+"""Waiting for events on a slow machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def until(happened: Callable[[], T], what: str, seconds: int = 120) -> T:
-    """Wait until ``happened`` returns something true, and return that."""
+    """Wait until ``happened`` returns a true value, and return the value."""
     deadline = time.monotonic() + seconds
     while not (found := happened()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
