@@ -25,9 +25,9 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, on_node
 from tests.waiting import until
 
-LONGEST_S = 10  # the longest wait that passes
+MAX_WAIT_S = 10  # the longest wait that passes
 FIRST_S = 0.02  # a process is killed within this time after the start
-PATIENCE_S = 60  # the test gives up after this time, even on a busy machine
+GIVE_UP_S = 60  # the test gives up after this time, even on a busy machine
 SERVERS = ("squashfuse", "squashfuse_ll", "fuse-overlayfs")
 STARTS = ("image", "data", "--pid image", "fuse-overlayfs", "box")
 
@@ -81,8 +81,8 @@ def assert_in_words(err: str) -> None:
 def finish(process: subprocess.Popen[str], about: str) -> tuple[str, str]:
     """Wait for the end of a command whose process was killed, and fail if that takes long."""
     began = time.monotonic()
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert time.monotonic() - began < LONGEST_S, about
+    out, err = process.communicate(timeout=GIVE_UP_S)
+    assert time.monotonic() - began < MAX_WAIT_S, about
     return out, err
 
 
@@ -127,7 +127,7 @@ def test_kills_in_the_first_moments_of_a_start(
         assert run.returncode or out == "up\n", f"{about}\n{err}"
         if run.returncode > 0:
             assert_in_words(err)
-        until(lambda: not of_user(user.uid), f"{about}: every process ends", PATIENCE_S)
+        until(lambda: not of_user(user.uid), f"{about}: every process ends", GIVE_UP_S)
         assert mounts_under(user.home) == [], about
         if soak or number == 3:
             again = subprocess.run(
@@ -171,11 +171,11 @@ def test_kills_at_any_moment_of_an_import(user: User, registry: Server, rng: ran
         out, err = finish(run, about)
         if run.returncode > 0:
             assert_in_words(err)
-        until(lambda: not of_user(user.uid), f"{about}: every process ends", PATIENCE_S)
+        until(lambda: not of_user(user.uid), f"{about}: every process ends", GIVE_UP_S)
         began = time.monotonic()
         again = subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=False)
         assert again.returncode == 0, f"{about}\n{err}\n{again.stderr}"
-        assert time.monotonic() - began < PATIENCE_S, about
+        assert time.monotonic() - began < GIVE_UP_S, about
         assert os.listdir(user.home / "cache/tmp") == [], about
         left = [name for name in os.listdir(user.home) if name.endswith(("making", "trash"))]
         assert left == [], about
@@ -216,18 +216,18 @@ def test_import_beside_a_process_that_holds_its_lock(
                 cwd=user.home,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=GIVE_UP_S,
                 check=False,
             )
             assert second.returncode == 0, second.stderr
             about = f"import number {number}, {held} after {moment:.2f} s"
-            assert time.monotonic() - began < LONGEST_S + 5, f"{about}: {second.stderr}"
+            assert time.monotonic() - began < MAX_WAIT_S + 5, f"{about}: {second.stderr}"
         finally:
             for pid in holders:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
-            first.wait(timeout=PATIENCE_S)
-        until(lambda: not of_user(user.uid), "every process ends", PATIENCE_S)
+            first.wait(timeout=GIVE_UP_S)
+        until(lambda: not of_user(user.uid), "every process ends", GIVE_UP_S)
     user.penroot("import", "-f", "-o", "z.sqsh", uri)
     assert os.listdir(user.home / "cache/tmp") == []
     assert user.penroot("cache", "verify").returncode == 0

@@ -36,7 +36,7 @@ def make(kind: str, path: pathlib.Path) -> None:
     path.chmod(0o755)
 
 
-def told(user: User, *words: str) -> str:
+def failure(user: User, *words: str) -> str:
     """Run a command that must fail at once and within 1 GB, and return its error message."""
     limits = ("prlimit", f"--as={1 << 30}", "timeout", "100")
     done = user.penroot(*words, status=1, prefix=limits)
@@ -53,7 +53,7 @@ def test_what_is_no_text_where_settings_are_is_told(user: User, rootfs: pathlib.
         pytest.skip("only what can be executed is a hook")
     make(kind, user.home / "etc" / name)
     user.own(user.home / "etc")
-    assert os.path.basename(name) in told(user, "start", "box", "true")
+    assert os.path.basename(name) in failure(user, "start", "box", "true")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
@@ -62,7 +62,7 @@ def test_what_is_no_script_is_told(user: User, rootfs: pathlib.Path, words: str,
     """Scripts that the command line names."""
     make(kind, user.home / "x")
     user.own(user.home / "x")
-    assert "x" in told(user, *words.split())
+    assert "x" in failure(user, *words.split())
 
 
 def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
@@ -74,7 +74,7 @@ def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
 def test_files_of_a_container_are_not_followed_nor_waited_for(user: User, rootfs: pathlib.Path) -> None:
     """inspect reads /etc/rc, which the container has created."""
     make("fifo", rootfs / "etc/rc")
-    assert "/etc/rc" in told(user, "inspect", "box")
+    assert "/etc/rc" in failure(user, "inspect", "box")
     (rootfs / "etc/rc").unlink()
     secret = user.home / "secret"
     secret.write_text("# enroot-provenance: secret\n")
@@ -101,7 +101,7 @@ def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path
     for words in (("create", "-n", "x"), ("start",), ("bundle",), ("inspect",)):
         if where == "data" and words[0] in ("bundle", "inspect"):
             continue  # these commands do not read the position
-        assert f"{image.name} is damaged" in told(user, *words, str(image), *(["sh"] if words[0] == "start" else []))
+        assert f"{image.name} is damaged" in failure(user, *words, str(image), *(["sh"] if words[0] == "start" else []))
     assert sorted(os.listdir(user.data)) == ["box"]
 
 
@@ -126,7 +126,7 @@ def test_a_killed_squashfuse_is_told_as_that(user: User, image: pathlib.Path) ->
     hook.parent.mkdir(parents=True)
     hook.write_text(KILL)
     user.own(user.home / "etc")
-    said = told(user, "start", str(image), "true")
+    said = failure(user, "start", str(image), "true")
     assert "its squashfuse was killed" in said
     assert "--mem" in said
 

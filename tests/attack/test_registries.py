@@ -27,7 +27,7 @@ from tests.kernel.test_signatures import SIGNER, wanted
 from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
-MOMENTS = 20  # seconds: a few on an idle machine; less than one attempt may take: ENROOT_STALL_TIMEOUT
+PROMPT_S = 20  # seconds: a few on an idle machine; less than one attempt may take: ENROOT_STALL_TIMEOUT
 
 
 def image_of(*layers: bytes, **settings: object) -> Image:
@@ -66,7 +66,7 @@ def token_server(user: str = "me", token: str = "a-token") -> Callable[[Request]
     return answer
 
 
-def say(user: User, name: str, text: str, mode: int = 0o600) -> None:
+def write_setting(user: User, name: str, text: str, mode: int = 0o600) -> None:
     """Write a file of the user's configuration."""
     path = user.home / ".config/enroot" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def say(user: User, name: str, text: str, mode: int = 0o600) -> None:
 
 
 def credentials(user: User, *hosts: str) -> None:
-    say(user, ".credentials", "".join(f"machine {host} login me password {SECRET}\n" for host in hosts))
+    write_setting(user, ".credentials", "".join(f"machine {host} login me password {SECRET}\n" for host in hosts))
 
 
 # -- secrets go only to the registry that they belong to
@@ -137,12 +137,12 @@ def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
     """Not an attack: with GitLab, tokens come from another host than images."""
     with fake(token_server(), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/jwt/auth?a=b")
-        say(user, "registries.conf", f"{registry.host} token={tokens.host}\n")
+        write_setting(user, "registries.conf", f"{registry.host} token={tokens.host}\n")
         for host in (registry.host, tokens.host):  # the forms of docker's files, and of enroot's
             credentials(user, host)
             user.penroot("digest", registry.uri)
         assert tokens.logins == {f"me:{SECRET}"} and registry.logins == {"a-token"}
-        say(user, "registries.conf", f"{registry.host} token=http://{tokens.host}\n")
+        write_setting(user, "registries.conf", f"{registry.host} token=http://{tokens.host}\n")
         assert "token=HOST[:PORT]" in user.penroot("digest", registry.uri, status=1).stderr
 
 
@@ -199,7 +199,7 @@ def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
     """The password ``pa$$word`` or ``$2y$10$…`` is sent as it is written."""
     for written, meant in ((f"$2y${SECRET}", f"$2y${SECRET}"), (rf"\${SECRET}", f"${SECRET}"), ("$WORD", "w$rd")):
         with fake(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
-            say(user, ".credentials", f"machine {server.host} login me password {written}\n")
+            write_setting(user, ".credentials", f"machine {server.host} login me password {written}\n")
             user.penroot("digest", server.uri, status=1, env={"WORD": "w$rd"})
             assert server.logins == {f"me:{meant}"}
 
@@ -224,11 +224,13 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
     """Mirrors, token servers and plain HTTP apply to a registry, however it is spelled."""
     with fake(registry_of(image_of()), bind="0.0.0.0") as server, fake(bind="127.0.0.2") as gone:
         port = server.host.rpartition(":")[2]
-        say(user, "registries.conf", f"[::ffff:127.0.0.2]:0{gone.host.rpartition(':')[2]} mirror=127.1:0{port}\n")
+        write_setting(
+            user, "registries.conf", f"[::ffff:127.0.0.2]:0{gone.host.rpartition(':')[2]} mirror=127.1:0{port}\n"
+        )
         user.penroot("digest", gone.uri)
         assert server.seen and not gone.seen
         user.penroot("digest", f"docker://0.0.0.0.:0{port}#{NAME}:1", env={"ENROOT_ALLOW_HTTP": f"0:{port}"})
-        say(user, "registries.conf", "010.0.0.1 http\n")
+        write_setting(user, "registries.conf", "010.0.0.1 http\n")
         assert "registries.conf:1: '010.0.0.1' is not a registry" in user.penroot("digest", gone.uri, status=1).stderr
 
 
@@ -240,7 +242,7 @@ def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: boo
     events = user.home / "events.jsonl"
     user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
     with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as mirror:
-        say(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
+        write_setting(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
         challenge = "Basic realm=x" if basic else f'Bearer realm="http://{server.host}/token"'
         mirror.answer = lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"})
         has = registry_of(images.busybox())
@@ -307,7 +309,7 @@ def test_no_secret_is_seen(user: User) -> None:
     with fake(bind="127.0.0.2") as server:
         # While the credential command runs, it lists the arguments of all processes.
         command = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' >> {seen}; S={SECRET}; printf %s $S"
-        say(user, ".credentials", f"machine {server.host} login me password $({command})\n")
+        write_setting(user, ".credentials", f"machine {server.host} login me password $({command})\n")
         has = registry_of(
             Image([Layer(images.tar([entry("etc/hostname")]))], {}, OCI), "t0ken", f"http://{server.host}/token"
         )
@@ -339,7 +341,7 @@ def silent(bind: str = "127.0.0.4") -> Iterator[str]:
         yield "{}:{}".format(*listener.getsockname())
 
 
-def seconds(user: User, *arguments: str, **options: object) -> tuple[float, str]:
+def timed(user: User, *arguments: str, **options: object) -> tuple[float, str]:
     """Return the seconds that a command takes, and its stderr."""
     began = time.monotonic()
     done = user.penroot(*arguments, **options)
@@ -400,27 +402,27 @@ def test_stored_image_does_not_wait_for_a_registry_that_hangs(
 ) -> None:
     """Starts of a stored image waited 154 s."""
     stored.answer = how(stored)
-    took, said = seconds(user, "start", stored.uri, "true")
-    assert took < MOMENTS and "using the stored image" in said
+    took, said = timed(user, "start", stored.uri, "true")
+    assert took < PROMPT_S and "using the stored image" in said
 
 
 @pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_silence(user: User, stored: Fake) -> None:
     """A firewall drops packets to the registry, proxy or mirror: starts waited 90 s."""
     with silent() as nobody:
-        took, said = seconds(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
-        assert took < MOMENTS and "using the stored image" in said
-        say(user, "registries.conf", f"{stored.host} mirror={nobody}\n")
-        assert seconds(user, "start", stored.uri, "true")[0] < MOMENTS
+        took, said = timed(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
+        assert took < PROMPT_S and "using the stored image" in said
+        write_setting(user, "registries.conf", f"{stored.host} mirror={nobody}\n")
+        assert timed(user, "start", stored.uri, "true")[0] < PROMPT_S
 
 
 def test_program_that_knows_a_login_may_take_longer(user: User, stored: Fake) -> None:
     """The credential command is slow, not the registry: the stored image is still compared with the registry's."""
     stored.answer = registry_of(images.busybox(), "a-token", f"http://{stored.host}/token")
-    say(user, ".credentials", f"machine {stored.host} login me password $(sleep 3; echo {SECRET})\n")
+    write_setting(user, ".credentials", f"machine {stored.host} login me password $(sleep 3; echo {SECRET})\n")
     has, tokens = stored.answer, token_server()
     stored.answer = lambda request: tokens(request) if "/token" in request.path else has(request)
-    took, said = seconds(user, "start", stored.uri, "true")
+    took, said = timed(user, "start", stored.uri, "true")
     assert took > 3 and "using the stored image" not in said and stored.logins == {f"me:{SECRET}", "a-token"}
 
 
@@ -439,8 +441,8 @@ def test_stored_image_does_not_wait_for_names(user: User, stored: Fake) -> None:
         env = {"ENROOT_ALLOW_HTTP": "yes"}
         user.penroot("create", "-n", "named", uri, prefix=prefix, env=env)
         hosts.write_text("")
-        took, said = seconds(user, "start", uri, "true", prefix=prefix, env=env)
-        assert took < MOMENTS and "using the stored image" in said
+        took, said = timed(user, "start", uri, "true", prefix=prefix, env=env)
+        assert took < PROMPT_S and "using the stored image" in said
 
 
 @pytest.mark.parity("all_proxy")
@@ -566,7 +568,7 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
     with fake(answer, bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         limits = ("prlimit", "--as=600000000")
-        took, said = seconds(user, "digest", server.uri, status=1, env=env, prefix=limits)
+        took, said = timed(user, "digest", server.uri, status=1, env=env, prefix=limits)
         assert took < 20 and "Traceback" not in said and len(said) < 2000
 
 
@@ -589,7 +591,7 @@ def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, p
 
     with fake(answer, bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
-        took, said = seconds(user, "digest", server.uri, status=1, env=env, prefix=("prlimit", "--as=600000000"))
+        took, said = timed(user, "digest", server.uri, status=1, env=env, prefix=("prlimit", "--as=600000000"))
         assert took < 20 and "Traceback" not in said and "MemoryError" not in said
 
 
@@ -636,10 +638,10 @@ def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str
         away = Reply(302, {"Location": f"http://{portal.host}/login?secret={SECRET}"})
         server.answer = paged(part, away if moved else PAGES[page], images.busybox())
         env = {"ENROOT_TRANSFER_RETRIES": "3"}
-        took, said = seconds(user, "import", "-o", "x.sqsh", server.uri, status=1, env=env)
+        took, said = timed(user, "import", "-o", "x.sqsh", server.uri, status=1, env=env)
         address = f"http://{portal.host}/login)" if moved else f"(http://{server.host}/"
         assert f"[ERROR] {server.host} answered with a web page (" in said and address in said, said
-        assert "[HINT]" in said and "proxy" in said and SECRET not in said and took < MOMENTS
+        assert "[HINT]" in said and "proxy" in said and SECRET not in said and took < PROMPT_S
         assert said.count("[ERROR]") == said.count("[HINT]") == 1
         assert said.count("[ERROR]") == said.count("[HINT]") == 1
 
@@ -655,7 +657,7 @@ def test_web_page_does_not_keep_a_stored_image(user: User, stored: Fake) -> None
 def test_web_page_of_a_mirror_is_told_and_the_registry_asked(user: User) -> None:
     with fake(lambda request: PAGES["html"], bind="127.0.0.3") as mirror, fake(bind="127.0.0.2") as server:
         server.answer = registry_of(images.busybox())
-        say(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
+        write_setting(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
         assert f"{mirror.host} answered with a web page" in user.penroot("import", "-o", "x.sqsh", server.uri).stderr
 
 
@@ -860,7 +862,7 @@ def test_archive_without_end_is_left(user: User, how: str) -> None:
         f.write(bytes(1024))
     user.own(path)
     limits = ("prlimit", "--as=1000000000")
-    took, said = seconds(user, "create", f"docker-archive:{path}", status=1, prefix=limits)
+    took, said = timed(user, "create", f"docker-archive:{path}", status=1, prefix=limits)
     assert took < 30 and "not a tar archive" in said and "Traceback" not in said
 
 

@@ -53,7 +53,7 @@ def mark(user: User) -> str:
     return str(path)
 
 
-def seen(out: str) -> set[str]:
+def seen_programs(out: str) -> set[str]:
     """Return the processes that the spy has seen, without the spy's own."""
     lines = out.splitlines()
     assert "looking" in lines
@@ -64,7 +64,7 @@ def seen(out: str) -> set[str]:
 def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, image: pathlib.Path, mark: str) -> None:
     """With start --root IMAGE.sqsh, /proc/PID/root of squashfuse would be the node's root."""
     out = user.start("--root", "--env", "MARK", str(image), "spy", env={"MARK": mark})
-    assert seen(out) == set()
+    assert seen_programs(out) == set()
 
 
 @pytest.mark.security("C1")
@@ -73,10 +73,10 @@ def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: path
     command = ("penroot", "start", "--root", "--env", "MARK", str(image), "spy")
     with user.running(*command, "60", env={"MARK": mark}, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == "looking\n"
-        assert seen(user.start(*command[2:], env={"MARK": mark})) == set()
+        assert seen_programs(user.start(*command[2:], env={"MARK": mark})) == set()
         assert len(servers(user.home)) == 1
         other.terminate()
-        assert seen("looking\n" + other.communicate(timeout=60)[0]) == set()
+        assert seen_programs("looking\n" + other.communicate(timeout=60)[0]) == set()
 
 
 @pytest.mark.parity("its server ends with the container")
@@ -86,7 +86,7 @@ def test_root_does_not_reach_the_node_by_the_server_of_data(
 ) -> None:
     """The same with --mount FILE:DIRECTORY:sqsh, where nothing else needs a server."""
     out = user.start("--root", "--mount", f"{image}:/data:sqsh", "--env", "MARK", "box", "spy", env={"MARK": mark})
-    assert seen(out) == set()
+    assert seen_programs(out) == set()
 
 
 @pytest.mark.security("C1")
@@ -98,7 +98,7 @@ def test_root_does_not_reach_the_node_by_fuse_overlayfs(
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
     env = {"MARK": mark, "ENROOT_NATIVE_OVERLAYFS": "n"}
     what = str(image) if source == "image" else "box"
-    assert seen(user.start("--root", "--env", "MARK", what, "spy", env=env)) == set()
+    assert seen_programs(user.start("--root", "--env", "MARK", what, "spy", env=env)) == set()
 
 
 @pytest.mark.security("C1")
@@ -106,7 +106,7 @@ def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Pat
     """A bundle's --root shares the user namespace with its server as well."""
     bundle = str(user.home / "box.run")
     user.penroot("bundle", "--output", bundle, str(image))
-    assert seen(user.run(bundle, "--root", "--env", "MARK", "spy", env={"MARK": mark}).stdout) == set()
+    assert seen_programs(user.run(bundle, "--root", "--env", "MARK", "spy", env={"MARK": mark}).stdout) == set()
 
 
 @pytest.mark.security("C1")
@@ -114,7 +114,7 @@ def test_root_cannot_use_the_parent_of_its_pid_namespace(user: User, rootfs: pat
     """With --pid a waiting process stays behind, which has a PID in the node's /proc if the container mounts it."""
     script = "mount --bind /node /proc && exec spy"
     options = ("--root", "--pid", "--env", "MARK", "--mount", "/proc:/node:none:rbind,x-create=dir")
-    assert seen(user.start(*options, "box", "sh", "-c", script, env={"MARK": mark})) == set()
+    assert seen_programs(user.start(*options, "box", "sh", "-c", script, env={"MARK": mark})) == set()
 
 
 @pytest.mark.security("C1")
@@ -133,7 +133,7 @@ def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) 
     for _ in range(10):
         assert user.penroot("exec", str(spying.pid), "echo", "in").stdout == "in\n"
     spying.terminate()
-    assert seen("looking\n" + spying.communicate(timeout=60)[0]) == set()
+    assert seen_programs("looking\n" + spying.communicate(timeout=60)[0]) == set()
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_root_of_a_step_does_not_reach_the_node(lab: Lab, spying: str) -> None:
     """With srun --container-remap-root, the image's server and the helper are processes of the node."""
     options = (spying, "--container-remap-root", "--container-env=MARK")
     out = srun(lab, *options, "spy", env={"MARK": "/home/alice/mark"})
-    assert {line for line in seen(out) if not line.startswith("sees /usr/bin/sleep")} == set()
+    assert {line for line in seen_programs(out) if not line.startswith("sees /usr/bin/sleep")} == set()
 
 
 @pytest.mark.security("C1")
@@ -162,4 +162,4 @@ def test_the_entrypoint_does_not_reach_the_node(lab: Lab, spying: str) -> None:
     """The entrypoint runs as root beside the process that built the container: CVE-2024-21626 used its descriptors."""
     options = (spying, "--container-remap-root", "--container-entrypoint", "--container-env=MARK")
     out = srun(lab, *options, *sh("cat /dev/shm/seen; rm /dev/shm/seen"), env={"MARK": "/home/alice/mark"})
-    assert seen(out) <= {"sees /usr/bin/bash", "sees /usr/bin/dash", "sees /bin/sh"}
+    assert seen_programs(out) <= {"sees /usr/bin/bash", "sees /usr/bin/dash", "sees /bin/sh"}

@@ -29,14 +29,14 @@ from tests.waiting import until
 
 # Seconds: longer than any timeout of Slurm and penroot on a busy machine, and shorter than UnkillableStepTimeout, after
 # which Slurm gives a step up and drains its node.
-MOMENTS = 50
+PROMPT_S = 50
 WRITABLE = (IMAGE, "--container-writable")
 # One byte in about a microsecond: a save that lasts.
 SLOW = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -throttle 99 -processors 1"}
 
 
 @pytest.fixture(autouse=True)
-def nothing_happens(lab: Lab) -> Iterator[None]:
+def no_residue(lab: Lab) -> Iterator[None]:
     """Check after each test that nothing is left, and that slurmd's log has grown by less than a megabyte."""
     log = f"{lab.root}/nodes/n1/var/log/slurmd.log"
     before = os.path.getsize(log)
@@ -52,7 +52,7 @@ def jobs(lab: Lab) -> str:
     return lab.run(["squeue", "-h", "-u", "alice", "-o", "%i"]).stdout.strip()
 
 
-def gone(lab: Lab, seconds: int = MOMENTS) -> None:
+def gone(lab: Lab, seconds: int = PROMPT_S) -> None:
     """Wait until no job remains, not even a completing one, and the node is usable."""
     until(lambda: not jobs(lab), "the job is gone", seconds)
     assert lab.run("sinfo -h -n n1 -o %T").stdout.strip() in ("idle", "mixed")
@@ -81,7 +81,7 @@ def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
     began = time.monotonic()
     end(step)
     assert step.returncode == 0
-    assert time.monotonic() - began < MOMENTS
+    assert time.monotonic() - began < PROMPT_S
     gone(lab)
 
 
@@ -114,7 +114,7 @@ def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None
         lab.run(["scancel", jobs(lab)])
     else:
         let_time_be_over(lab)
-    gone(lab, MOMENTS + (35 if how == "time limit" else 0))  # slurmctld checks twice a minute
+    gone(lab, PROMPT_S + (35 if how == "time limit" else 0))  # slurmctld checks twice a minute
     step.communicate(timeout=300)
 
 
@@ -156,7 +156,7 @@ def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
     began = time.monotonic()
     end(step)
     assert step.returncode == 0
-    assert time.monotonic() - began < MOMENTS
+    assert time.monotonic() - began < PROMPT_S
     gone(lab)
 
 

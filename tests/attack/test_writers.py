@@ -23,7 +23,7 @@ def made(user: User, *create: str) -> None:
     user.penroot("create", "--name", "w", f"oci:{user.home}/layout")
 
 
-def begun(user: User, *options: str) -> subprocess.Popen[str]:
+def start_writer(user: User, *options: str) -> subprocess.Popen[str]:
     words = ("start", "--rw", *options, "w", "sh", "-c", "echo up; read x; echo y > /y")
     command = user.command("penroot", *words)
     running = subprocess.Popen(
@@ -39,7 +39,7 @@ def begun(user: User, *options: str) -> subprocess.Popen[str]:
 def test_a_second_writer_is_told_who_has_the_container(user: User, options: tuple[str, ...]) -> None:
     """The kernel only warns "upperdir is in-use", and the result of two writers is undefined."""
     made(user)
-    first = begun(user, *options)
+    first = start_writer(user, *options)
     said = user.penroot("start", "--rw", "w", "true", status=1).stderr
     assert "is changing the container w" in said and " since 20" in said and "(sh)" in said
     pid = said.partition("process ")[2].partition(" ")[0]
@@ -51,12 +51,12 @@ def test_a_second_writer_is_told_who_has_the_container(user: User, options: tupl
 
 def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
     made(user)
-    first = begun(user)
+    first = start_writer(user)
     user.penroot("remove", "--force", "w", status=1)  # the start works: other tools do not ask
     user.run("sh", "-c", f"chmod -R u+rwX {user.data}/w; rm -rf {user.data}/w {user.data}/.w.node")
     made(user)
     assert user.start("--rw", "w", "sh", "-c", "echo z > /z; cat /z") == "z\n"
-    second = begun(user)
+    second = start_writer(user)
     assert "is changing the container w" in user.penroot("start", "--rw", "w", "true", status=1).stderr
     names = [line.split()[0] for line in user.penroot("list", "--fancy").stdout.splitlines()[1:]]
     assert names == ["w", "<unknown>"]

@@ -166,7 +166,7 @@ dist.destroy_process_group()
 """
 
 
-def said(output: str, word: str) -> str:
+def rest_of_line(output: str, word: str) -> str:
     """Return the rest of the line that begins with ``word``."""
     return next(line.partition(" ")[2] for line in output.splitlines() if line.startswith(word + " "))
 
@@ -268,15 +268,15 @@ def test_matmul_is_equal_and_as_fast(torch_box: tuple[Box, str]) -> None:
     box, python = torch_box
     outside = subprocess.run([python, "-c", MATMUL], capture_output=True, text=True, check=True).stdout
     inside = box.run(python, "-c", MATMUL)
-    assert said(inside, "result") == said(outside, "result")
-    speeds = float(said(inside, "TFLOP/s")), float(said(outside, "TFLOP/s"))
+    assert rest_of_line(inside, "result") == rest_of_line(outside, "result")
+    speeds = float(rest_of_line(inside, "TFLOP/s")), float(rest_of_line(outside, "TFLOP/s"))
     print("TFLOP/s inside and outside:", *speeds)
     assert speeds[0] > 0.9 * speeds[1]
 
 
 def test_all_reduce(torch_box: tuple[Box, str]) -> None:
     box, python = torch_box
-    assert said(box.run(python, "-c", ALL_REDUCE), "sum") == str(3.0 * (1 << 20))
+    assert rest_of_line(box.run(python, "-c", ALL_REDUCE), "sum") == str(3.0 * (1 << 20))
 
 
 def test_void_gives_no_driver(box: Box) -> None:

@@ -102,7 +102,7 @@ def await_task():
             with contextlib.suppress(PermissionError):  # the end of the full file
                 for _ in range(100):
                     os.write(2, 100_000 * b"x" + b"\n")
-        if how == "deaf":
+        if how == "unresponsive":
             time.sleep(1000)
     control = socket.socket(fileno=4)
     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)

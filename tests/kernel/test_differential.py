@@ -14,7 +14,7 @@ from tests.parity.differential import Transcript, documented, outcomes, registry
 
 
 @pytest.fixture(scope="module")
-def given() -> Iterator[dict[str, Future[list[str]]]]:
+def results() -> Iterator[dict[str, Future[list[str]]]]:
     """Start the lines of each file. Each test waits for its own results, with its own time limit."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
     with registry() as host, ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -22,8 +22,8 @@ def given() -> Iterator[dict[str, Future[list[str]]]]:
 
 
 @pytest.mark.parametrize("found", transcripts(), ids=lambda found: found.path.stem)
-def test_lines(found: Transcript, given: dict[str, Future[list[str]]]) -> None:
-    for line, out in zip(found.lines, given[found.path.stem].result(), strict=True):
+def test_lines(found: Transcript, results: dict[str, Future[list[str]]]) -> None:
+    for line, out in zip(found.lines, results[found.path.stem].result(), strict=True):
         assert out == line.expected, f"{found.path.name}:{line.number}: $ {line.command}"
 
 

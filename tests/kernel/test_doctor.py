@@ -20,7 +20,7 @@ from enroot_py.cli.findings import Finding
 from tests.kernel.conftest import PREFIX, User, require, require_squashfuse
 
 
-def without(*programs: str) -> tuple[str, ...]:
+def hiding(*programs: str) -> tuple[str, ...]:
     """Return a command prefix for root that hides ``programs``."""
     hide = "".join(f"mount --bind /dev/null {program}; " for program in programs if os.path.exists(program))
     return ("unshare", "--mount", "sh", "-ec", hide + 'exec "$@"', "sh")
@@ -38,7 +38,7 @@ def test_this_machine_runs_containers(user: User, image: pathlib.Path) -> None:
 @pytest.mark.parity("doctor: what is wrong")
 def test_what_is_missing_has_a_fix(user: User, image: pathlib.Path) -> None:
     require(os.geteuid() == 0, "only root can hide programs from a user")
-    hide = without("/usr/bin/squashfuse", "/usr/bin/squashfuse_ll", "/usr/bin/mksquashfs")
+    hide = hiding("/usr/bin/squashfuse", "/usr/bin/squashfuse_ll", "/usr/bin/mksquashfs")
     out = user.penroot("doctor", prefix=hide, status=1).stdout
     assert "bad  squashfuse is not installed: squashfs images cannot be mounted\n     fix: install squashfuse" in out
     assert "warn mksquashfs is not installed" in out

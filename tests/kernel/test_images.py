@@ -613,9 +613,9 @@ def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, b
 
 
 def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.2", 0))  # no other server listens there
-        there = "{}:{}".format(*deaf.getsockname())
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.2", 0))  # no other server listens there
+        there = "{}:{}".format(*bound.getsockname())
         with faulty(registry.host, Fault("/blobs/", 99, 307, {"Location": f"http://{there}/x"})) as front:
             env = {"ENROOT_TRANSFER_RETRIES": "0"}
             done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=env, status=1)
@@ -887,7 +887,7 @@ def test_token_of_srun_that_ends_is_renewed_on_a_node(
             assert f"penroot login {front.host}" in caught.value.hint
 
 
-def say(user: User, name: str, text: str) -> None:
+def write_setting(user: User, name: str, text: str) -> None:
     """Write a file of the system's configuration."""
     user.write(f"etc/{name}", text)
 
@@ -922,7 +922,7 @@ def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) 
     closed.mkdir(mode=0)
     uri = f"docker://{registry.host}/test/one:1"
     user.penroot("import", "-o", "x.sqsh", uri, env={"HOME": str(closed)})
-    say(user, "registries.conf", "")
+    write_setting(user, "registries.conf", "")
     (user.home / "etc/registries.conf").chmod(0)
     assert "registries.conf: Permission denied" in user.penroot("digest", uri, status=1).stderr
 
@@ -934,9 +934,9 @@ def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, 
     environ = {}
     with faulty(registry.host, tls=trust[1]) as front:
         if where == "registries.conf":
-            say(user, where, f"# ours\n127.0.0.1  ca={trust[0]}  # the test's\n")
+            write_setting(user, where, f"# ours\n127.0.0.1  ca={trust[0]}  # the test's\n")
         elif where == "enroot.conf":
-            say(user, where, f"SSL_CERT_FILE {trust[0]}\n")
+            write_setting(user, where, f"SSL_CERT_FILE {trust[0]}\n")
         else:
             environ["SSL_CERT_FILE"] = str(trust[0])
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=environ)
@@ -950,9 +950,9 @@ def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) ->
         uri = f"docker://{front.host}/test/one:1"
         said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
         assert "registries.conf" in said and front.seen == []
-        say(user, "registries.conf", "0.0.0.0 http\n")
+        write_setting(user, "registries.conf", "0.0.0.0 http\n")
         user.penroot("import", "-o", "x.sqsh", uri)
-        say(user, "registries.conf", "0.0.0.0 insecure\n")
+        write_setting(user, "registries.conf", "0.0.0.0 insecure\n")
         assert "registries.conf:1: unknown rule 'insecure'" in user.penroot("digest", uri, status=1).stderr
 
 
@@ -960,7 +960,7 @@ def test_mirrors_are_asked_first(user: User, registry: Server) -> None:
     """A mirror without the image is passed over."""
     registry.pusher.image("hub/test/mirrored", "1", make())
     with faulty(registry.host) as empty, faulty(registry.host) as full:
-        say(user, "registries.conf", f"reg.test mirror={empty.host}/none mirror={full.host}/hub\n")
+        write_setting(user, "registries.conf", f"reg.test mirror={empty.host}/none mirror={full.host}/hub\n")
         uri = "docker://reg.test/test/mirrored:1"
         done = user.penroot("create", "-n", "box", uri)
         assert "none/test/mirrored" in done.stderr and empty.sent("/blobs/") == 0 and full.sent("/blobs/") > 0
@@ -978,7 +978,7 @@ def test_proxy(user: User, registry: Server, where: str) -> None:
         address = f"http://{proxy.host}"
         environ = {"ENROOT_ALLOW_HTTP": "yes"}
         if where == "enroot.conf":
-            say(user, where, f"http_proxy {address}\n")
+            write_setting(user, where, f"http_proxy {address}\n")
         else:
             environ["HTTP_PROXY"] = address
         uri = "docker://reg.invalid:5000/test/one:1"

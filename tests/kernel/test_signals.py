@@ -79,7 +79,7 @@ def running(words: list[str], user: User) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def shown(process: subprocess.Popen[str]) -> str:
+def next_line(process: subprocess.Popen[str]) -> str:
     """Return the next line that a program prints."""
     assert process.stdout
     assert select.select([process.stdout], (), (), 20)[0], "no signal within 20 s"
@@ -102,7 +102,7 @@ def test_every_signal_reaches_the_program(box: User, verb: str) -> None:
     with command(box, verb, "catcher") as words, running(words, box) as process:
         for number in CATCHABLE:
             process.send_signal(number)
-            assert shown(process) == f"got {int(number)}\n"
+            assert next_line(process) == f"got {int(number)}\n"
         os.kill(child(process.pid), signal.SIGKILL)
         assert process.wait(20) == 128 + signal.SIGKILL
 
@@ -116,9 +116,9 @@ def test_stopped_program_stops_its_caller(box: User, verb: str) -> None:
         until(lambda: state(process.pid) == "T", "the caller is stopped", 20)
         assert state(program) == "T"
         process.send_signal(signal.SIGCONT)
-        assert shown(process) == f"got {int(signal.SIGCONT)}\n"
+        assert next_line(process) == f"got {int(signal.SIGCONT)}\n"
         process.send_signal(signal.SIGUSR1)
-        assert shown(process) == f"got {int(signal.SIGUSR1)}\n"
+        assert next_line(process) == f"got {int(signal.SIGUSR1)}\n"
 
 
 @pytest.mark.parametrize("verb", ["start", "exec"])
@@ -178,7 +178,7 @@ def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
         fcntl.fcntl(read, fcntl.F_SETOWN, process.pid)
         fcntl.fcntl(read, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
         os.write(write, b".")
-        assert shown(process) == f"got {int(signal.SIGIO)}\n"
+        assert next_line(process) == f"got {int(signal.SIGIO)}\n"
         os.close(read)
         os.close(write)
 

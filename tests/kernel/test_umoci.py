@@ -112,7 +112,7 @@ def sparse(place: Path) -> Iterator[Layer]:
 Seen = dict[str, tuple[object, ...]]
 
 
-def seen(root: Path) -> Seen:
+def describe(root: Path) -> Seen:
     """Return type, mode, links, size, time, content and attributes of every file beneath ``root``.
 
     Links are the other visible names of a file: the link count of overlayfs includes hidden names.
@@ -160,7 +160,7 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     subprocess.run(copy, check=True)
     unpack = ["umoci", "--log=error", "unpack", "--image", f"{tmp_path}/oci:x", f"{tmp_path}/bundle"]
     subprocess.run(unpack, check=True)
-    theirs = seen(tmp_path / "bundle/rootfs/data")
+    theirs = describe(tmp_path / "bundle/rootfs/data")
     assert {"kept/upper", "again/new", "sparse/1.0", "null"} < theirs.keys()
     assert not [path for path in theirs if "hidden" in path]
     for device in ("null", "file-dev", "fresh/dev"):  # belong to the runtime
@@ -170,7 +170,7 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     user.penroot("import", "-o", "x.sqsh", name)
     command = ["unsquashfs", "-quiet", "-no-progress", "-user-xattrs", "-dest", f"{tmp_path}/ours"]
     subprocess.run([*command, user.home / "x.sqsh"], check=True)
-    assert differences(seen(tmp_path / "ours/data"), theirs) == {}
+    assert differences(describe(tmp_path / "ours/data"), theirs) == {}
 
     # A container has the modes that a layer's tree can hold; a program of the host reads them from outside.
     ready = user.home / "ready"
@@ -179,7 +179,7 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
         try:
             until(lambda: ready.exists() or process.poll() is not None, "the container runs")
             assert ready.exists()
-            assert differences(seen(Path(f"/proc/{process.pid}/root/data")), in_a_tree(theirs)) == {}
+            assert differences(describe(Path(f"/proc/{process.pid}/root/data")), in_a_tree(theirs)) == {}
         finally:
             ready.unlink(missing_ok=True)
     assert process.returncode == 0

@@ -16,7 +16,7 @@ PACKAGES = ("libbpf1", "systemd-sysv", "libpam-systemd", "dbus-user-session", "u
 DISK = "24G"  # sparse
 MEMORY = "6G"
 KERNEL_SPEAKS = "Linux version"
-PATIENCE = 60  # seconds until the first line of the kernel, with KVM
+BOOT_TIMEOUT_S = 60  # seconds until the first line of the kernel, with KVM
 SERVICE = "etc/systemd/system/penroot-tests.service"
 UNIT = """\
 [Unit]
@@ -136,7 +136,7 @@ def boot(root: Root, disk: Path, machine: Machine, accelerator: str, log: Path) 
     with log.with_suffix(".qemu").open("ab") as file:
         qemu = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + BOOT_TIMEOUT_S
         while accelerator == "kvm" and not (log.exists() and KERNEL_SPEAKS in log.read_text(errors="replace")):
             if qemu.poll() is not None or time.monotonic() > deadline:
                 return False

@@ -29,7 +29,7 @@ def names(nodes: int) -> list[str]:
     return [f"n{number}" for number in range(1, nodes + 1)]
 
 
-def on(nodes: int) -> list[str]:
+def on_first(nodes: int) -> list[str]:
     """Return the options that start a step on the first of the nodes."""
     return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
 
@@ -37,7 +37,7 @@ def on(nodes: int) -> list[str]:
 @pytest.mark.parity("MPI as oneself and as root of the container")
 @PMIX
 def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
-    out = four.run([*on(nodes), "--ntasks-per-node=2", "--mpi=pmix", MPI, "./hello"]).stdout.splitlines()
+    out = four.run([*on_first(nodes), "--ntasks-per-node=2", "--mpi=pmix", MPI, "./hello"]).stdout.splitlines()
     ranks = [line.split() for line in out if line.startswith("rank")]
     assert sorted(int(rank[1]) for rank in ranks) == list(range(2 * nodes))
     assert {rank[-1] for rank in ranks} == set(names(nodes))
@@ -48,8 +48,8 @@ def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
 def test_a_named_container_is_each_nodes_own(four: Lab, nodes: int) -> None:
     name = "--container-name=all"
     try:
-        four.run([*on(nodes), IMAGE, name, "--container-writable", *sh("hostname > /made")])
-        out = four.run([*on(nodes), "--ntasks-per-node=2", name + ":no_exec", "cat", "/made"]).stdout
+        four.run([*on_first(nodes), IMAGE, name, "--container-writable", *sh("hostname > /made")])
+        out = four.run([*on_first(nodes), "--ntasks-per-node=2", name + ":no_exec", "cat", "/made"]).stdout
         assert sorted(out.split()) == sorted(names(nodes) * 2)
         for node in names(nodes):
             assert four.run(["penroot", "list"], node=node).stdout == "pyxis_all\n"
@@ -64,7 +64,7 @@ def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
     try:
         for node in good:
             four.run(["penroot", "import", "-o", "/tmp/here.sqsh", "docker://registry:5000#minimal:1"], node=node)
-        step = [*on(nodes), "--ntasks-per-node=2", "--container-image=/tmp/here.sqsh", "true"]
+        step = [*on_first(nodes), "--ntasks-per-node=2", "--container-image=/tmp/here.sqsh", "true"]
         done = four.run(step, check=False)
     finally:
         for node in good:
@@ -77,7 +77,9 @@ def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
 
 @pytest.mark.parity("one import on a node")
 def test_what_fails_everywhere_is_said_once_by_each(four: Lab, nodes: int) -> None:
-    done = four.run([*on(nodes), "--ntasks-per-node=2", "--container-image=/tmp/nowhere.sqsh", "true"], check=False)
+    done = four.run(
+        [*on_first(nodes), "--ntasks-per-node=2", "--container-image=/tmp/nowhere.sqsh", "true"], check=False
+    )
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if "/tmp/nowhere.sqsh" in line and "error: pyxis" in line]
     assert len(said) == nodes, done.stderr
@@ -86,7 +88,9 @@ def test_what_fails_everywhere_is_said_once_by_each(four: Lab, nodes: int) -> No
 
 
 def test_what_the_registry_refuses_is_said_once_for_all(four: Lab, nodes: int) -> None:
-    done = four.run([*on(nodes), "--ntasks-per-node=2", "--container-image=registry:5000#nope:1", "true"], check=False)
+    done = four.run(
+        [*on_first(nodes), "--ntasks-per-node=2", "--container-image=registry:5000#nope:1", "true"], check=False
+    )
     assert done.returncode != 0
     assert done.stderr.count("no repository nope") == 1, done.stderr
     lines = [line for line in done.stderr.splitlines() if "pyxis" in line]
@@ -102,7 +106,7 @@ def test_what_the_registry_refuses_is_said_once_for_all(four: Lab, nodes: int) -
 @pytest.mark.parametrize("end", [["scancel", "--user=alice"], ["pkill", "-INT", "-x", "srun"]], ids=["scancel", "^C"])
 def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) -> None:
     script = "echo up; exec sleep 600"
-    step = four.popen([*on(nodes), "--ntasks-per-node=2", IMAGE, "--container-writable", *sh(script)])
+    step = four.popen([*on_first(nodes), "--ntasks-per-node=2", IMAGE, "--container-writable", *sh(script)])
     expect(step, *["up"] * 2 * nodes)
 
     def ended() -> bool:
@@ -122,7 +126,7 @@ def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int
     digest = images.digest(image.layers[1].blob)
     faults = [Fault(digest, stall_at=0.5) for _ in range(nodes)]
     with front(four, registry, *faults) as shown, plugin_argument(four, "swarm=no"):
-        step = four.popen([*on(nodes), f"--container-image={shown.host}#test/stalls:a", "true"])
+        step = four.popen([*on_first(nodes), f"--container-image={shown.host}#test/stalls:a", "true"])
         until(lambda: sum(request.path.endswith(digest) for request in shown.seen) == nodes, "all nodes fetch")
         four.run(["scancel", "--user=alice"])
         step.communicate(timeout=300)
@@ -135,7 +139,7 @@ def test_a_tag_that_moves_is_one_image(four: Lab, registry: Server, nodes: int) 
     old, new = numbered(nodes), numbered(10 + nodes)
     registry.pusher.image("test/agreed", "a", old)
     with front(four, registry, meaning("a")(lambda: registry.pusher.image("test/agreed", "a", new))) as shown:
-        step = [*on(nodes), f"--container-image={shown.host}#test/agreed:a", "cat", "/number"]
+        step = [*on_first(nodes), f"--container-image={shown.host}#test/agreed:a", "cat", "/number"]
         assert four.run(step).stdout == f"{nodes}\n" * nodes
         assert four.run(step).stdout == f"{10 + nodes}\n" * nodes
 
@@ -146,7 +150,7 @@ def test_what_one_node_saves_all_can_run(four: Lab, nodes: int) -> None:
     save = f"srun -N1 -n1 -w {last} {IMAGE} --container-save=saved.sqsh --container-writable sh -c 'hostname > /made'"
     read = f"srun -N{nodes} --container-image=./saved.sqsh cat /made"
     try:
-        out = four.run(["salloc", "-Q", *on(nodes)[1:], "sh", "-c", f"{save} && {read}"]).stdout
+        out = four.run(["salloc", "-Q", *on_first(nodes)[1:], "sh", "-c", f"{save} && {read}"]).stdout
         assert out == f"{last}\n" * nodes
     finally:
         four.run(["rm", "-f", "saved.sqsh"])
@@ -168,7 +172,7 @@ srun {image} sh -c 'echo last $SLURM_PROCID'
 def test_steps_of_a_batch_job(four: Lab, nodes: int) -> None:
     script = BATCH.format(image=IMAGE)
     try:
-        options = [*on(nodes)[1:], "--ntasks-per-node=2", "-o", "batch.out"]
+        options = [*on_first(nodes)[1:], "--ntasks-per-node=2", "-o", "batch.out"]
         done = sbatch(four, *options, input=script, check=False)
         out = four.run(["cat", "batch.out"]).stdout.splitlines()
         assert done.returncode == 0, out

@@ -80,7 +80,7 @@ def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
         lab.run(["rm", "-rf", "layout", "image.tar"])
 
 
-def meaning(step: str) -> Callable[[Callable[[], object]], Fault]:
+def after_request(step: str) -> Callable[[Callable[[], object]], Fault]:
     """Return a fault without an error: it calls a function right after a request for the tag ``step``."""
 
     def then(happens: Callable[[], object]) -> Fault:
@@ -102,7 +102,7 @@ def delete(registry: Server, repository: str, digest: str) -> None:
 def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -> None:
     old, new = numbered(1), numbered(2)
     registry.pusher.image("test/moves", "a", old)
-    moved = meaning("a")(lambda: registry.pusher.image("test/moves", "a", new))
+    moved = after_request("a")(lambda: registry.pusher.image("test/moves", "a", new))
     with front(lab, registry, moved) as shown:
         image = f"--container-image={shown.host}#test/moves:a"
         assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "1\n1\n"
@@ -127,7 +127,7 @@ def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, regist
     with front(lab, registry) as shown:
         image = f"--container-image={shown.host}#test/gone:a"
         lab.run(["srun", "-w", "n1", image, "true"])
-        shown.faults.append(meaning("a")(move))
+        shown.faults.append(after_request("a")(move))
         done = lab.run(["srun", "-N2", image, "cat", "/number"], check=False)
         assert done.returncode != 0
         assert done.stdout == "3\n"  # n1 has the image
@@ -233,7 +233,7 @@ def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> No
 def test_components_of_a_heterogeneous_job_use_one_image(lab: Lab, registry: Server) -> None:
     old, new = numbered(13), numbered(14)
     registry.pusher.image("test/het", "a", old)
-    moved = meaning("a")(lambda: registry.pusher.image("test/het", "a", new))
+    moved = after_request("a")(lambda: registry.pusher.image("test/het", "a", new))
     with front(lab, registry, moved) as shown:
         step = f"srun --het-group=0,1 --container-image={shown.host}#test/het:a cat /number"
         assert lab.run(["salloc", "-Q", "-w", "n1", ":", "-w", "n2", *step.split()]).stdout == "13\n13\n"

@@ -38,7 +38,7 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "events"
 
 
-def to(where: str) -> Settings:
+def events_to(where: str) -> Settings:
     """Return settings that send records to a destination."""
     return load({"HOME": "/", "ENROOT_EVENTS": where})
 
@@ -49,7 +49,7 @@ def lines(path: pathlib.Path) -> list[dict[str, object]]:
 
 @pytest.mark.parity("a schema that is documented")
 def test_a_record_has_the_documented_keys_and_no_other(file: pathlib.Path) -> None:
-    with Operation("pull", to(str(file)), image="reg/image:1", job=7, step="7.0"):
+    with Operation("pull", events_to(str(file)), image="reg/image:1", job=7, step="7.0"):
         operations.fact(digest="sha256:1", cache="miss", layers=2, bytes=10)
         operations.phase("resolve")
         operations.phase("fetch")
@@ -65,16 +65,16 @@ def test_a_record_has_the_documented_keys_and_no_other(file: pathlib.Path) -> No
 
 
 def test_nothing_is_recorded_where_no_setting_says_so() -> None:
-    with Operation("pull", to("")) as event:
+    with Operation("pull", events_to("")) as event:
         operations.phase("resolve")
         operations.fact(cache="hit")
     assert event is None
 
 
 def test_an_error_is_recorded_and_goes_on(file: pathlib.Path) -> None:
-    with pytest.raises(ImageError), Operation("start", to(str(file))):
+    with pytest.raises(ImageError), Operation("start", events_to(str(file))):
         raise ImageError("the image is damaged\nin two lines")
-    with pytest.raises(ZeroDivisionError), Operation("start", to(str(file))):
+    with pytest.raises(ZeroDivisionError), Operation("start", events_to(str(file))):
         raise ZeroDivisionError
     assert [(record["result"], record["error"]) for record in lines(file)] == [
         ("error", "the image is damaged"),
@@ -84,7 +84,7 @@ def test_an_error_is_recorded_and_goes_on(file: pathlib.Path) -> None:
 
 def test_records_of_start_and_pull_name_each_other(file: pathlib.Path) -> None:
     """A start's record has the result of its pull, and a pull's record has the step."""
-    with Operation("step", to(str(file)), job=3, step="3.1"), Operation("pull", to(str(file)), image="a"):
+    with Operation("step", events_to(str(file)), job=3, step="3.1"), Operation("pull", events_to(str(file)), image="a"):
         operations.fact(digest="sha256:2")
     pull, step = lines(file)
     assert (pull["job"], pull["step"], pull["cache"]) == (3, "3.1", "hit")
@@ -94,7 +94,7 @@ def test_records_of_start_and_pull_name_each_other(file: pathlib.Path) -> None:
 @pytest.mark.parity("neither an image nor another user makes or redirects a record")
 def test_words_from_elsewhere_cannot_make_a_line(file: pathlib.Path) -> None:
     hostile = 'x"}\n{"event": "pull", "uid": 0}\u2028\udcff\x1b[2J' + "y" * 5000
-    with Operation("pull", to(str(file)), image=hostile):
+    with Operation("pull", events_to(str(file)), image=hostile):
         pass
     assert file.read_text().count("\n") == 1 and file.read_text().isascii()
     (record,) = lines(file)
@@ -107,13 +107,13 @@ def test_the_job_of_a_command_line_is_that_of_its_environment(
     for job, step in ("12", "0"), ("12", "batch"), ("x", "1"):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_STEP_ID", step)
-        with Operation("pull", to(str(file))):
+        with Operation("pull", events_to(str(file))):
             pass
     assert [(r.get("job"), r.get("step")) for r in lines(file)] == [(12, "12.0"), (12, None), (None, None)]
 
 
 def test_in_a_directory_each_user_has_a_file(tmp_path: pathlib.Path) -> None:
-    with Operation("pull", to(str(tmp_path))):
+    with Operation("pull", events_to(str(tmp_path))):
         pass
     assert len(lines(tmp_path / f"{os.geteuid()}.jsonl")) == 1
     assert (tmp_path / f"{os.geteuid()}.jsonl").stat().st_mode & 0o777 == 0o600
@@ -128,7 +128,7 @@ def test_a_daemon_gets_a_line_in_its_own_form(
     monkeypatch.setitem(events.SOCKETS, where, path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
-        with Operation("pull", to(where), image="a"):
+        with Operation("pull", events_to(where), image="a"):
             pass
         got = daemon.recv(65536).decode()
     if where == "journald":
@@ -150,7 +150,7 @@ def test_a_daemon_that_reads_nothing_is_not_waited_for(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
         for _ in range(5000):  # more than a datagram queue holds
-            with Operation("pull", to("journald")):
+            with Operation("pull", events_to("journald")):
                 pass
             if capsys.readouterr().err:
                 return
@@ -171,7 +171,7 @@ def test_what_is_no_file_of_ours_is_not_written_to(
         file.hardlink_to(other)
     elif what == "directory is missing":
         file = tmp_path / "no" / "events"
-    with Operation("pull", to(str(file))):
+    with Operation("pull", events_to(str(file))):
         pass
     assert other.read_text() == "precious\n"
     said = capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_record_without_room_costs_a_warning(file: pathlib.Path, capsys: pytest.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with Operation("pull", to(str(file))):
+        with Operation("pull", events_to(str(file))):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -194,7 +194,7 @@ def test_record_without_room_costs_a_warning(file: pathlib.Path, capsys: pytest.
 
 
 def test_phases_in_words() -> None:
-    with Operation("step", to(""), timed=True) as event:
+    with Operation("step", events_to(""), timed=True) as event:
         assert event is not None
         operations.fact(cache="miss", bytes=1_200_000)
         event.add("image", 2.5)

@@ -30,7 +30,7 @@ from tests.images import digest, directory, entry, hardlink, symlink
 pytestmark = pytest.mark.soak
 
 SECONDS = 90  # of each kind with --soak: ten minutes in all
-PATIENCE = 60  # seconds for one mutant, which takes milliseconds
+MUTANT_TIMEOUT_S = 60  # seconds for one mutant, which takes milliseconds
 
 
 class Hang(BaseException):
@@ -43,14 +43,14 @@ def rounds(soak: bool) -> Callable[[int], Iterator[int]]:
 
     def count(few: int) -> Iterator[int]:
         def late(number: int, frame: object) -> None:
-            raise Hang(f"more than {PATIENCE} s")
+            raise Hang(f"more than {MUTANT_TIMEOUT_S} s")
 
         before = signal.signal(signal.SIGALRM, late)
         end = time.monotonic() + SECONDS
         number = 0
         try:
             while time.monotonic() < end if soak else number < few:
-                signal.alarm(PATIENCE)
+                signal.alarm(MUTANT_TIMEOUT_S)
                 yield number
                 number += 1
         finally:

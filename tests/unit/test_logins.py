@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> AuthFile:
     return AuthFile(str(tmp_path / "home/.docker/config.json"), {"PATH": f"{bin}:/usr/bin:/bin"})
 
 
-def said(file: AuthFile) -> Any:
+def content(file: AuthFile) -> Any:
     return json.loads(Path(file.path).read_text())
 
 
@@ -75,10 +75,10 @@ def test_login_is_private_and_keeps_other_entries(file: AuthFile) -> None:
     write(file, other)
     Path(file.path).chmod(0o644)
     assert file.add(registry("reg.io"), LOGIN) == file.path
-    assert said(file) == {**other, "auths": {**other["auths"], "reg.io": AUTH}}
+    assert content(file) == {**other, "auths": {**other["auths"], "reg.io": AUTH}}
     assert stat.S_IMODE(Path(file.path).stat().st_mode) == 0o600
     assert file.remove(registry("reg.io"))
-    assert said(file) == other
+    assert content(file) == other
     assert not file.remove(registry("reg.io"))
     assert [path.name for path in Path(file.path).parent.iterdir()] == ["config.json"]
 
@@ -86,16 +86,16 @@ def test_login_is_private_and_keeps_other_entries(file: AuthFile) -> None:
 def test_a_first_login_makes_the_file_and_its_directory(file: AuthFile) -> None:
     assert not file.remove(registry("reg.io")) and not Path(file.path).parent.exists()
     file.add(registry("reg.io"), LOGIN)
-    assert said(file) == {"auths": {"reg.io": AUTH}}
+    assert content(file) == {"auths": {"reg.io": AUTH}}
     assert stat.S_IMODE(Path(file.path).parent.stat().st_mode) == 0o700
 
 
 def test_docker_hub_is_filed_as_docker_does(file: AuthFile) -> None:
     write(file, {"auths": {"docker.io": {"auth": "eA=="}, "https://reg.io/v2/": {"auth": "eA=="}}})
     file.add(registry("docker.io"), LOGIN)
-    assert said(file)["auths"]["https://index.docker.io/v1/"] == AUTH
+    assert content(file)["auths"]["https://index.docker.io/v1/"] == AUTH
     assert file.remove(registry("index.docker.io")) and file.remove(registry("reg.io"))
-    assert said(file) == {"auths": {}}
+    assert content(file) == {"auths": {}}
 
 
 def test_what_is_not_there_is_not_removed(file: AuthFile) -> None:
@@ -112,7 +112,7 @@ def test_what_is_not_there_is_not_removed(file: AuthFile) -> None:
 def test_a_helper_keeps_what_is_its_own(file: AuthFile, tmp_path: Path, config: dict[str, Any]) -> None:
     write(file, config)
     assert file.add(registry("reg.io"), LOGIN) == "docker-credential-box"
-    assert said(file) == {**config, "auths": {"reg.io": {}}}
+    assert content(file) == {**config, "auths": {"reg.io": {}}}
     assert file.remove(registry("reg.io"))
     verb, told = (tmp_path / "log").read_text().splitlines()[0].split(" ", 1)
     assert verb == "store" and json.loads(told) == {"ServerURL": "reg.io", "Username": "me", "Secret": "s3cret:x"}
@@ -123,7 +123,7 @@ def test_a_helper_that_fails_says_no_secret_and_changes_nothing(file: AuthFile) 
     write(file, {"credsStore": "box"})
     with pytest.raises(ConfigError) as caught:
         file.add(registry("broken.io"), LOGIN)
-    assert "docker-credential-box" in str(caught.value) and said(file) == {"credsStore": "box"}
+    assert "docker-credential-box" in str(caught.value) and content(file) == {"credsStore": "box"}
     write_other = AuthFile(file.path, {"PATH": "/usr/bin"})
     with pytest.raises(ConfigError, match="docker-credential-box is not in PATH"):
         write_other.add(registry("reg.io"), LOGIN)
@@ -143,7 +143,7 @@ def test_a_link_stays_a_link(file: AuthFile, tmp_path: Path) -> None:
     link = tmp_path / "link.json"
     link.symlink_to(file.path)
     AuthFile(str(link), {}).add(registry("reg.io"), LOGIN)
-    assert link.is_symlink() and said(file) == {"auths": {"reg.io": AUTH}}
+    assert link.is_symlink() and content(file) == {"auths": {"reg.io": AUTH}}
 
 
 def test_of_logins_at_once_none_is_lost(file: AuthFile) -> None:
@@ -157,7 +157,7 @@ def test_of_logins_at_once_none_is_lost(file: AuthFile) -> None:
             finally:
                 os._exit(1)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 12
-    assert len(said(file)["auths"]) == 12
+    assert len(content(file)["auths"]) == 12
 
 
 def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
@@ -165,7 +165,7 @@ def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
     lock = Path(file.path).parent / ".config.json.lock"
     lock.touch(0o600)
     file.add(registry("reg.io"), LOGIN)
-    assert said(file) == {"auths": {"reg.io": AUTH}} and not lock.exists()
+    assert content(file) == {"auths": {"reg.io": AUTH}} and not lock.exists()
     lock.touch(0o644)  # other users could lock this file
     with pytest.raises(ConfigError, match="is open to other users: remove it"):
         file.add(registry("reg.io"), LOGIN)

@@ -39,7 +39,7 @@ def layer(rng: random.Random) -> bytes:
     return images.tar(entries)
 
 
-def shown(lowerdirs: list[str], implicit: list[frozenset[str]]) -> dict[str, tuple[object, ...]]:
+def visible(lowerdirs: list[str], implicit: list[frozenset[str]]) -> dict[str, tuple[object, ...]]:
     """Return type, mode, time and content of a stack's visible entries; only the type of undescribed directories."""
     found: dict[str, tuple[object, ...]] = {}
     for name in NAMES:
@@ -74,8 +74,8 @@ def test_merged_layers_show_what_the_stack_shows(tmp_path: Path, rng: random.Ran
         merged = place / "merged"
         merged.mkdir()
         merge.merge(lowerdirs, indexes, str(merged), digest(b"x"), 7)
-        before = shown(lowerdirs, [index.implicit for index in indexes])
-        after = shown([f"{merged}/fs"], [frozenset()])
+        before = visible(lowerdirs, [index.implicit for index in indexes])
+        after = visible([f"{merged}/fs"], [frozenset()])
         assert {name: said[: len(before[name])] for name, said in after.items()} == before
         assert dict(index.special_modes([f"{merged}/fs"])) == dict(index.special_modes(lowerdirs))
         assert list(index.differences(str(merged))) == []

@@ -14,13 +14,13 @@ from pyxis_py.request.options import all_options, ignored, parse
 BIND = ("x-create=auto", "rbind")
 
 
-def of(*given: str, **environ: str) -> options.Request:
+def parsed(*given: str, **environ: str) -> options.Request:
     pairs = (option.partition("=") for option in given)
     return parse([(name, text) for name, _, text in pairs], environ)
 
 
 def test_nothing_given_says_nothing() -> None:
-    request = of()
+    request = parsed()
     assert (request.image, request.name, request.mounts, request.env, request.unshare) == (None, None, (), (), ())
     assert (request.mount_home, request.remap_root, request.writable, request.entrypoint) == (None, None, None, None)
     assert request.name_mode == "auto"
@@ -28,7 +28,7 @@ def test_nothing_given_says_nothing() -> None:
 
 
 def test_every_option_sets_its_attribute() -> None:
-    request = of(
+    request = parsed(
         "container-image=REG:5000#a/b:1",
         "container-mounts=/a",
         "container-workdir=/w",
@@ -51,7 +51,7 @@ def test_every_option_sets_its_attribute() -> None:
 
 def test_a_request_is_read_only() -> None:
     with pytest.raises(AttributeError):
-        of().image = "other"
+        parsed().image = "other"
 
 
 @pytest.mark.parity("targets that are relative or lead out")
@@ -118,21 +118,21 @@ BAD = {
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
 def test_bad_values_are_refused_by_name_and_value(name: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        of(f"{name}={text}")
+        parsed(f"{name}={text}")
     assert str(caught.value).startswith(f"--{name}={text}")
     assert caught.value.hint
     variable = "PYXIS_" + name.upper().replace("-", "_")
     with pytest.raises(UsageError, match=f"^{variable}="):
-        of(**{variable: text})
+        parsed(**{variable: text})
 
 
 def test_a_variable_without_a_name_is_none_of_ours() -> None:
-    assert of(**{"": "x"}).origins == {}  # execve(2) allows "=x"
+    assert parsed(**{"": "x"}).origins == {}  # execve(2) allows "=x"
 
 
 def test_the_longest_name_still_is_a_file_name() -> None:
     name = options.MAX_NAME_BYTES * "n"
-    assert len(f"pyxis_{2**32 - 1}_{of('container-name=' + name).name}") == 255
+    assert len(f"pyxis_{2**32 - 1}_{parsed('container-name=' + name).name}") == 255
 
 
 @pytest.mark.parity("PYXIS_CONTAINER_*: defaults that the command line overrides")
@@ -142,7 +142,7 @@ def test_command_line_beats_variables() -> None:
         "PYXIS_CONTAINER_NAME": "other",
         "PYXIS_CONTAINER_READONLY": "nonsense that nobody reads",
     }
-    request = of("container-image=mine", "container-writable=", **environ)
+    request = parsed("container-image=mine", "container-writable=", **environ)
     assert (request.image, request.name, request.writable) == ("mine", "other", True)
     assert request.origins == {
         "image": "--container-image",
@@ -155,16 +155,16 @@ def test_command_line_beats_variables() -> None:
 def test_flags_in_variables(text: str) -> None:
     said = text in ("1", "Yes", "on", "t")
     assert SETTINGS["ENROOT_MOUNT_HOME"].parse(text) is said
-    assert of(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is said
-    assert of(PYXIS_CONTAINER_READONLY=text).writable is not said
-    assert of(PYXIS_CONTAINER_WRITABLE=text).writable is said
+    assert parsed(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is said
+    assert parsed(PYXIS_CONTAINER_READONLY=text).writable is not said
+    assert parsed(PYXIS_CONTAINER_WRITABLE=text).writable is said
 
 
 @pytest.mark.parity("the command line wins over variables")
 @pytest.mark.parametrize("text", ["", "maybe", "2"])
 def test_a_flag_in_a_variable_is_yes_or_no(text: str) -> None:
     with pytest.raises(UsageError, match="^PYXIS_CONTAINER_REMAP_ROOT="):
-        of(PYXIS_CONTAINER_REMAP_ROOT=text)
+        parsed(PYXIS_CONTAINER_REMAP_ROOT=text)
 
 
 @pytest.mark.parametrize(
@@ -180,36 +180,36 @@ def test_a_flag_in_a_variable_is_yes_or_no(text: str) -> None:
 )
 def test_contradictions_are_refused(one: str, other: str) -> None:
     with pytest.raises(UsageError) as caught:
-        of(one, other)
+        parsed(one, other)
     assert one.partition("=")[0] in str(caught.value)
     assert other.partition("=")[0] in str(caught.value)
 
 
 def test_variables_can_contradict_each_other_too() -> None:
     with pytest.raises(UsageError, match="PYXIS_CONTAINER_WRITABLE and PYXIS_CONTAINER_READONLY"):
-        of(PYXIS_CONTAINER_WRITABLE="1", PYXIS_CONTAINER_READONLY="1")
+        parsed(PYXIS_CONTAINER_WRITABLE="1", PYXIS_CONTAINER_READONLY="1")
 
 
 def test_the_same_value_twice_is_no_contradiction() -> None:
-    assert of("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
+    assert parsed("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
 
 
 @pytest.mark.parity("options without image or name are ignored and said so")
 def test_options_without_a_container_are_ignored() -> None:
     """One line names each option."""
-    lines = ignored(of("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
+    lines = ignored(parsed("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
     assert [line.split(":")[0] for line in lines] == [
         "ignoring --container-mounts",
         "ignoring --container-writable",
         "ignoring PYXIS_CONTAINER_WORKDIR",
     ]
-    assert ignored(of("container-mounts=/a", "container-name=n")) == []
+    assert ignored(parsed("container-mounts=/a", "container-name=n")) == []
 
 
 def test_examples_in_hints_are_valid() -> None:
     for option in all_options():
         if option.parse:
-            of(f"{option.name}={option.example}")
+            parsed(f"{option.name}={option.example}")
 
 
 def test_c_header_has_every_option_at_its_index() -> None:
@@ -239,7 +239,7 @@ ENVIRON = {"NCCL_DEBUG": "INFO", "NCCL_IB": "0", "MY_NCCL": "1", "LANG": "C", "D
     ],
 )
 def test_env_takes_names_patterns_and_values(text: str, expected: dict[str, str]) -> None:
-    assert options.chosen(of(f"container-env={text}").env, ENVIRON) == expected
+    assert options.chosen(parsed(f"container-env={text}").env, ENVIRON) == expected
 
 
 def mounts(text: str) -> list[tuple[str, str]]:
@@ -273,6 +273,6 @@ def test_variables_in_mounts_have_the_values_of_the_job(text: str, expected: lis
     ],
 )
 def test_variables_that_make_no_path_are_refused(text: str, why: str) -> None:
-    assert of(f"container-mounts={text}").mounts  # unknown at submit
+    assert parsed(f"container-mounts={text}").mounts  # unknown at submit
     with pytest.raises(UsageError, match=f"^--container-mounts: .*{why}"):
         mounts(text)

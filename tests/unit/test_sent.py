@@ -323,13 +323,13 @@ def test_changed_file_is_reported_by_one_node(tmp_path: Path, monkeypatch: pytes
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 2) as process:
         nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(2)]
-        until_some_has_come(nodes)
+        wait_for_first_bytes(nodes)
         image(path, 2)
         errors = sorted(str(failed(node)) for node in nodes)
     assert errors == ["", f"bcast:{path}: the file was changed while it was sent"]
 
 
-def until_some_has_come(nodes: list[Node]) -> None:
+def wait_for_first_bytes(nodes: list[Node]) -> None:
     def begun(node: Node) -> bool:
         return any(file.read_bytes()[:4] == b"hsqs" for file in node.store.glob("tmp/*/image.sqsh"))
 
@@ -354,7 +354,7 @@ def test_end_of_srun_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("enroot_py.features.swarm.file.FileSource.RETRY_WAITS_S", (0.1,))
     with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
         node = Node(process, 0, tmp_path / "n0")
-        until_some_has_come([node])
+        wait_for_first_bytes([node])
     assert "has stopped sending at byte" in str(failed(node))
 
 

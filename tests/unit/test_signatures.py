@@ -38,7 +38,7 @@ def signed(signer: Signer, reference: str = "reg.site/box:1", of: str = D) -> Si
     return Signature(data, signer.sign(data))
 
 
-def why(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestOrExact") -> str:
+def refusal(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestOrExact") -> str:
     identity_ = identities.Identity(identity)
     requirement = Requirement("sigstoreSigned", "P:1", tuple(source(key) for key in keys), identity_)
     return verify.met(requirement, IMAGE, {D}, there)
@@ -49,16 +49,16 @@ def why(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestO
 def test_keys_of_each_kind(kind: str) -> None:
     signer, other = Signer(kind), Signer(kind)
     good = signed(signer)
-    assert why(good, keys=[signer]) == why(good, keys=[other, signer]) == ""
-    assert why(good, keys=[other]) == "none of 1 signature is by the key in P:1"
-    assert why(keys=[signer]) == "it has no signature"
+    assert refusal(good, keys=[signer]) == refusal(good, keys=[other, signer]) == ""
+    assert refusal(good, keys=[other]) == "none of 1 signature is by the key in P:1"
+    assert refusal(keys=[signer]) == "it has no signature"
     for bad in (
         Signature(good.payload + b" ", good.signature),
         Signature(good.payload, good.signature[:-1] + bytes([good.signature[-1] ^ 1])),
     ):
-        assert why(bad, keys=[signer]) == "none of 1 signature is by the key in P:1"
+        assert refusal(bad, keys=[signer]) == "none of 1 signature is by the key in P:1"
     for empty in (b"", b"\0" * len(good.signature)):
-        assert why(Signature(good.payload, empty), keys=[signer])
+        assert refusal(Signature(good.payload, empty), keys=[signer])
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def test_missing_library_is_named_with_its_package(
     there = signed(signer)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(ConfigError, match="signatures needs the Python library cryptography") as raised:
-        why(there, keys=[signer])
+        refusal(there, keys=[signer])
     assert raised.value.hint == hint
 
 
 def test_why_a_signature_is_not_good() -> None:
     signer = Signer()
-    assert why(signed(signer, "reg.site/box:2"), keys=[signer]).startswith("its signature is for reg.site/box:2")
-    assert why(signed(signer, of=OTHER), keys=[signer]) == f"its signature is for {OTHER}"
-    assert why(signed(signer, of=OTHER), signed(Signer()), signed(signer), keys=[signer]) == ""
+    assert refusal(signed(signer, "reg.site/box:2"), keys=[signer]).startswith("its signature is for reg.site/box:2")
+    assert refusal(signed(signer, of=OTHER), keys=[signer]) == f"its signature is for {OTHER}"
+    assert refusal(signed(signer, of=OTHER), signed(Signer()), signed(signer), keys=[signer]) == ""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
     document = json.loads(payload("reg.site/box:1", D))
     change(document)
     data = json.dumps(document).encode()
-    said = why(Signature(data, signer.sign(data)), keys=[signer])
+    said = refusal(Signature(data, signer.sign(data)), keys=[signer])
     assert said == "the signed content is not an image signature"
 
 
@@ -255,13 +255,13 @@ def test_bundles_of_cosign_3(kind: str) -> None:
     """Bundles name no image, which a rule must allow; the error tells another key from another digest."""
     signer, other = Signer(kind), Signer(kind)
     (good,) = bundled(bundle(signer, statement(D)))
-    assert why(good, keys=[other, signer], identity="digestOnly") == ""
-    assert why(good, keys=[other], identity="digestOnly") == "none of 1 signature is by the key in P:1"
+    assert refusal(good, keys=[other, signer], identity="digestOnly") == ""
+    assert refusal(good, keys=[other], identity="digestOnly") == "none of 1 signature is by the key in P:1"
     (bad,) = bundled(bundle(signer, statement(OTHER)))
-    assert why(bad, keys=[signer], identity="digestOnly") == f"its signature is for {OTHER}"
+    assert refusal(bad, keys=[signer], identity="digestOnly") == f"its signature is for {OTHER}"
     for identity in ("matchRepoDigestOrExact", "matchRepository", "matchExact"):
-        assert "names no image" in why(good, keys=[signer], identity=identity)
-    assert why(signed(signer, "any.name/at/all:7"), keys=[signer], identity="digestOnly") == ""
+        assert "names no image" in refusal(good, keys=[signer], identity=identity)
+    assert refusal(signed(signer, "any.name/at/all:7"), keys=[signer], identity="digestOnly") == ""
     assert signatures.loads(Evidence((good,)).dumps()).signatures == (good,)
 
 
@@ -285,7 +285,7 @@ def test_bundles_of_cosign_3(kind: str) -> None:
 def test_what_a_key_attests_besides_is_no_signature(body: bytes, kind: str) -> None:
     signer = Signer()
     (found,) = bundled(bundle(signer, body, kind))
-    said = why(found, keys=[signer], identity="digestOnly")
+    said = refusal(found, keys=[signer], identity="digestOnly")
     assert said == "the signed content is not an image signature"
 
 
@@ -293,7 +293,7 @@ def test_the_length_in_what_is_signed_is_that_of_the_statement() -> None:
     signer = Signer()
     signed = f"DSSEv1 28 {IN_TOTO} 7 ".encode() + statement(D)
     assert signatures.claim(signed) is None
-    assert "not an image signature" in why(Signature(signed, signer.sign(signed)), keys=[signer])
+    assert "not an image signature" in refusal(Signature(signed, signer.sign(signed)), keys=[signer])
 
 
 def test_bundles_that_are_none_are_passed_by(rng: random.Random) -> None:
@@ -305,7 +305,7 @@ def test_bundles_that_are_none_are_passed_by(rng: random.Random) -> None:
     for _ in range(300):
         for found in bundled(mutate(good.decode(), rng).encode("utf-8", "surrogateescape")):
             if found.payload != bundled(good)[0].payload:
-                assert why(found, keys=[signer], identity="digestOnly") != ""
+                assert refusal(found, keys=[signer], identity="digestOnly") != ""
 
 
 def test_a_payload_that_is_another_is_an_error() -> None:
@@ -368,7 +368,7 @@ def test_field_of_another_type_is_no_signature(kind: str) -> None:
             assert str(e)
             continue
         for each in found:
-            why(each, keys=[SIGNER])  # a message, and no exception
+            refusal(each, keys=[SIGNER])  # a message, and no exception
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_key_twice_in_a_payload_is_no_signature(name: str, again: str) -> None:
     )
     assert twice != data
     assert signatures.claim(twice) is None
-    assert "not an image signature" in why(Signature(twice, SIGNER.sign(twice)), keys=[SIGNER])
+    assert "not an image signature" in refusal(Signature(twice, SIGNER.sign(twice)), keys=[SIGNER])
 
 
 def test_key_twice_in_a_statement_is_no_signature() -> None:
@@ -398,6 +398,6 @@ def test_key_twice_in_a_statement_is_no_signature() -> None:
     twice = body.replace(b'"predicateType": ', b'"predicateType": "x", "predicateType": ')
     assert twice != body
     (found,) = bundled(bundle(SIGNER, twice))
-    assert "not an image signature" in why(found, keys=[SIGNER], identity="digestOnly")
+    assert "not an image signature" in refusal(found, keys=[SIGNER], identity="digestOnly")
     again = bundle(SIGNER, body).replace(b'"payloadType": ', b'"payloadType": "x", "payloadType": ')
     assert bundled(again) == []

@@ -114,15 +114,15 @@ def test_holder_that_touches_its_file_is_waited_for(holder: Holder, file: Path, 
 
 
 def test_alarm_of_the_caller_survives_a_wait(holder: Holder, fd: int) -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: received.append(number))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         assert not locks.flock_within(fd, 0.5)
         deadline = time.monotonic() + 60
-        while not heard and time.monotonic() < deadline:
+        while not received and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert heard == [signal.SIGALRM]
+        assert received == [signal.SIGALRM]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 SWITCH, CABLE, PLUG = "br0", "v-{}", "eth0"
-PATIENCE = 60  # seconds to wait for the child in which pyroute2 makes a socket; pyroute2's default is 2
+SOCKET_TIMEOUT_S = 60  # seconds to wait for the child in which pyroute2 makes a socket; pyroute2's default is 2
 
 
 class Node(Protocol):
@@ -29,7 +29,7 @@ def namespace(pid: int) -> Iterator[Any]:
     """Yield a client for the network namespace of a process. Raises OSError for requests that the kernel refuses."""
     from pyroute2 import NetlinkError, NetNS, config
 
-    config.default_communicate_timeout = config.default_create_socket_timeout = PATIENCE
+    config.default_communicate_timeout = config.default_create_socket_timeout = SOCKET_TIMEOUT_S
     try:
         with NetNS(f"/proc/{pid}/ns/net", flags=0) as requests:
             yield requests
@@ -87,7 +87,7 @@ def listener(node: Node) -> socket.socket:
     """Return a socket of this process that listens on ``node``, at a port of the kernel's choice. Raises OSError."""
     from pyroute2 import netns
 
-    made = netns.create_socket(f"/proc/{node.pid}/ns/net", flags=0, timeout=PATIENCE)
+    made = netns.create_socket(f"/proc/{node.pid}/ns/net", flags=0, timeout=SOCKET_TIMEOUT_S)
     made.bind((node.address, 0))
     made.listen(64)
     return made

@@ -75,7 +75,7 @@ def become_lab(spec: dict[str, Any]) -> NoReturn:
             spec["cpus"] = cpus
             become_node(spec, node)
     # /proc still belongs to the machine's PID namespace, and shows this process's id there.
-    tell(f". {os.readlink('/proc/self')}")
+    report(f". {os.readlink('/proc/self')}")
     close_stdout()
     reap()
 
@@ -106,7 +106,7 @@ def next_namespace(cpu: int) -> int:
 
 def become_node(spec: dict[str, Any], name: str) -> NoReturn:
     """Turn this child of the lab into the parent of a node, and end; the node's process 1 stays."""
-    with telling_failures(name):
+    with reporting_failures(name):
         branch = f"{spec['branch']}/{name}"
         cgroups.create(branch)
         cgroups.join(branch)
@@ -123,7 +123,7 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         write("/proc/sys/net/ipv4/tcp_congestion_control", "reno\n")
         if spec["configless"] and name != "ctl":
             mount("tmpfs", "/etc/slurm", "tmpfs", options="mode=755")  # slurmd asks slurmctld for its configuration
-        tell(f"{name} {pid}")
+        report(f"{name} {pid}")
     close_stdout()
     reap()
 
@@ -211,7 +211,7 @@ def reap() -> NoReturn:
             signal.sigwait({signal.SIGCHLD})
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     os.write(1, f"{line}\n".encode())  # one write: lines of several nodes do not mix
 
 
@@ -223,11 +223,11 @@ def close_stdout() -> None:
 
 
 @contextlib.contextmanager
-def telling_failures(name: str) -> Any:
+def reporting_failures(name: str) -> Any:
     try:
         yield
     except OSError as e:
-        tell(f"{name} ! {e}")
+        report(f"{name} ! {e}")
         os._exit(1)
 
 
