@@ -192,7 +192,7 @@ def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
 
 
 def require_squashfuse() -> None:
-    """Return the programs that mount squashfs images for ordinary users."""
+    """Skip without squashfuse or /dev/fuse, and let ordinary users open /dev/fuse."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
     require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
     if os.geteuid() == 0:

@@ -116,7 +116,7 @@ def test_a_user_beyond_2_31(user: User, rootfs: pathlib.Path) -> None:
 
 
 def as_root(user: User, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Return a function that runs ``penroot`` as root, with root's own directories."""
+    """Run ``penroot`` as root, with root's own directories."""
     require(os.geteuid() == 0, "needs root")
     own = {"ENROOT_RUNTIME_PATH": str(user.home / "root-run"), "ENROOT_CACHE_PATH": str(user.home / "root-cache")}
     command = [f"{PREFIX}/bin/penroot", *arguments]
