@@ -12,7 +12,6 @@ import subprocess
 
 import pytest
 
-from enroot_py import ENROOT_VERSION, __version__
 from enroot_py.registry.platforms import architecture
 from tests import images
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require, small_filesystem
@@ -27,28 +26,11 @@ MISTAKES = "nonsense|list -x|create|create /no/such.sqsh|remove|batch|cache|cach
 MISTAKES += "exec --root box true|help nonsense|rm box"
 
 
-@pytest.mark.parity("create IMAGE", "ENROOT_DATA_PATH")
-def test_create_from_an_image_unpacks_it(user: User, image: pathlib.Path) -> None:
-    user.penroot("create", str(image), env={"ENROOT_DATA_PATH": str(user.home / "other")})
-    assert (user.home / "other/box/bin/busybox").stat().st_size > 0
-    image.unlink()
-    assert user.start("box", "echo", "x", env={"ENROOT_DATA_PATH": str(user.home / "other")}) == "x\n"
-
-
 @pytest.mark.parity("--output x and --output=x", "long options as --x v and --x=v", "create --name")
 @pytest.mark.parametrize("option", [("--name", "two"), ("--name=two",), ("-n", "two"), ("-ntwo",)])
 def test_name_option_in_every_form(user: User, image: pathlib.Path, option: tuple[str, ...]) -> None:
     user.penroot("create", *option, str(image))
     assert names(user) == ["box", "two"]
-
-
-@pytest.mark.parity("create --force")
-def test_create_does_not_overwrite(user: User, image: pathlib.Path) -> None:
-    done = user.penroot("create", str(image), status=1)
-    assert "[ERROR] container already exists: box" in done.stderr
-    user.start("--rw", "box", "touch", "/mine")
-    user.penroot("create", "--force", str(image))
-    assert not (user.data / "box/mine").exists()
 
 
 @pytest.mark.parity("create: a name has no '/'")
@@ -124,13 +106,6 @@ def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathli
         assert "FROM_IMAGE=yes" in out
     assert user.penroot("list").stdout == "box\n"
     user.penroot("remove", "-f", "box")
-
-
-@pytest.mark.parity("remove --force")
-def test_remove_of_what_is_not_there(user: User, rootfs: pathlib.Path) -> None:
-    done = user.penroot("remove", "-f", "nope", "box", status=1)
-    assert "no such container: nope" in done.stderr
-    assert names(user) == []
 
 
 def test_import_looks_at_its_directory_before_it_fetches(user: User) -> None:
@@ -300,26 +275,6 @@ def test_exit_statuses(user: User, arguments: tuple[str, ...], status: int) -> N
         assert not arguments or [line[:7] for line in done.stderr.splitlines()] in (["[ERROR]"], ["[ERROR]", "[HINT] "])
     else:
         assert done.stdout
-
-
-@pytest.mark.parity("list", "a link named enroot")
-def test_as_enroot(user: User, rootfs: pathlib.Path) -> None:
-    enroot = str(user.home / "enroot")
-    (user.home / "enroot").symlink_to(f"{PREFIX}/bin/penroot")
-    assert user.run(enroot, "start", "box", "echo", "x").stdout == "x\n"
-    assert user.run(enroot, "list").stdout == "box\n"
-    assert user.run(enroot, "version").stdout == f"{ENROOT_VERSION}\n"
-    assert user.run(enroot, "--version").stdout == f"{ENROOT_VERSION}\n"
-    assert user.penroot("version").stdout == f"{__version__}\n"
-    info = user.run(enroot, "info", env={"ENROOT_REMAP_ROOT": "no", "ENROOT_MOUNT_HOME": "y"}).stdout.splitlines()
-    assert info[0] == f"Enroot version: {ENROOT_VERSION}"
-    assert f"  ENROOT_DATA_PATH={user.data}" in info
-    assert "  ENROOT_MOUNT_HOME=y" in info
-    assert not any("ENROOT_REMAP_ROOT" in line for line in info)
-    for words in ((), ("nonsense",), ("create",), ("create", "--nonsense"), ("start", "--nonsense", "box")):
-        done = user.run(enroot, *words, status=1)
-        assert done.stdout.startswith("Usage: enroot ")
-        assert "[ERROR]" in done.stderr or not words
 
 
 @pytest.mark.parity("info: version")

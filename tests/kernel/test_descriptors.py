@@ -67,6 +67,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.parity("descriptors of the caller are inherited")
 @pytest.mark.security("C7")
 @pytest.mark.parametrize("way", WAYS)
 def test_directories_and_namespaces_close_and_files_stay(user: User, rootfs: pathlib.Path, way: str) -> None:

@@ -147,17 +147,6 @@ def test_volume_that_is_missing_is_made_and_usable(user: User, tree: pathlib.Pat
     assert user.start("--rc", str(script), "box") == "writable\n"
 
 
-@pytest.mark.parity("export: everything is root's", "ENROOT_SQUASH_OPTIONS")
-def test_exported_image_is_owned_by_root_and_of_the_users_choice(user: User, tree: pathlib.Path) -> None:
-    user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp lzo -noD -exit-on-error"})
-    said = subprocess.run(["unsquashfs", "-s", str(user.home / "box.sqsh")], capture_output=True, text=True).stdout
-    assert "Compression lzo" in said
-    assert "Data is uncompressed" in said or "not compressed" in said
-    listed = subprocess.run(["unsquashfs", "-ll", str(user.home / "box.sqsh")], capture_output=True, text=True).stdout
-    assert {line.split()[1] for line in listed.splitlines() if line[:1] in "-dl" and "/" in line} == {"root/root"}
-    check_what_runs(user, "box.sqsh")
-
-
 def test_layers_are_files_of_the_image(user: User) -> None:
     """The config replaces the image's own file in /etc, as in enroot's images."""
     layer = Layer(images.tar([directory("etc"), entry("etc/rc", b"old"), entry("etc/environment", b"OLD=1\n")]))

@@ -18,18 +18,6 @@ def inside(user: User, script: str) -> str:
     return user.start("box", "sh", "-c", script)
 
 
-@pytest.mark.parity("fstab: x-create=dir")
-def test_create_directories_files_and_what_the_source_is(user: User, rootfs: pathlib.Path) -> None:
-    fstab(
-        user,
-        "/usr/share /a/dir none x-create=dir,bind\n"
-        "/etc/hosts /a/file none x-create=file,bind\n"
-        "/usr/share /auto/dir none x-create=auto,bind\n"
-        "/etc/hosts /auto/file none x-create=auto,bind\n",
-    )
-    assert inside(user, "for x in a auto; do test -d /$x/dir/doc && test -s /$x/file && echo $x; done") == "a\nauto\n"
-
-
 @pytest.mark.parity("fstab: x-move")
 def test_move_and_detach(user: User, rootfs: pathlib.Path) -> None:
     fstab(
@@ -167,22 +155,6 @@ def test_file_mount_covers_the_link_not_its_target(user: User, rootfs: pathlib.P
     done = user.run("penroot", "start", "--rw", "-m", f"{user.home}/f:/etc/tz:ro", "box", "sh", "-c", script, status=1)
     assert done.stdout == "mounted\nof the image\n"
     assert (rootfs / "etc/tz").readlink() == pathlib.Path(link)
-
-
-@pytest.mark.parity("fstab: omitted fields", "fstab: \\040 and its like", "mounts of the command line")
-def test_omitted_fields_on_the_command_line(user: User, rootfs: pathlib.Path) -> None:
-    user.write("a b/f", "spaced\n")
-    mounts = ("/usr/share", "/etc/hosts:/h", "tmpfs:/t", f"{user.home}/a\\040b:/c\\040d:none:bind,x-create=dir")
-    options = [word for mount in mounts for word in ("-m", mount)]
-    script = "ls -d /usr/share/doc; test -s /h && echo h; grep -c ' /t tmpfs' /proc/mounts; cat '/c d/f'"
-    assert user.start(*options, "box", "sh", "-c", script) == "/usr/share/doc\nh\n1\nspaced\n"
-
-
-@pytest.mark.parity("fstab: ${VAR}")
-def test_variables_of_the_caller_and_the_rootfs(user: User, rootfs: pathlib.Path) -> None:
-    fstab(user, "${SHARE} /s none x-create=dir,bind\n${ENROOT_ROOTFS}/etc /copy none x-create=dir,bind\n")
-    user.environ["SHARE"] = "/usr/share"
-    assert inside(user, "ls -d /s/doc; grep FROM /copy/environment") == "/s/doc\nFROM_IMAGE=yes\n"
 
 
 @pytest.mark.parametrize("mount", [".", "/etc:/", "/etc:/../.", "/etc:/link"])

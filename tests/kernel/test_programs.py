@@ -121,12 +121,6 @@ def test_a_wrong_line_is_named(user: User, ubuntu: pathlib.Path, line: str, said
     assert said in done.stderr
 
 
-def test_nofail_warns_and_silent_does_not(user: User, ubuntu: pathlib.Path) -> None:
-    for words, said in (("nofail", 1), ("nofail,silent", 0)):
-        script = f"echo '/nowhere /tmp none bind,{words}' | enroot-mount --root ubuntu -"
-        assert user.run("enroot-unshare", "bash", "-ec", script).stderr.count("/nowhere") == said
-
-
 @pytest.mark.parity("penroot-mount")
 def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
     script = """
@@ -167,17 +161,6 @@ def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu:
     out = user.run("sh", "-c", 'exec penroot-launch slurm_script_launcher /bin/sh sh -c "$0" 8</ 9</', show).stdout
     assert len(out.split()) == 2 and len(set(out.split())) == 1
     assert "No such file" in user.run("penroot-launch", "slurm_script_launcher", "/none", "none", status=127).stderr
-
-
-@pytest.mark.parity("penroot-switchroot")
-def test_switchroot_runs_command_scripts(user: User, ubuntu: pathlib.Path) -> None:
-    user.write("rc", 'echo rc "$@"\n')
-    user.write("fstab", "/proc /proc none x-create=dir,rbind\n")  # a script from outside appears as /proc/self/fd/N
-    script = "enroot-mount --root ubuntu fstab; exec enroot-switchroot --rcfile rc ubuntu 'a b' c"
-    assert unshared(user, script) == "rc a b c\n"
-    (ubuntu / "etc/rc").write_text('echo own "$@"\n')
-    assert unshared(user, "exec enroot-switchroot ubuntu x") == "own x\n"
-    assert unshared(user, "exec enroot-switchroot --norc ubuntu echo x") == "x\n"
 
 
 def test_a_user_who_is_himself_has_no_capabilities_inside(user: User, ubuntu: pathlib.Path) -> None:

@@ -22,14 +22,6 @@ def inside(user: User, script: str, **settings: str) -> str:
     return user.start("box", "sh", "-c", script, env=settings)
 
 
-@pytest.mark.parity("ENROOT_ROOTFS_WRITABLE")
-def test_writable_and_root_by_variable(user: User, rootfs: pathlib.Path) -> None:
-    inside(user, "touch /opt/mine", ENROOT_ROOTFS_WRITABLE="y")
-    assert (rootfs / "opt/mine").exists()
-    assert inside(user, "id -u", ENROOT_REMAP_ROOT="true") == "0\n"
-    assert inside(user, "id -u", ENROOT_REMAP_ROOT="false") == f"{UID}\n"
-
-
 @pytest.mark.parity("ENROOT_UNSHARE_NET")
 @pytest.mark.parametrize("kind", ["net", "pid", "ipc", "uts"])
 def test_namespaces_by_variable_and_option(user: User, rootfs: pathlib.Path, kind: str) -> None:
@@ -79,17 +71,6 @@ def test_squash_options_and_processors_reach_mksquashfs(user: User, rootfs: path
     assert "-processors 3" in said and "-comp lz4 -b 64K" in said
     shown = user.run("unsquashfs", "-s", "box.sqsh").stdout
     assert "Compression lz4" in shown and "Block size 65536" in shown
-
-
-@pytest.mark.parity("ENROOT_FORCE_OVERRIDE")
-def test_force_by_variable(user: User, image: pathlib.Path) -> None:
-    force = {"ENROOT_FORCE_OVERRIDE": "yes"}
-    user.penroot("create", str(image), status=1)
-    user.penroot("create", str(image), env=force)
-    user.penroot("export", "box", status=1)
-    user.penroot("export", "box", env=force)
-    user.penroot("remove", "box", env=force)
-    assert user.penroot("list").stdout == ""
 
 
 @pytest.mark.parity("bundle --output", "bundle --force", "ENROOT_BUNDLE_ALL")
@@ -149,23 +130,6 @@ def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
             done = user.penroot("import", "-o", "x.sqsh", uri, env={**own, "ENROOT_ALLOW_HTTP": "y"}, status=1)
     assert "ENROOT_TRANSFER_TIMEOUT" in done.stderr
     assert not (user.home / "x.sqsh").exists()
-
-
-@pytest.mark.parity("ENROOT_CONFIG_PATH", "environ.d: ${VAR} of the caller", "hooks.d/*.sh")
-def test_directories_of_the_system_then_of_the_user(user: User, rootfs: pathlib.Path) -> None:
-    for directory, word in (("etc", "system"), ("config", "user")):
-        for kind, name, text in (
-            # Sorted by name alone, the user's file would be first.
-            ("environ.d", f"{'9' if word == 'system' else '1'}0-x.env", f"BOTH={word}\n{word}=yes\nCALLER=${{WHO}}\n"),
-            ("mounts.d", "50-x.fstab", f"/usr/share /mnt/{word} none x-create=dir,bind,ro\n"),
-            ("hooks.d", "50-x.sh", f'#!/bin/sh\necho "HOOKS=${{HOOKS-}}{word}" >> "$ENROOT_ENVIRON"\n'),
-        ):
-            user.write(f"{directory}/{kind}/{name}", text, 0o755)
-            user.write(f"{directory}/{kind}/README", "$(none of these)\n")
-    user.write("config/hooks.d/60-off.sh", "#!/bin/sh\nexit 9\n")  # not executable: switched off
-    own = {"ENROOT_CONFIG_PATH": str(user.home / "config"), "WHO": "me"}
-    out = inside(user, 'echo "$BOTH $system $user $CALLER $HOOKS"; ls /mnt', **own)
-    assert out == "user yes yes me user\nsystem\nuser\n"
 
 
 @pytest.mark.parity(

@@ -25,29 +25,12 @@ def snapshot(path: pathlib.Path) -> list[tuple[str, int, int, int]]:
     return found
 
 
-@pytest.mark.parity("exit status of the command in the container", "start NAME")
-def test_runs_the_command_with_its_arguments_and_status(user: User, rootfs: pathlib.Path) -> None:
-    out = user.start("box", "sh", "-c", 'echo "$#:$1:$2"; exit 7', "x", "a b", "", status=7)
-    assert out == "2:a b:\n"
-
-
-def test_stdin_reaches_the_command(user: User, rootfs: pathlib.Path) -> None:
-    assert user.start("box", "cat", stdin="hello\n") == "hello\n"
-
-
 @pytest.mark.parity("ENROOT_SET_USER_XATTRS")
 def test_two_execs_and_no_more(user: User, rootfs: pathlib.Path) -> None:
     require(shutil.which("strace"), "strace is not installed")
     strace = ("strace", "-f", "-qq", "-e", "trace=execve", "-e", "signal=none")
     done = user.run(*strace, f"{PREFIX}/bin/penroot", "start", "box", "true")
     assert len(re.findall(r"execve\(.* = 0$", done.stderr, re.M)) == 2, done.stderr
-
-
-@pytest.mark.parity("10-shadow: passwd", "one user, himself or root", "start --root")
-def test_user_is_himself_or_root(user: User, rootfs: pathlib.Path) -> None:
-    assert user.start("box", "id", "-u").strip() == str(UID)
-    assert f":{UID}:" in user.start("box", "cat", "/etc/passwd")
-    assert user.start("--root", "box", "sh", "-c", "id -u; echo $HOME $USER") == "0\n/root root\n"
 
 
 @pytest.mark.parity("the root filesystem is read-only unless asked", "start --rw, -w")
@@ -170,14 +153,6 @@ def test_dangling_link_as_target(user: User, rootfs: pathlib.Path) -> None:
     assert out == pathlib.Path("/etc/resolv.conf").read_text()
 
 
-def test_home_is_made_or_mounted(user: User, rootfs: pathlib.Path) -> None:
-    (user.home / "mine").write_text("x")
-    assert "mine" not in user.start("box", "sh", "-c", "cd && pwd && ls")
-    out = user.start("box", "sh", "-c", "cd && pwd && ls", env={"ENROOT_MOUNT_HOME": "yes"})
-    assert out.splitlines()[0] == str(user.home)
-    assert "mine" in out
-
-
 @pytest.mark.parity("/etc/rc: working directory")
 def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib.Path) -> None:
     run = etc.Exec("/opt/not yet there", ("sh", "-c", 'pwd; echo "$@"', "entry"), ("default",))
@@ -185,12 +160,6 @@ def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib
     (rootfs / "etc/rc.local").write_text(etc.RC_LOCAL)
     assert user.start("box") == "/opt/not yet there\ndefault\n"
     assert user.start("box", "given", "two") == "/opt/not yet there\ngiven two\n"
-
-
-@pytest.mark.parity("/etc/rc of enroot and of others", "/etc/rc.local")
-def test_a_script_of_the_users_own_runs_in_a_shell(user: User, rootfs: pathlib.Path) -> None:
-    (rootfs / "etc/rc").write_text('echo "rc with $# arguments"\nexec "$@"\n')
-    assert user.start("box", "echo", "x") == "rc with 2 arguments\nx\n"
 
 
 @pytest.mark.parity("no command, no entrypoint", "images without a shell")
@@ -201,21 +170,6 @@ def test_static_program_without_shell(user: User) -> None:
     assert user.start("scratch", "/busybox", "echo", "hi") == "hi\n"
     said = user.penroot("start", "scratch", "/script", status=126).stderr
     assert "cannot run /script: Exec format error" in said and "Traceback" not in said
-
-
-@pytest.mark.parity("exit status of the command in the container")
-@pytest.mark.parametrize(
-    ("command", "status", "words"),
-    [
-        (("nope",), 127, "cannot run nope: No such file"),
-        (("/etc/environment",), 126, "Permission denied"),
-        (("/opt",), 126, "Permission denied"),
-    ],
-)
-def test_commands_that_do_not_run(
-    user: User, rootfs: pathlib.Path, command: tuple[str, ...], status: int, words: str
-) -> None:
-    assert words in user.penroot("start", "box", *command, status=status).stderr
 
 
 def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path) -> None:

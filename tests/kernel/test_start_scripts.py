@@ -12,91 +12,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.conftest import UID, User, require
 from tests.kernel.test_start import snapshot
 from tests.waiting import until
-
-CONF = """\
-#!/usr/bin/env bash
-#ENROOT_REMAP_ROOT=y
-#ENROOT_ROOTFS=box
-
-first=$1
-
-environ() {
-    echo "FROM_CONF=${first}"
-    echo "FROM_CALLER=${CALLER}"
-}
-
-mounts() {
-    echo "${PWD} /mnt none x-create=dir,bind"
-}
-
-hooks() {
-    echo "FROM_HOOK=$(cat ${ENROOT_ROOTFS}/etc/hostname)" >> ${ENROOT_ENVIRON}
-    echo hello > ${ENROOT_ROOTFS}/made-by-hook
-}
-"""
-
-
-@pytest.fixture
-def conf(user: User) -> pathlib.Path:
-    return user.write("box.conf", CONF, 0o755)
-
-
-@pytest.mark.parity("start --conf", "environ()")
-def test_configuration_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
-    script = 'id -u; echo "$FROM_CONF $FROM_CALLER"; test "$FROM_HOOK"; cat /made-by-hook; ls /mnt/box.conf'
-    out = user.start("--conf", str(conf), "box", "sh", "-c", script, env={"CALLER": "a b"})
-    assert out == "0\nsh a b\nhello\n/mnt/box.conf\n"
-    assert not (rootfs / "made-by-hook").exists()
-
-
-@pytest.mark.parity("batch CONFIG", "batch as shebang", "ENROOT_ROOTFS")
-def test_batch_takes_the_rootfs_from_the_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
-    done = user.penroot("batch", str(conf), "sh", "-c", "id -u; pwd", env={"CALLER": ""})
-    assert done.stdout.startswith("0\n")
-    conf.write_text(CONF.replace("#!/usr/bin/env bash", f"#!{PREFIX}/bin/penroot batch"))
-    assert user.run(str(conf), "id", "-u", env={"CALLER": ""}).stdout == "0\n"
 
 
 @pytest.mark.parity("batch: #ENROOT_ROOTFS is needed")
 def test_batch_without_directive(user: User) -> None:
     path = user.write("x.conf", "mounts() { :; }\n")
     assert "ENROOT_ROOTFS" in user.penroot("batch", str(path), status=1).stderr
-
-
-@pytest.mark.parity("rc() of a configuration script")
-def test_rc_of_a_configuration_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
-    conf.write_text('rc() {\n    echo "rc got $#"\n    exec "$@"\n}\n')
-    assert user.start("-c", str(conf), "box", "echo", "x") == "rc got 2\nx\n"
-
-
-@pytest.mark.parity("start --rc SCRIPT")
-def test_rc_option(user: User, rootfs: pathlib.Path) -> None:
-    script = user.write("rc.sh", 'echo "own script"; exec "$@"\n')
-    before = snapshot(rootfs)
-    assert user.start("--rc", str(script), "box", "echo", "x") == "own script\nx\n"
-    assert snapshot(rootfs) == before
-    assert "no/such" in user.penroot("start", "--rc", "/no/such", "box", status=1).stderr
-
-
-@pytest.mark.parity("hooks: executable ones only")
-def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
-    hook = (
-        "#!/usr/bin/env bash\nset -eu\n"
-        'source "${ENROOT_LIBRARY_PATH}/common.sh"\n'
-        "common::checkcmd cat\n"
-        'echo "HOOK=${ENROOT_PID}" >> "${ENROOT_ENVIRON}"\n'
-        'echo "/usr/share /mnt/share none x-create=dir,bind,ro" >> "${ENROOT_MOUNTS}"\n'
-        'echo "tmpfs /mnt/scratch tmpfs x-create=dir" | enroot-mount --root "${ENROOT_ROOTFS}" -\n'
-        'common::log INFO "from the hook"\n'
-    )
-    user.write("etc/hooks.d/50-site.sh", hook, 0o755)
-    script = "test $HOOK && ls -d /mnt/share/doc && grep -c /mnt/scratch /proc/mounts"
-    done = user.penroot("start", "box", "sh", "-c", script)
-    assert done.stdout == "/mnt/share/doc\n1\n"
-    assert "[INFO] from the hook" in done.stderr
 
 
 @pytest.mark.parity("hooks: one that fails ends the start")
@@ -250,14 +174,6 @@ def test_sys_shows_the_network_that_the_caller_entered(
     assert "Read-only" in refused
 
 
-@pytest.mark.parity("start --uts")
-def test_uts_namespace(user: User, rootfs: pathlib.Path) -> None:
-    name = os.uname().nodename
-    out = user.start("--uts", "--root", "box", "sh", "-c", "busybox hostname inside && cat /proc/sys/kernel/hostname")
-    assert out == "inside\n"
-    assert os.uname().nodename == name
-
-
 @pytest.mark.parity("start --ipc", "10-devices: --ipc")
 @pytest.mark.security("O2")
 def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None:
@@ -391,8 +307,9 @@ def test_login_does_what_the_image_says_of_logins(user: User, rootfs: pathlib.Pa
     user.start("--root", "box", "true", env=login)
 
 
-def test_directives_are_settings_and_say_where_they_stand(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
-    conf.write_text("# ENROOT_REMAP_ROOT = yes\n#ENROOT_MAX_PROCESSORS $(nproc)\n#ENROOT_ROOTFS ${BOX}\n")
+def test_directives_are_settings_and_say_where_they_stand(user: User, rootfs: pathlib.Path) -> None:
+    text = "# ENROOT_REMAP_ROOT = yes\n#ENROOT_MAX_PROCESSORS $(nproc)\n#ENROOT_ROOTFS ${BOX}\n"
+    conf = user.write("box.conf", text)
     own = {"BOX": "box", "ENROOT_REMAP_ROOT": "no"}
     assert user.penroot("batch", str(conf), "id", "-u", env=own).stdout == "0\n"
     out = user.penroot("start", "--explain", "-c", str(conf), "box", "true", env=own).stdout
@@ -494,9 +411,3 @@ def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) 
             user.penroot("exec", pid, "true", prefix=("strace", "-f", "-qq", "-o", str(trace)))
             counts.append(trace.read_text().count('"/proc/'))
     assert counts[0] == counts[1]
-
-
-@pytest.mark.parity("list -f")
-def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
-    with user.running("penroot", "start", str(image), "sleep", "600"):
-        assert wait_for_running(user)["name"] == "<unknown>"
