@@ -16,26 +16,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import bashhooks, fakehost
-from tests.kernel.conftest import UID, User, ordinary_user, require, squashed
+from tests import fakehost
+from tests.kernel.conftest import UID, User, ordinary_user, require
 from tests.kernel.test_devices import become
 from tests.waiting import until
-
-RC = """\
-mkdir -p '/opt/work' 2> /dev/null
-cd '/opt/work' && unset OLDPWD || exit 1
-
-if [ -s /etc/rc.local ]; then
-    . /etc/rc.local
-fi
-
-if [ $# -gt 0 ]; then
-    exec 'sh' '-c' 'echo entry: "$@"' 'it'\\''s' "$@"
-else
-    exec 'sh' '-c' 'echo entry: "$@"' 'it'\\''s' 'a  command'
-fi
-"""
-
 
 NEEDED = ("sh", "tar", "gzip", "mkdir", "sha256sum")
 WITHOUT_FUSE = ("unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /dev/fuse; exec "$@"', "sh")
@@ -135,43 +119,8 @@ def test_options(user: User, bundle: pathlib.Path, path: str) -> None:
     assert os.listdir(user.home / "tmp") == []
 
 
-def test_root_writes_copies_of_host_files(user: User, bundle: pathlib.Path, path: str) -> None:
-    before = pathlib.Path("/etc/hosts").read_text()
-    script = "for f in hosts hostname resolv.conf; do echo 10.0.0.9 n9 >> /etc/$f || exit; done; cat /etc/hosts"
-    assert run(user, bundle, "--root", "--rw", "sh", "-c", script, path=path).stdout == before + "10.0.0.9 n9\n"
-    assert pathlib.Path("/etc/hosts").read_text() == before
-    assert "can't create" in run(user, bundle, "--root", "sh", "-c", script, path=path, status=1).stderr
-
-
-def test_env_takes_any_name_of_execve(user: User, bundle: pathlib.Path) -> None:
-    assert "discovery.type=one\n" in run(user, bundle, "--env=discovery.type=one", "env").stdout
-    for option in ("--env==x", "--env=discovery.type"):
-        assert "[ERROR] --env" in run(user, bundle, option, "true", status=1).stderr
-
-
-def test_mount_source_target_ro(user: User, rootfs: pathlib.Path) -> None:
-    """A file covers a link of the image, not the file that the link points to."""
-    (rootfs / "etc/zone").write_text("of the image\n")
-    (rootfs / "etc/tz").symlink_to("zone")
-    user.penroot("bundle", "--output", "box.run", str(squashed(user, rootfs)))
-    (user.home / "f").write_text("mounted\n")
-    user.own(user.home)
-    mounts = (f"--mount={user.home}/f:/etc/tz:ro", f"--mount={user.home}:/new/home:ro")
-    script = "cat /etc/tz /etc/zone; touch /new/home/x 2>&1"
-    out = run(user, user.home / "box.run", *mounts, "sh", "-c", script, status=1).stdout
-    assert out.startswith("mounted\nof the image\n") and "Read-only" in out
-
-
 def test_arguments_behind_the_command_are_its_own(user: User, bundle: pathlib.Path) -> None:
     assert run(user, bundle, "--", "sh", "-c", 'echo "$@"', "x", "--info", "--").stdout == "--info --\n"
-
-
-@pytest.mark.parity("NAME.run --pid")
-def test_uts_and_ipc_namespaces(user: User, bundle: pathlib.Path) -> None:
-    script = "readlink /proc/self/ns/uts /proc/self/ns/ipc; ls /dev"
-    seen = set(user.run(str(bundle), "--ipc", "--uts", "sh", "-c", script).stdout.splitlines())
-    assert not seen & {os.readlink("/proc/self/ns/uts"), os.readlink("/proc/self/ns/ipc"), "fuse"}
-    assert {"null", "shm", "fd"} <= seen
 
 
 @pytest.mark.parity(
@@ -355,62 +304,12 @@ def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     assert user.run("./all.run", "id", "-u", env={"ENROOT_REMAP_ROOT": "no"}).stdout == f"{UID}\n"
 
 
-@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
-@pytest.mark.security("I6")
-def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, rootfs: pathlib.Path) -> None:
-    (rootfs / "etc/environment").write_text(
-        'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_X=/x\nMINE=[${GITHUB_TOKEN}${PROXY}]\n'
-        "# penroot-exact: EXACT=${WORD}\nEXACT=${WORD}\nUNSET=[${NOT_SET}]\nHOST_PATH=${PATH}\n"
-    )
-    user.penroot("bundle", str(squashed(user, rootfs)))
-    own = {"DISPLAY": ":0", "WORD": "one\ntwo\\", "GITHUB_TOKEN": "ghp_x", "PROXY": "http://me:pass@proxy/"}
-    script = r'env | grep _X; printf "%s\n" "$DISPLAY" "$QUOTED" "$BARE" "$EXACT" "$UNSET" "$MINE" "$HOST_PATH"'
-    done = user.run("./box.run", "sh", "-c", script, env=own)
-    assert done.stdout == f":0\na one\ntwo\\ b\n$WORD $(id)\n${{WORD}}\n[]\n[]\n{user.environ['PATH']}\n"
-    for name in ("GITHUB_TOKEN", "PROXY"):
-        assert f"asks for {name}, which looks like a secret: --env {name} would give it" in done.stderr
-    assert user.run("./box.run", "-e", "GITHUB_TOKEN", "sh", "-c", "echo $GITHUB_TOKEN", env=own).stdout == "ghp_x\n"
-
-
 def test_settings_of_features_hold_and_go_along(user: User, bundle: pathlib.Path) -> None:
     events = user.home / "events"
     user.run(str(bundle), "true", env={"ENROOT_EVENTS": str(events)})
     user.penroot("bundle", "--all", "--output", "all.run", "box.sqsh", env={"ENROOT_EVENTS": str(events)})
     user.run("./all.run", "true")
     assert [json.loads(line)["event"] for line in events.read_text().splitlines()] == ["start", "start"]
-
-
-@pytest.mark.parity("NAME.run --conf", "NAME.run --rc")
-def test_configuration_scripts(user: User, bundle: pathlib.Path) -> None:
-    conf = """\
-#ENROOT_REMAP_ROOT=y
-environ() { echo "FROM_CONF=$HOME"; }
-mounts() { echo "tmpfs /conf tmpfs x-create=dir"; }
-hooks() { echo "FROM_HOOK=yes" >>"$ENROOT_ENVIRON"; }
-rc() { echo "rc: $*"; id -u; echo "$FROM_CONF $FROM_HOOK"; ls -d /conf; }
-"""
-    user.write("conf", conf)
-    assert run(user, bundle, "-c", "conf", "a", "b c").stdout == f"rc: a b c\n0\n{user.home} yes\n/conf\n"
-    (user.home / "script").write_text('echo "script: $*"\n')
-    assert run(user, bundle, "--rc", "script", "x").stdout == "script: x\n"
-    assert "cannot read" in run(user, bundle, "--rc", "nowhere", status=1).stderr
-
-
-def test_what_the_image_runs_needs_no_shell(user: User, rootfs: pathlib.Path) -> None:
-    (rootfs / "etc/rc").write_text(RC)
-    image = user.home / "box.sqsh"
-    subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "zstd"], check=True)
-    user.own(user.home)
-    user.penroot("bundle", "box.sqsh")
-    assert user.run("./box.run").stdout == "entry: a  command\n"
-    assert user.run("./box.run", "x", "y").stdout == "entry: x y\n"
-
-
-def test_commands_know_their_directory_as_behind_a_shell(user: User, rootfs: pathlib.Path) -> None:
-    (rootfs / "etc/rc").write_text(RC.replace("'sh' '-c' 'echo entry: \"$@\"' 'it'\\''s'", ""))
-    user.penroot("bundle", str(squashed(user, rootfs)))
-    shown = user.run("./box.run", "env", env={"PWD": "/tmp", "SHLVL": "7"}).stdout.splitlines()
-    assert {"PWD=/opt/work", "SHLVL=0"} <= set(shown)
 
 
 @pytest.mark.parity("the image's compression")
@@ -614,35 +513,6 @@ def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.P
     assert "[INFO] from the hook" in done.stderr
 
 
-@pytest.mark.parity("the configuration goes along")
-def test_hooks_are_those_of_a_start_and_in_its_order(user: User, rootfs: pathlib.Path) -> None:
-    for database, text in {
-        "passwd": f"root:x:0:0::/:/bin/sh\napp:x:{UID}:{UID}::/:/bin/sh\n",
-        "shadow": "root:*:1::::::",
-        "group": f"app:x:{UID}:\n",
-        "gshadow": "app:!::\n",
-    }.items():
-        (rootfs / "etc" / database).write_text(text)
-    image = squashed(user, rootfs)
-    site = user.home / "etc/hooks.d"
-    in_passwd = 'grep -c "^user" "${ENROOT_ROOTFS}/etc/passwd" || :'
-    count = f'echo "SEEN_$(basename "$0" .sh | tr -d -)=$({in_passwd})" >> "${{ENROOT_ENVIRON}}"\n'
-    bashhooks.write(site, {"10-a": count, "20-b": count, "10-localtime": "", "99-my hook": ""})
-    (site / "10-aptfix.sh").touch()
-    user.penroot("bundle", "-o", "box.run", str(image))
-    show = 'echo "$SEEN_10a $SEEN_20b $RAN"; cat /etc/passwd /etc/shadow /etc/gshadow; ls /etc/apt'
-    done = user.run("./box.run", "--root", "sh", "-c", show, status=1)
-    assert done.stdout.splitlines() == [
-        "0 1 10-a 10-localtime 20-b 99-my hook",
-        "root:x:0:0:root:/root:/bin/sh",
-        "nobody:x:65534:65534:nobody:/:/sbin/nologin",
-        f"user{UID}:x:{UID}:{UID}::/:/bin/sh",
-        f"app:x:{UID}:{UID}::/:/bin/sh",
-        *("root:*:1::::::", "nobody:*:::::::", f"user{UID}:*:::::::", "app:*:::::::"),
-        *("app:!::", "root:*::", "nogroup:*::", f"group{UID}:*::"),
-    ]
-
-
 @pytest.mark.parity("extended attributes of users")
 def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> None:
     os.setxattr(rootfs / "bin/busybox", "user.note", b"kept")
@@ -699,49 +569,10 @@ def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
     run(user, bundle, "ls", "/dev/infiniband", env={**own, "MELLANOX_VISIBLE_DEVICES": "void"}, status=1)
 
 
-@pytest.mark.parity("10-aptfix")
-def test_apt_stays_root(user: User, rootfs: pathlib.Path) -> None:
-    (rootfs / "etc/debian_version").write_text("12\n")
-    user.penroot("export", "box")
-    user.penroot("bundle", "box.sqsh")
-    said = user.run("./box.run", "--root", "cat", "/etc/apt/apt.conf.d/enroot").stdout
-    assert said == 'APT::Sandbox::User "root";\n'
-    user.run("./box.run", "cat", "/etc/apt/apt.conf.d/enroot", status=1)
-
-
 @pytest.mark.security("C7")
 def test_stdin_that_is_a_directory_does_not_reach_the_image(user: User, bundle: pathlib.Path) -> None:
     out = user.run("sh", "-c", f"exec {bundle} sh -c 'readlink /proc/self/fd/0' < /usr").stdout
     assert out.endswith("/null\n")
-
-
-def test_root_of_the_container_configures_its_own_namespaces(user: User, bundle: pathlib.Path) -> None:
-    """Root can configure its namespaces, but not the mounts: their namespace has another owner."""
-    script = """
-        for f in hostname ip; do ln -s busybox /bin/$f; done
-        hostname other && hostname
-        ip link set lo mtu 1400 && ip link show lo
-        umount /etc/hosts 2> /dev/null || echo no
-    """
-    out = run(user, bundle, "--root", "--rw", "--uts", "--net", "sh", "-c", script).stdout
-    assert out.startswith("other\n") and "mtu 1400" in out and out.endswith("no\n")
-
-
-@pytest.mark.parametrize("setting", ["", "auto", "no"])
-def test_root_gets_private_dev_and_covered_proc(user: User, bundle: pathlib.Path, setting: str) -> None:
-    require(os.geteuid() == 0, "root starts this container")
-    user.uid = 0
-    user.own(user.home)
-    script = """
-        (: > /proc/sys/vm/swappiness) 2> /dev/null && echo writable
-        grep -o ' /proc/[a-z_-]* [a-z]* ro,' /proc/mounts | cut -d/ -f3 | cut -d' ' -f1 | tr '\\n' ,
-        echo; ls /dev
-    """
-    environ = {"ENROOT_RESTRICT_DEV": setting} if setting else {}
-    covered, *devices = run(user, bundle, "sh", "-c", script, env=environ).stdout.split()
-    known = {"sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "kcore", "keys", "timer_list"}
-    assert {name for name in known if os.path.exists(f"/proc/{name}")} <= {*covered.split(",")}
-    assert (set(os.listdir("/dev")) <= set(devices)) == (setting == "no")
 
 
 def test_auto_is_the_host_dev_for_a_user(user: User, bundle: pathlib.Path) -> None:

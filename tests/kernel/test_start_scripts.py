@@ -72,16 +72,17 @@ def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathl
 @pytest.mark.security("I6")
 def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text(
-        'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_DATA_PATH=/x\nMINE=[${GITHUB_TOKEN}]\n'
-        "# penroot-exact: EXACT=${WORD}\nEXACT=${WORD}\nUNSET=[${NOT_SET}]\n"
+        'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_DATA_PATH=/x\n'
+        "MINE=[${GITHUB_TOKEN}${PROXY}]\n# penroot-exact: EXACT=${WORD}\nEXACT=${WORD}\nUNSET=[${NOT_SET}]\n"
     )
-    own = {"DISPLAY": ":0", "WORD": "w", "GITHUB_TOKEN": "ghp_x"}
+    own = {"DISPLAY": ":0", "WORD": "w", "GITHUB_TOKEN": "ghp_x", "PROXY": "http://me:pass@proxy/"}
     done = user.penroot("start", "box", "env", env=own)
     got = {*done.stdout.splitlines()}
     assert {"DISPLAY=:0", "QUOTED=a w b", "BARE=$WORD $(id)", "EXACT=${WORD}", "UNSET=[]", "MINE=[]"} <= got
     assert not [line for line in got if line.startswith("ENROOT_DATA_PATH")]
     assert "ghp_x" not in done.stdout
-    assert "asks for GITHUB_TOKEN, which looks like a secret: --env GITHUB_TOKEN would give it" in done.stderr
+    for name in ("GITHUB_TOKEN", "PROXY"):
+        assert f"asks for {name}, which looks like a secret: --env {name} would give it" in done.stderr
     given = user.start("-e", "GITHUB_TOKEN", "box", "sh", "-c", "echo $GITHUB_TOKEN", env=own)
     assert given == "ghp_x\n"
 
