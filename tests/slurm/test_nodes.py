@@ -11,7 +11,7 @@ from tests.fakeregistry import Fault
 from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, PMIX, assert_nothing_left, expect, plugin_argument, sbatch, sh
-from tests.slurm.test_pull import front, meaning, numbered
+from tests.slurm.test_pull import after_request, front, numbered
 from tests.waiting import until
 
 MPI = "--container-image=registry:5000#mpi:1"
@@ -138,7 +138,7 @@ def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int
 def test_a_tag_that_moves_is_one_image(four: Lab, registry: Server, nodes: int) -> None:
     old, new = numbered(nodes), numbered(10 + nodes)
     registry.pusher.image("test/agreed", "a", old)
-    with front(four, registry, meaning("a")(lambda: registry.pusher.image("test/agreed", "a", new))) as shown:
+    with front(four, registry, after_request("a")(lambda: registry.pusher.image("test/agreed", "a", new))) as shown:
         step = [*on_first(nodes), f"--container-image={shown.host}#test/agreed:a", "cat", "/number"]
         assert four.run(step).stdout == f"{nodes}\n" * nodes
         assert four.run(step).stdout == f"{10 + nodes}\n" * nodes

@@ -19,7 +19,7 @@ from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, end, expect, plugin_argument, srun
 from tests.slurm.steps import refused as run_refused
-from tests.slurm.test_pull import delete, front, meaning, numbered
+from tests.slurm.test_pull import after_request, delete, front, numbered
 from tests.waiting import until
 
 SHOW = "cat /number"
@@ -310,7 +310,7 @@ def test_a_digest_that_is_gone_is_told_with_who_wants_it(lab: Lab, tag: Tag, reg
 @pytest.mark.parity("heterogeneous jobs have one digest")
 def test_a_heterogeneous_job_has_one_digest(lab: Lab, tag: Tag) -> None:
     """sbatch calls the plugin for each component."""
-    moved = meaning("a")(tag.move)
+    moved = after_request("a")(tag.move)
     tag.shown.faults.append(moved)
     words = ["salloc", "-Q", "-w", "n1", f"--container-image={tag.image}", ":", "-w", "n2"]
     step = f"srun --het-group=0,1 --container-image={tag.image} {SHOW}"
