@@ -643,7 +643,6 @@ def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str
         assert f"[ERROR] {server.host} answered with a web page (" in said and address in said, said
         assert "[HINT]" in said and "proxy" in said and SECRET not in said and took < PROMPT_S
         assert said.count("[ERROR]") == said.count("[HINT]") == 1
-        assert said.count("[ERROR]") == said.count("[HINT]") == 1
 
 
 def test_web_page_does_not_keep_a_stored_image(user: User, stored: Fake) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import json
 import os
 import pty
@@ -230,50 +229,6 @@ def test_same_bytes_again(user: User, registry: Server) -> None:
         user.penroot("import", "-o", f"{name}.sqsh", f"docker://{registry.host}/test/one:1", env=env)
         time.sleep(1 - time.time() % 1)  # until the next second of the clock
     assert (user.home / "x.sqsh").read_bytes() == (user.home / "y.sqsh").read_bytes()
-
-
-def test_skopeo_and_tar_agree(user: User, registry: Server, tmp_path: Path) -> None:
-    """An independent peer: skopeo fetches, GNU tar unpacks, the contents are equal."""
-    require(shutil.which("skopeo"), "skopeo is not installed")
-    name = f"docker://{registry.host}/test/one:1"
-    subprocess.run(["skopeo", "copy", "--quiet", "--src-tls-verify=false", name, f"oci:{tmp_path}/oci:1"], check=True)
-    blobs = tmp_path / "oci/blobs/sha256"
-    top = json.loads((tmp_path / "oci/index.json").read_text())["manifests"][0]["digest"]
-    manifest = json.loads((blobs / top.removeprefix("sha256:")).read_text())
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    for layer in manifest["layers"]:
-        blob = blobs / layer["digest"].removeprefix("sha256:")
-        names = subprocess.run(["tar", "-tzf", blob], capture_output=True, text=True, check=True).stdout.splitlines()
-        for marker in (n for n in names if os.path.basename(n).startswith(".wh.")):
-            gone = theirs / os.path.dirname(marker)
-            if not marker.endswith("/.wh..wh..opq"):
-                gone = gone / os.path.basename(marker).removeprefix(".wh.")
-            shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-        command = ["tar", "-xzpf", blob, "-C", theirs, "--exclude=.wh.*", "--exclude=dev/*", "--anchored"]
-        subprocess.run([*command[:-2], "--no-anchored", "--exclude=.wh.*", "--anchored", "--exclude=dev/*"], check=True)
-    user.penroot("import", "-o", "x.sqsh", name)
-    ours = tmp_path / "ours"
-    subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", ours, user.home / "x.sqsh"], check=True)
-    added = {"etc/rc", "etc/rc.local", "etc/fstab", "etc/environment", "work", "work/dir", "dev"}
-    assert tree(ours, added) == tree(theirs, added)
-
-
-def tree(root: Path, without: set[str]) -> dict[str, tuple[object, ...]]:
-    """Every name with its type, mode, link target and content."""
-    found: dict[str, tuple[object, ...]] = {}
-    for path in root.rglob("*"):
-        name, status = str(path.relative_to(root)), path.lstat()
-        if name in without:
-            continue
-        body: object = None
-        if path.is_symlink():
-            body = os.readlink(path)
-        elif path.is_file():
-            body = hashlib.sha256(path.read_bytes()).hexdigest(), status.st_nlink, status.st_mtime
-        mode = 0 if path.is_symlink() or path.is_dir() and name == "tmp" else stat.S_IMODE(status.st_mode)
-        found[name] = stat.S_IFMT(status.st_mode), mode, body
-    return found
 
 
 def test_stored_tag_costs_one_request_and_digest_none(user: User, registry: Server) -> None:
@@ -787,15 +742,6 @@ def test_refused_login_names_its_source_without_secret(user: User, registry: Ser
 def test_anonymous_token(user: User, registry: Server) -> None:
     with faulty(registry.host, login=Login({"": ""})) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1")
-
-
-@pytest.mark.parity("no stale token")
-def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Server, big: Transfer) -> None:
-    credentials(user, "127.0.0.1", "me", "secret")
-    fault = Fault(big.blob, drop_at=0.5)
-    with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=2)) as front:
-        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        assert front.login is not None and len(front.login.tokens) >= 2
 
 
 EXPIRED = (400, 401, 403)

@@ -319,7 +319,7 @@ def test_a_program_whose_time_is_over_can_read_its_files(overtime: subprocess.Po
     assert "saved" in out, err
 
 
-@pytest.mark.parity("many steps at once")
+@pytest.mark.parity("many steps at once", "unnamed containers go with their step")
 @pytest.mark.soak
 def test_soak(lab: Lab, soak: bool, rng: random.Random) -> None:
     """Steps in a row, some at once, some cancelled at random moments: all others exit 0."""

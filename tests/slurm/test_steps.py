@@ -205,28 +205,6 @@ def test_a_broken_environment_does_not_break_the_import(lab: Lab) -> None:
     assert srun(lab, image(), "pwd", env=env) == "/srv/work\n"
 
 
-@pytest.mark.parity(
-    "the command line wins over variables", "PYXIS_CONTAINER_*: defaults that the command line overrides"
-)
-def test_variables_stand_in_for_options(lab: Lab) -> None:
-    assert srun(lab, "pwd", env={"PYXIS_CONTAINER_IMAGE": MINIMAL}) == "/srv/work\n"
-    env = {"PYXIS_CONTAINER_IMAGE": MINIMAL, "PYXIS_CONTAINER_WORKDIR": "/usr"}
-    assert srun(lab, "--container-workdir=/etc", "pwd", env=env) == "/etc\n"
-
-
-@pytest.mark.parity("--container-name: kept between steps", "names: pyxis_NAME")
-def test_named_container_keeps_its_changes(lab: Lab) -> None:
-    name = "--container-name=kept"
-    try:
-        srun(lab, "-w", "n1", image(), name, "--container-writable", "sh", "-c", "echo kept > /made")
-        assert srun(lab, "-w", "n1", name, "cat", "/made") == "kept\n"
-        assert lab.run(["penroot", "list"], node="n1").stdout == "pyxis_kept\n"
-        assert "exists" in refused(lab, "-w", "n1", image(), "--container-name=kept:create", "true")
-    finally:
-        lab.run(["penroot", "remove", "-f", "pyxis_kept"], node="n1")
-    assert "there is no such container" in refused(lab, "-w", "n1", name, "true")
-
-
 @pytest.fixture
 def squashfs(lab: Lab) -> Iterator[str]:
     lab.run(["penroot", "import", "-o", "minimal.sqsh", f"docker://{MINIMAL}"], node="n1")
@@ -239,16 +217,6 @@ def test_squashfs_image(lab: Lab, squashfs: str) -> None:
     assert srun(lab, "-N2", image(squashfs), "sh", "-c", "echo $IMAGE_NAME $PWD") == "minimal /srv/work\n" * 2
     write = ("--container-writable", "sh", "-c", "echo x > /usr/made && cat /usr/made")
     assert srun(lab, "-N1", image(squashfs), *write) == "x\n"
-
-
-def test_a_program_that_traps_sigterm_keeps_its_files(lab: Lab, squashfs: str) -> None:
-    save = "find /usr -type f -print0 | xargs -0 cat > /dev/null && echo saved; exit 0"
-    script = f"trap '{save}' TERM; echo up; sleep 60 & wait"
-    job = lab.popen(["srun", "-N1", image(squashfs), "sh", "-c", script])
-    expect(job, "up")
-    lab.run("scancel --signal=TERM $(squeue -h -o %i)")
-    out, _ = job.communicate(timeout=300)
-    assert "saved" in out
 
 
 BAD = [
@@ -326,12 +294,6 @@ def test_read_only_step_needs_no_writable_data_path(lab: Lab) -> None:
         lab.run(["umount", place], node="n1", user="root")
 
 
-@pytest.mark.parity("removal at the end is not killed with the step", "unnamed containers go with their step")
-def test_twenty_jobs_leave_nothing(lab: Lab) -> None:
-    jobs = [lab.popen(["srun", "-N1", image(), "true"]) for _ in range(20)]
-    assert [job.wait(600) for job in jobs] == [0] * 20
-
-
 @pytest.mark.parity("cancel and Ctrl-C during an import", "cancelled steps leave nothing")
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 1.0])
 def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
@@ -358,12 +320,6 @@ def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
     until(interrupted, "srun has ended")
     job.communicate()
     assert job.returncode != 0
-
-
-def test_no_child_that_the_program_did_not_make(lab: Lab) -> None:
-    out = srun(lab, image(), "sh", "-c", "cat /proc/$$/task/$$/children; echo end")
-    assert out.split()[-1] == "end"
-    assert len(out.split()) == 2  # cat itself
 
 
 def test_words_of_the_program_are_no_options_of_slurm(lab: Lab) -> None:
