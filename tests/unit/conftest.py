@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
 from collections.abc import Generator
 
@@ -34,3 +35,12 @@ def _skip_without_program(item: pytest.Item) -> Generator[None]:
 
 pytest_runtest_setup = pytest.hookimpl(wrapper=True)(_skip_without_program)
 pytest_runtest_call = pytest.hookimpl(wrapper=True)(_skip_without_program)
+
+
+@pytest.fixture
+def box(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A container with the distribution's directory of libraries."""
+    from tests.fakehost import TRIPLET  # after NotBuilt is in sys.meta_path
+
+    (tmp_path / f"box/usr/lib/{TRIPLET}").mkdir(parents=True)
+    return tmp_path / "box"

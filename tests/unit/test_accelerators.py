@@ -32,12 +32,6 @@ def habana(tmp_path_factory: pytest.TempPathFactory) -> FakeHost:
     return gaudi(tmp_path_factory.mktemp("gaudi"))
 
 
-@pytest.fixture
-def box(tmp_path: pathlib.Path) -> pathlib.Path:
-    (tmp_path / f"box/usr/lib/{TRIPLET}").mkdir(parents=True)
-    return tmp_path / "box"
-
-
 def planned(
     host: FakeHost, box: pathlib.Path, caller: dict[str, str] | None = None, image: dict[str, str] | None = None
 ) -> Edits:

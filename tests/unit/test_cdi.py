@@ -27,12 +27,6 @@ def dgx(tmp_path: pathlib.Path) -> FakeHost:
     return fakehost.dgx_a100(tmp_path / "dgx")
 
 
-@pytest.fixture
-def box(tmp_path: pathlib.Path) -> pathlib.Path:
-    (tmp_path / f"box/usr/lib/{TRIPLET}").mkdir(parents=True)
-    return tmp_path / "box"
-
-
 @pytest.mark.parametrize("name", ["0", "0:1", "on", "0660", "2024-05-01", "1_0", "true", "it''s"])
 def test_names_are_words_in_yaml(dgx: FakeHost, name: str) -> None:
     """Unquoted, YAML would read these as numbers, a truth value and a date."""
