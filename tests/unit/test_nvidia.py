@@ -658,6 +658,7 @@ def test_libraries_of_an_older_driver_are_left_out(
     assert gpus(edits) == {0}
     err = capsys.readouterr().err
     assert "no libcuda.so.1 for driver 550.54.15" in err
+    assert "no libnvidia-ml.so.1" in err
     assert f"{host.root}/etc/ld.so.cache" in err
     assert "/usr/local/nvidia/lib64" in err
 
