@@ -462,14 +462,6 @@ def test_site_says_it_in_enroot_conf(user: User, dgx: FakeHost, box: pathlib.Pat
     assert "nvidia3" not in user.start("box", "ls", "/dev", env={"NVIDIA_VISIBLE_DEVICES": "void"}).split()
 
 
-def test_variables_of_libraries_pass_unchanged(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    value = "a'b\"c $(id) `x`; \\ ünï=*"
-    names = ("HCOLL_X", "SHARP_COLL_Y", "UCX_TLS", "NCCL_DEBUG_FILE")
-    options = [word for name in names for word in ("-e", name)]
-    out = user.start(*options, "box", "env", env=dict.fromkeys(names, value))
-    assert {f"{name}={value}" for name in names} <= set(out.splitlines())
-
-
 NOT_WITHOUT = {"dev/nvidiactl", *(f"dev/nvidia{minor}" for minor in MINORS)}
 
 
@@ -736,15 +728,6 @@ def test_processors_and_memory_of_lxcfs(user: User, box: pathlib.Path) -> None:
     (lxcfs / "proc/meminfo").write_text("MemTotal: 7 kB\n")
     assert user.start("box", "cat", "/proc/meminfo") == "MemTotal: 7 kB\n"
     assert user.start("box", "cat", "/proc/cpuinfo")
-
-
-def test_limits_and_shared_memory_are_the_callers(user: User, rootfs: pathlib.Path) -> None:
-    limits = ["sh", "-c", "grep -E 'locked memory|stack size' /proc/self/limits; stat -f -c %b /dev/shm"]
-    prefix = ("prlimit", "--memlock=123456:234567", "--stack=4000000:unlimited")
-    outside = user.run(*limits, prefix=prefix).stdout
-    inside = user.run("penroot", "start", "box", *limits, prefix=prefix).stdout
-    assert "123456" in inside
-    assert inside == outside
 
 
 def test_python_hook_of_the_site(user: User, dgx: FakeHost, box: pathlib.Path) -> None:

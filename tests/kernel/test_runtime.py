@@ -81,9 +81,13 @@ def test_list_while_processes_vanish(user: User, rootfs: pathlib.Path) -> None:
 
 
 def test_limits_and_priorities_are_the_callers(user: User, rootfs: pathlib.Path) -> None:
-    prefix = ("prlimit", "--nofile=123:456", "--stack=1048576:2097152", "nice", "-n", "5")
-    script = "ulimit -n; ulimit -Hn; ulimit -s; cut -d' ' -f19 /proc/self/stat"
-    assert user.start("box", "sh", "-c", script, prefix=prefix).split() == ["123", "456", "1024", str(os.nice(0) + 5)]
+    """And /dev/shm is the host's."""
+    limits = ("--nofile=123:456", "--memlock=123456:234567", "--stack=4000000:unlimited")
+    prefix = ("prlimit", *limits, "nice", "-n", "5")
+    script = "cat /proc/self/limits; cut -d' ' -f19 /proc/self/stat; stat -f -c %b /dev/shm"
+    inside = user.start("box", "sh", "-c", script, prefix=prefix)
+    assert inside == user.run("sh", "-c", script, prefix=prefix).stdout
+    assert "123456" in inside and f"\n{os.nice(0) + 5}\n" in inside
 
 
 def test_signals_that_python_ignores_are_not_ignored(user: User, rootfs: pathlib.Path) -> None:

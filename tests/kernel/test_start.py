@@ -73,8 +73,9 @@ def test_without_a_script_of_the_image(user: User, rootfs: pathlib.Path) -> None
 def test_env_takes_any_name_of_execve(user: User, rootfs: pathlib.Path) -> None:
     names = ("discovery.type", "1", "a-b", "a b", "BASH_FUNC_x%%")
     options = ("-e", "A=1 2", "--env=B", "--env", "UNSET", *(f"--env={name}=one" for name in names))
-    out = user.start(*options, "box", "env", env={"B": "from caller"})
-    assert {"A=1 2", "B=from caller", "UNSET=", *(f"{name}=one" for name in names)} <= set(out.splitlines())
+    value = "a'b\"c $(id) `x`; \\ ünï=*"
+    out = user.start(*options, "box", "env", env={"B": value})
+    assert {"A=1 2", f"B={value}", "UNSET=", *(f"{name}=one" for name in names)} <= set(out.splitlines())
     assert "has no name" in user.penroot("start", "--env==x", "box", "true", status=1).stderr
 
 
