@@ -15,10 +15,11 @@ from collections.abc import Iterator
 import pytest
 
 # Fixtures and hooks that the other tiers define.
-from tests.kernel.conftest import UID, User, image, ordinary_user, packed, require, rootfs, user
+from tests.kernel.conftest import UID, User, image, ordinary_user, packed, registry, require, rootfs, user
 from tests.slurm.conftest import lab, not_drained, pmix, pytest_collection_finish
 
-__all__ = ["UID", "User", "image", "lab", "not_drained", "packed", "pmix", "pytest_collection_finish", "rootfs", "user"]
+__all__ = ["UID", "User", "image", "lab", "not_drained", "packed", "pmix", "pytest_collection_finish", "registry"]
+__all__ += ["rootfs", "user"]
 
 BOB = UID + 1
 

@@ -14,13 +14,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from tests.images import Image, busybox, entry
 from tests.kernel.conftest import PREFIX, User, mounts_under, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, on_node
 from tests.waiting import until
@@ -136,12 +136,6 @@ def test_kills_in_the_first_moments_of_a_start(
             assert again.stdout == "up\n" and again.stderr == "", about
     left = [name for name in os.listdir(user.home / "run") if name != "servers" and not name.startswith("named-")]
     assert left == [], "nothing is left in the runtime directory but entries for servers"
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 def numbered(number: int) -> Image:

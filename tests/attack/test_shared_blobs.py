@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,17 +15,16 @@ from tests.attack.conftest import UID
 from tests.fakeregistry import Faulty, faulty
 from tests.images import entry
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 
 GROUP = 27009
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        image = images.busybox(entry("number", b"7"))
-        server.pusher.image("test/shared", "1", image)
-        yield server
+def registry(registry: Server) -> Server:
+    image = images.busybox(entry("number", b"7"))
+    registry.pusher.image("test/shared", "1", image)
+    return registry
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,11 @@ from tests.attack.conftest import BOB
 from tests.fakeregistry import Request, faulty
 from tests.images import OCI, Image, digest, entry
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 from tests.kernel.test_signatures import ACCEPT, REJECT, SIGNER, wanted, write
 from tests.signing import ANNOTATION, PAYLOAD, Signer, payload, push, sign
 
 EVIL = (entry("number", b"evil"), entry("bin/echo-evil", b"x"))
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 @pytest.fixture

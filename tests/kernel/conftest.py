@@ -16,18 +16,11 @@ import pytest
 
 from tests.installation import IS_INSTALLED, LIBRARY
 from tests.installation import PREFIX as PREFIX
+from tests.installation import require as require
+from tests.kernel.registry import Server, serve
 
 # Not in any passwd: the tests need no account. Each run has its own hundred: a user sees all of its processes.
 UID = 3_000_000 + 100 * (os.getpid() % 30_000)
-
-
-def require(condition: object, reason: str) -> None:
-    """Skip for ``reason``, or fail in CI, which installs everything."""
-    if condition:
-        return
-    if os.environ.get("CI"):
-        pytest.fail(f"missing in CI: {reason}")
-    pytest.skip(reason)
 
 
 def require_penroot() -> None:
@@ -223,6 +216,13 @@ def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Pat
     shutil.copy(packed, path)
     user.own(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run a registry for the tests of a module, whose own fixture of this name may add images."""
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        yield server
 
 
 def servers(place: pathlib.Path | str) -> dict[int, str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.images import Pusher
-from tests.kernel.conftest import require
+from tests.installation import require
 from tests.waiting import until
 
 PROGRAM = "docker-registry"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests import images
 from tests.images import Layer, directory, entry
 from tests.kernel.conftest import User, require, squashed
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 DEFAULT, ACCESS = "system.posix_acl_default", "system.posix_acl_access"
@@ -42,12 +41,11 @@ def with_acl(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def registry(registry: Server) -> Server:
     image = images.busybox(directory("usr"), directory("usr/bin"), directory("usr/lib"), entry("usr/bin/gone", b"1"))
     image.layers.append(Layer(images.tar([entry("usr/bin/.wh.gone"), entry("deep/er/file", b"1", mode=0o640)])))
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        server.pusher.image("test/acl", "1", image)
-        yield server
+    registry.pusher.image("test/acl", "1", image)
+    return registry
 
 
 @pytest.fixture(params=[GROUP, USER], ids=["group", "user"])

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from tests import images
 from tests.installation import LIBRARY, ROOT
 from tests.kernel.conftest import User, mounts_under, servers
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 from tests.waiting import until
 
 HEAD = f"""
@@ -464,12 +463,6 @@ def test_fixture_gives_each_test_a_container(user: User, rootfs: Path) -> None:
     done = user.run(*command, env={"PYTHONPATH": LIBRARY, "IMAGE": "box", "PYTHONDONTWRITEBYTECODE": "1"})
     assert "2 passed" in done.stdout
     nothing_is_left(user)
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 @pytest.mark.parity("enroot_py.pull")

@@ -18,7 +18,7 @@ import pytest
 from tests import images
 from tests.images import Image, entry
 from tests.kernel.conftest import UID, User, ordinary_user, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 
 
 def numbered(number: int) -> Image:
@@ -26,11 +26,10 @@ def numbered(number: int) -> Image:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        for number in range(4):
-            server.pusher.image("test/cache", str(number), numbered(number))
-        yield server
+def registry(registry: Server) -> Server:
+    for number in range(4):
+        registry.pusher.image("test/cache", str(number), numbered(number))
+    return registry
 
 
 def uri(registry: Server, number: int) -> str:

@@ -17,19 +17,18 @@ from tests import images
 from tests.fakeregistry import Faulty, faulty
 from tests.images import entry
 from tests.kernel.conftest import User, require
-from tests.kernel.registry import Server, authority, serve
+from tests.kernel.registry import Server, authority
 
 REFUSED = ""
 OWN = ".config/containers"
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def registry(registry: Server) -> Server:
     """Run a registry whose images have different digests under each name."""
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        for number, name in enumerate(("team/box", "hub/team/box", "other/team/box", "library/short", "team/box/sub")):
-            server.pusher.image(name, "1", images.busybox(entry("number", b"%d" % number)))
-        yield server
+    for number, name in enumerate(("team/box", "hub/team/box", "other/team/box", "library/short", "team/box/sub")):
+        registry.pusher.image(name, "1", images.busybox(entry("number", b"%d" % number)))
+    return registry
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +12,13 @@ import pytest
 from tests import images
 from tests.images import entry
 from tests.kernel.conftest import PREFIX, User
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        server.pusher.image("test/events", "1", images.busybox(entry("number", b"1")))
-        yield server
+def registry(registry: Server) -> Server:
+    registry.pusher.image("test/events", "1", images.busybox(entry("number", b"1")))
+    return registry
 
 
 @pytest.fixture

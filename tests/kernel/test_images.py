@@ -33,7 +33,7 @@ from tests.fakeregistry import Fault, Faulty, Login, faulty, tunnel
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.installation import LIBRARY, ROOT
 from tests.kernel.conftest import User, require, small_filesystem
-from tests.kernel.registry import Server, authority, serve
+from tests.kernel.registry import Server, authority
 from tests.waiting import until
 
 BASE = [
@@ -78,10 +78,9 @@ def make(kinds: object = DOCKER, *compressions: str, **settings: object) -> Imag
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        server.pusher.image("test/one", "1", make())
-        yield server
+def registry(registry: Server) -> Server:
+    registry.pusher.image("test/one", "1", make())
+    return registry
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,14 +14,8 @@ from tests.fakeregistry import faulty
 from tests.images import Image, entry
 from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 from tests.slurm.test_pull import delete
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 def numbered(number: int) -> Image:

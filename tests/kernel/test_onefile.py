@@ -16,7 +16,7 @@ from tests import images
 from tests.fakeregistry import Faulty, faulty
 from tests.images import directory, entry
 from tests.kernel.conftest import User, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 from tests.kernel.test_cache import running
 from tests.waiting import until
 
@@ -25,12 +25,11 @@ UNPACK = {"ENROOT_UNPACK": "yes"}
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        more = [entry("number", b"7"), entry("closed/file", b"in", mode=0o600), directory("closed", 0o500)]
-        more.append(entry("closed/secret", b"s", mode=0))
-        server.pusher.image("test/forms", "1", images.busybox(*more, entry("su", b"x", mode=0o4755)))
-        yield server
+def registry(registry: Server) -> Server:
+    more = [entry("number", b"7"), entry("closed/file", b"in", mode=0o600), directory("closed", 0o500)]
+    more.append(entry("closed/secret", b"s", mode=0))
+    registry.pusher.image("test/forms", "1", images.busybox(*more, entry("su", b"x", mode=0o4755)))
+    return registry
 
 
 def uri(registry: Server) -> str:

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tests.fakeregistry import faulty
 from tests.images import OCI, entry
 from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 from tests.signing import (
     ARTIFACT,
     EMAIL,
@@ -41,15 +40,14 @@ REPOSITORY = {"type": "matchRepository"}
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        for name, number in (("good", b"1"), ("plain", b"2"), ("other", b"3")):
-            image = images.busybox(entry("number", number), kinds=OCI)
-            server.pusher.image(f"test/{name}", "1", image)
-            if name != "plain":
-                signer = SIGNER if name == "good" else OTHER
-                sign(server.pusher, f"test/{name}", image.digest(), signer, f"{server.host}/test/{name}")
-        yield server
+def registry(registry: Server) -> Server:
+    for name, number in (("good", b"1"), ("plain", b"2"), ("other", b"3")):
+        image = images.busybox(entry("number", number), kinds=OCI)
+        registry.pusher.image(f"test/{name}", "1", image)
+        if name != "plain":
+            signer = SIGNER if name == "good" else OTHER
+            sign(registry.pusher, f"test/{name}", image.digest(), signer, f"{registry.host}/test/{name}")
+    return registry
 
 
 def wanted(*keys: Path, identity: dict[str, str] | None = REPOSITORY) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,17 @@ from tests import images
 from tests.fakeregistry import faulty
 from tests.images import DOCKER, OCI, entry
 from tests.kernel.conftest import User, require, small_filesystem
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 
 MORE = (entry("number", b"42"), entry("etc/motd", b"hello\n"))
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        server.pusher.image("test/box", "1", images.busybox(*MORE, kinds=OCI))
-        server.pusher.image("test/box", "docker", images.busybox(*MORE, kinds=DOCKER))
-        server.pusher.image("test/box", "2", images.busybox(entry("number", b"2"), kinds=OCI))
-        yield server
+def registry(registry: Server) -> Server:
+    registry.pusher.image("test/box", "1", images.busybox(*MORE, kinds=OCI))
+    registry.pusher.image("test/box", "docker", images.busybox(*MORE, kinds=DOCKER))
+    registry.pusher.image("test/box", "2", images.busybox(entry("number", b"2"), kinds=OCI))
+    return registry
 
 
 def skopeo(user: User, source: str, target: str) -> None:

@@ -11,12 +11,10 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests import images
 from tests.images import OCI, Image, Layer, busybox, directory, entry, hardlink, symlink
 from tests.kernel.conftest import User, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Server
 from tests.waiting import until
 
 NOTE = {"SCHILY.xattr.user.note": "yes", "SCHILY.xattr.user.empty": ""}
@@ -86,12 +84,6 @@ SECOND = [
     entry("data/file-dev", type=tarfile.BLKTYPE, devmajor=7, devminor=200),
     hardlink("data/fresh/dev", "data/file-dev"),
 ]
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Server]:
-    with serve(tmp_path / "registry") as server:
-        yield server
 
 
 def sparse(place: Path) -> Iterator[Layer]:
