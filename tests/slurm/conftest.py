@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.installation import PREFIX
+from tests.kernel.conftest import registry as registry
 from tests.kernel.conftest import require
-from tests.kernel.registry import Server, serve
 from tests.slurm.lab import Lab, PrerequisiteError, images
 from tests.slurm.lab.cluster import check_prerequisites
+from tests.slurm.steps import assert_nothing_left
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -45,13 +46,6 @@ def lab() -> Iterator[Lab]:
         lab.down()
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Serve a registry on this machine; front() of test_pull.py connects nodes to it."""
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
-
-
 @pytest.fixture(scope="session")
 def pmix(lab: Lab) -> None:
     listed = lab.run(["srun", "--mpi=list"])
@@ -72,6 +66,13 @@ def not_drained(request: pytest.FixtureRequest) -> Iterator[None]:
     for node in lab.nodes if drained else ():
         lab.clear(node)
     assert not drained, "".join(drained)
+
+
+@pytest.fixture
+def nothing_left(lab: Lab) -> Iterator[None]:
+    """Check that a test's jobs leave nothing on any node. The test removes its named containers."""
+    yield
+    assert_nothing_left(lab)
 
 
 @pytest.fixture(scope="session")

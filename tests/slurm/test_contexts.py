@@ -23,11 +23,7 @@ from tests.slurm.steps import (
 )
 from tests.waiting import until
 
-
-@pytest.fixture(autouse=True)
-def nothing_left(lab: Lab) -> Iterator[None]:
-    yield
-    assert_nothing_left(lab)
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.mark.parity("rlimits of the step")

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, plugin_argument, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, plugin_argument, refused, sh, srun
 from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 RUN = "--container-entrypoint"
 ENTRY = r"""
@@ -24,12 +26,6 @@ END
 chmod 755 /entry.sh
 sed -i 's|exec |exec /entry.sh |' /etc/rc
 """
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(lab: Lab) -> Iterator[None]:
-    yield
-    assert_nothing_left(lab, "n1")
 
 
 @pytest.fixture(scope="module")

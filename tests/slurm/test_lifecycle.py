@@ -28,15 +28,11 @@ from tests.slurm.steps import (
 )
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 SERVER = "[s]quashfuse"
 # Slurm cannot bind more tasks than the machine has processors.
 EIGHT = ("-n8", "--cpu-bind=none")
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(lab: Lab) -> Iterator[None]:
-    yield
-    assert_nothing_left(lab)
 
 
 @pytest.fixture(scope="module")

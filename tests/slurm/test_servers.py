@@ -8,13 +8,9 @@ import pytest
 
 from tests.kernel.conftest import PREFIX
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, on_node, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, end, expect, on_node, sh, srun
 
-
-@pytest.fixture(autouse=True)
-def nothing_left(lab: Lab) -> Iterator[None]:
-    yield
-    assert_nothing_left(lab, "n1")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ import pytest
 from enroot_py.features.slurm_inside.slurmnode import PROGRAMS
 from tests import otherimages
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, clear, end, expect, refused, sh, srun
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 HERE = "/run/penroot/slurm"
 STEP = "srun --overlap --mem=50 --chdir=/"  # inherited from a surrounding job
@@ -39,12 +41,6 @@ def place() -> Iterator[pathlib.Path]:
 @pytest.fixture(scope="module")
 def musl(place: pathlib.Path) -> str:
     return f"--container-image={otherimages.musl(place)}"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(lab: Lab) -> Iterator[None]:
-    yield
-    assert_nothing_left(lab)
 
 
 def inside(lab: Lab, image: str, script: str, *more: str, **where: object) -> str:

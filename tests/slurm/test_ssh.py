@@ -16,8 +16,10 @@ import pytest
 
 from tests.installation import LIBRARY, PREFIX
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, next_line, on_node, sh
+from tests.slurm.steps import IMAGE, next_line, on_node, sh
 from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 LAPTOP = "registry"  # a machine of the lab outside of the cluster
 WHO = "bob"  # the user there; the cluster's user is alice
@@ -92,12 +94,6 @@ def laptop(lab: Lab) -> Iterator[Laptop]:
         os.killpg(server.pid, signal.SIGKILL)
         server.communicate()
         lab.run("rm -r login .config/enroot", check=False)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(lab: Lab) -> Iterator[None]:
-    yield
-    assert_nothing_left(lab)
 
 
 @contextmanager

@@ -8,17 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import MINIMAL, PMIX, assert_nothing_left, end, expect, next_line, refused, srun
+from tests.slurm.steps import MINIMAL, PMIX, end, expect, next_line, refused, srun
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 MPI = "registry:5000#mpi:1"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(lab: Lab) -> Iterator[None]:
-    """Check that a test's jobs leave nothing on any node. The test removes its named containers."""
-    yield
-    assert_nothing_left(lab)
 
 
 def image(reference: str = MINIMAL) -> str:
