@@ -74,7 +74,7 @@ def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
 
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
-def test_who_connects_and_says_nothing_holds_nobody_up(lab: Lab, mounts: str) -> None:
+def test_idle_client_delays_no_other(lab: Lab, mounts: str) -> None:
     """An idle client of the helper's socket."""
     step = attacking(lab, "idle", IMAGE, NAME, mounts=mounts)
     second = lab.popen(["srun", *ON_N1, NAME, *WHERE])

@@ -145,7 +145,7 @@ def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secre
 
 @pytest.mark.parity("/etc/fstab of an image")
 @pytest.mark.security("I2")
-def test_who_trusts_an_image_lets_its_fstab_mount_what_it_names(
+def test_setting_lets_fstab_of_the_image_mount_host_paths(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path
 ) -> None:
     """enroot's behaviour is a setting of the user, which no image can change."""
@@ -289,9 +289,7 @@ def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathli
 
 @pytest.mark.security("I9")
 @pytest.mark.parametrize("mark", ["format 1\nsquashfs {image}\n", ""])
-def test_a_record_in_an_image_is_not_believed(
-    user: User, rootfs: pathlib.Path, secret: pathlib.Path, mark: str
-) -> None:
+def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret: pathlib.Path, mark: str) -> None:
     """The root of a squashfs holds .penroot, upper and work, which lead to the victim's files."""
     (rootfs / "upper").symlink_to(secret)
     (rootfs / "work").mkdir()
@@ -344,7 +342,7 @@ def spoil(path: pathlib.Path, kind: str) -> None:
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("kind", ["fifo", "socket", "sparse", "loop", "directory"])
 @pytest.mark.parametrize("name", ["rc", "rc.local", "fstab", "environment"])
-def test_special_file_of_an_image_fails_in_words(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
+def test_special_file_of_an_image_is_a_clear_error(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
     """/etc/rc and similar files are a FIFO, /dev/zero, 5 GB of zeros or a link to itself: one line, at once."""
     spoil(rootfs / "etc" / name, kind)
     user.own(rootfs)
@@ -370,9 +368,7 @@ def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Pat
 @pytest.mark.parametrize(
     "name", ["etc/passwd", "etc/group", "etc/login.defs", "etc/default/useradd", "etc/nologin", "etc/ld.so.cache"]
 )
-def test_what_hooks_read_of_an_image_is_a_file_or_nothing(
-    user: User, rootfs: pathlib.Path, name: str, kind: str
-) -> None:
+def test_hooks_ignore_special_files_of_an_image(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
     """/etc/passwd and similar files are a FIFO, /dev/zero or 5 GB of zeros: the container starts without them."""
     spoil(rootfs / name, kind)
     user.own(rootfs)

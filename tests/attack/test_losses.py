@@ -179,7 +179,7 @@ def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.security("L2")
-def test_what_a_killed_create_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
+def test_next_command_removes_leftovers_of_a_killed_create(user: User, large: pathlib.Path) -> None:
     """The half-made directory had the PID in its name, and stayed for ever."""
     killed(user, "create", "-n", "half", str(large), there=(user.data, ".half*/opt/1*"))
     assert hidden(user.data)
@@ -189,7 +189,7 @@ def test_what_a_killed_create_leaves_goes_with_the_next_verb(user: User, large: 
 
 
 @pytest.mark.security("L2")
-def test_what_a_killed_remove_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
+def test_next_command_removes_leftovers_of_a_killed_remove(user: User, large: pathlib.Path) -> None:
     """.trash.* stayed for ever."""
     user.penroot("create", "-n", "full", str(large))
     killed(user, "remove", "-f", "full", there=(user.data, ".*trash*"))
@@ -211,7 +211,7 @@ def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
 
 
 @pytest.mark.security("L2")
-def test_what_a_killed_bundle_leaves_goes_with_the_next_one(user: User, large: pathlib.Path) -> None:
+def test_next_bundle_removes_leftovers_of_a_killed_one(user: User, large: pathlib.Path) -> None:
     """Half a bundle, and the temporary copy of an image that is being converted for it."""
     tmp = user.home / "tmp"
     tmp.mkdir()
@@ -319,7 +319,7 @@ def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
 @pytest.mark.security("L4")
 @pytest.mark.parametrize("garbage", [b"\0" * 400, bytes(range(128, 256)) * 3 + b"\n\n1 2 3\n"], ids=["nul", "garbage"])
 @pytest.mark.parametrize("record", ["refs/*", "images/*/stack", "images/*/config", "images/*/manifest"])
-def test_a_damaged_record_is_told_and_repaired(user: User, rootfs: pathlib.Path, record: str, garbage: bytes) -> None:
+def test_damaged_record_is_reported_and_repaired(user: User, rootfs: pathlib.Path, record: str, garbage: bytes) -> None:
     """After a crash a file may hold NULs: one line of error, and `cache verify --repair` fixes it."""
     uri = layout(user, directory("bin"), entry("bin/sh", (rootfs / "bin/busybox").read_bytes(), mode=0o755))
     user.penroot("load", "-n", "over", uri)

@@ -77,7 +77,7 @@ def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path
 
 
 @pytest.mark.security("L3")
-def test_too_little_memory_is_told_with_the_figure(user: User, rootfs: pathlib.Path, limited: Limited) -> None:
+def test_error_names_the_memory_that_is_missing(user: User, rootfs: pathlib.Path, limited: Limited) -> None:
     """The error comes before anything is read, and not from the OOM killer."""
     done = limited(100, "export", "box", status=1)
     assert "writing an image takes 128 MiB of memory, and 100 are allowed here" in done.stderr

@@ -47,7 +47,7 @@ def failure(user: User, *words: str) -> str:
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_no_text_where_settings_are_is_told(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
+def test_special_file_in_place_of_settings_is_reported(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
     """A FIFO as enroot.conf hung; so did other special files in other places."""
     if name == "hooks.d/x.sh" and kind != "huge":
         pytest.skip("only what can be executed is a hook")
@@ -58,7 +58,7 @@ def test_what_is_no_text_where_settings_are_is_told(user: User, rootfs: pathlib.
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("words", ["start --conf x box true", "start --rc x box", "batch x"])
-def test_what_is_no_script_is_told(user: User, rootfs: pathlib.Path, words: str, kind: str) -> None:
+def test_special_file_in_place_of_a_script_is_reported(user: User, rootfs: pathlib.Path, words: str, kind: str) -> None:
     """Scripts that the command line names."""
     make(kind, user.home / "x")
     user.own(user.home / "x")
@@ -120,7 +120,7 @@ def run(context):
 """
 
 
-def test_a_killed_squashfuse_is_told_as_that(user: User, image: pathlib.Path) -> None:
+def test_error_names_a_killed_squashfuse(user: User, image: pathlib.Path) -> None:
     """Not "Transport endpoint is not connected"."""
     hook = user.home / "etc/hooks.d/11-kill.py"
     hook.parent.mkdir(parents=True)
@@ -167,7 +167,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
 
 
 @pytest.mark.parametrize("words", ["version", "list", "inspect box", "start --help", "help", "info", "export -o - box"])
-def test_a_closed_stdout_is_told(user: User, rootfs: pathlib.Path, words: str) -> None:
+def test_closed_stdout_is_reported(user: User, rootfs: pathlib.Path, words: str) -> None:
     """Not a traceback, nor success although nothing was printed."""
     done = user.run("sh", "-c", f"exec penroot {words} >&-", status=1)
     assert "Traceback" not in done.stderr
@@ -192,7 +192,7 @@ def test_a_umask_that_takes_all_from_the_owner(user: User, image: pathlib.Path, 
 @pytest.mark.parametrize(
     "words", ["create -n x {image}", "export -o x.sqsh box", "bundle {image}", "start {image} true"]
 )
-def test_a_user_who_may_have_no_more_processes_is_told_so(user: User, image: pathlib.Path, words: str) -> None:
+def test_process_limit_is_reported(user: User, image: pathlib.Path, words: str) -> None:
     """RLIMIT_NPROC: neither "must be a directory of your own", nor an error without a hint."""
     done = user.run("bash", "-c", f"ulimit -u 0; exec penroot {words.format(image=image)}", status=1)
     assert "Traceback" not in done.stderr

@@ -69,7 +69,7 @@ def test_data_path_of_another_user_is_left_alone(user: User, scratch: pathlib.Pa
 
 
 @pytest.mark.security("U1")
-def test_what_the_store_of_a_container_holds_is_not_bobs(user: User, scratch: pathlib.Path) -> None:
+def test_container_never_uses_a_store_of_bobs(user: User, scratch: pathlib.Path) -> None:
     """A cleaner of /var/tmp has removed the store of the victim's container, and bob creates it again."""
     cache = scratch / f"cache-{UID}"
     env = {"ENROOT_CACHE_PATH": str(cache)}

@@ -185,7 +185,7 @@ def test_address_with_what_no_address_has_is_refused(user: User, where: str, add
 
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("token", ["a\r\nX-More: 1", "a\nb", "a\0b", "\u00e9", "x" * 70_000, "a b"])
-def test_token_that_is_none_is_an_error(user: User, token: str) -> None:
+def test_invalid_token_is_an_error(user: User, token: str) -> None:
     """A token with a line feed raised in http.client, or injected a header."""
     with fake(bind="127.0.0.2") as server:
         has = registry_of(image_of(), token, f"http://{server.host}/token")
@@ -481,7 +481,7 @@ def address() -> str:
 
 @pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
-def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: str, target: str) -> None:
+def test_registry_cannot_redirect_to_this_machine(user: User, address: str, target: str) -> None:
     """A redirect or a realm points to localhost, or to a cloud's metadata service, which would trust us."""
     env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_TRANSFER_RETRIES": "0"}
     with fake(lambda request: Reply(200, {}, b"{}")) as here, fake(bind=address) as away:
@@ -653,7 +653,7 @@ def test_web_page_does_not_keep_a_stored_image(user: User, stored: Fake) -> None
         assert f"{stored.host} answered with a web page" in said and "using the stored image" in said
 
 
-def test_web_page_of_a_mirror_is_told_and_the_registry_asked(user: User) -> None:
+def test_after_a_web_page_of_a_mirror_comes_the_registry(user: User) -> None:
     with fake(lambda request: PAGES["html"], bind="127.0.0.3") as mirror, fake(bind="127.0.0.2") as server:
         server.answer = registry_of(images.busybox())
         write_setting(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
@@ -673,7 +673,7 @@ def test_web_page_instead_of_signatures_is_named(user: User, part: str) -> None:
         assert f"{server.host} answered with a web page" in said
 
 
-def test_web_page_is_no_login(user: User) -> None:
+def test_web_page_does_not_count_as_a_login(user: User) -> None:
     with fake(lambda request: PAGES["html"], bind="127.0.0.2") as server:
         done = user.run("sh", "-c", f"echo {SECRET} | {PREFIX}/bin/penroot login -u me {server.host}", status=1)
         assert f"{server.host} answered with a web page" in done.stderr
@@ -725,7 +725,7 @@ def test_blob_that_looks_like_a_page_is_a_blob(user: User) -> None:
 # -- indexes without platforms, and layers with URLs
 
 
-def test_entry_without_a_platform_is_told_by_its_config(user: User) -> None:
+def test_platform_of_an_entry_without_one_is_in_its_config(user: User) -> None:
     """An index whose entries name no platform must not yield an image for another architecture."""
     other = Image(image_of().layers, {}, OCI, architecture="riscv64")
     ours = image_of()
@@ -828,7 +828,7 @@ def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolut
 
 
 @pytest.mark.security("G7")
-def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None:
+def test_fifo_in_place_of_an_archive_is_refused_at_once(user: User) -> None:
     """A FIFO as an archive or a blob would block its reader."""
     os.mkfifo(user.home / "fifo")
     user.own(user.home / "fifo")

@@ -56,7 +56,7 @@ LEFT += [("lock", what) for what in ("fifo", "directory", "link", "of the future
 @pytest.mark.parity("ENROOT_SHARED_BLOBS")
 @pytest.mark.security("U7")
 @pytest.mark.parametrize(("which", "what"), LEFT)
-def test_what_bob_leaves_costs_a_warning(
+def test_special_files_of_bobs_cost_a_warning(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, which: str, what: str
 ) -> None:
     """A FIFO, directory, link or file of bob's in place of a blob or its lock."""
@@ -83,7 +83,7 @@ def test_what_bob_leaves_costs_a_warning(
 @pytest.mark.security("U7")
 @pytest.mark.parametrize("what", ["closed", "link", "fifo", "file"])
 @pytest.mark.parametrize("which", ["sha256", "tmp"])
-def test_what_bob_makes_of_the_directories(
+def test_directories_that_bob_has_changed(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
 ) -> None:
     """A parent of mode 0755, or without permissions; nothing is written behind a link of bob's."""

@@ -288,7 +288,7 @@ def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Ser
 @pytest.mark.parity("slips in a policy")
 @pytest.mark.security("S3")
 @pytest.mark.parametrize("what", ["key", "directory of keys", "policy", "directory", "owner"])
-def test_what_others_can_write_says_nothing(user: User, registry: Server, key: Path, what: str) -> None:
+def test_policy_that_others_can_write_is_refused(user: User, registry: Server, key: Path, what: str) -> None:
     put(registry, "written", b"1")
     path = user.home / "etc/policy.json"
     place = {"key": key, "directory of keys": key.parent, "policy": path, "directory": path.parent, "owner": key}[what]
@@ -320,7 +320,7 @@ def test_a_link_through_a_place_that_others_can_write(user: User, registry: Serv
 
 
 @pytest.mark.security("S3")
-def test_a_key_of_the_users_own_is_none_of_the_sites(user: User, registry: Server, key: Path) -> None:
+def test_policy_of_root_accepts_no_key_of_the_user(user: User, registry: Server, key: Path) -> None:
     """A policy of root's names a file that the user can replace."""
     put(registry, "replaced", b"1")
     user.own(key)

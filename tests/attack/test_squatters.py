@@ -124,9 +124,7 @@ def test_nothing_is_swapped_at_any_system_call(
 
 @pytest.mark.security("U3")
 @pytest.mark.parametrize("what", ["a file", "a link", "a FIFO", "a closed directory"])
-def test_whatever_the_squatter_makes_is_passed_by(
-    user: User, rootfs: pathlib.Path, tmp: pathlib.Path, what: str
-) -> None:
+def test_squatters_special_files_are_skipped(user: User, rootfs: pathlib.Path, tmp: pathlib.Path, what: str) -> None:
     """A path that is not a directory costs the victim nothing."""
     path = tmp / f"penroot-{UID}"
     if what == "a file":
@@ -174,7 +172,7 @@ def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pat
 @pytest.mark.parity("neither an image nor another user makes or redirects a record")
 @pytest.mark.security("U4")
 @pytest.mark.parametrize("squat", ["file", "link", "pipe", "directory"])
-def test_what_another_user_makes_where_events_go_gets_none(
+def test_file_of_another_user_gets_no_events(
     user: User, bob: User, scratch: pathlib.Path, rootfs: pathlib.Path, squat: str
 ) -> None:
     """Bob knows the name of the victim's file in a shared directory; the start goes on with a warning."""

@@ -33,7 +33,7 @@ def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
 
 
 @pytest.mark.security("H4")
-def test_what_export_sets_is_what_the_step_has(lab: Lab) -> None:
+def test_export_takes_precedence_in_the_step(lab: Lab) -> None:
     """Precedence is unchanged: --export takes precedence over the submitter's environment."""
     export = "--export=PYXIS_CONTAINER_WORKDIR=/usr"
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin"}
@@ -73,7 +73,7 @@ LONG = ",".join(f"/srv:/mnt/{number:07}" for number in range(7300))  # 131,399 b
 @pytest.mark.parity("Options that do not fit into a job's environment")
 @pytest.mark.security("R7")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
-def test_what_does_not_fit_into_an_environment_is_refused(lab: Lab, command: str) -> None:
+def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str) -> None:
     """One long --container-mounts ran, but Slurm could not execute spank/epilog, and drained the node."""
     # Too long for a command line, but possible in a script's lines, and in srun's --container-mounts within salloc.
     script = f"#!/bin/sh\n#SBATCH --container-image=registry:5000/minimal:1\n#SBATCH --container-mounts={LONG}\ntrue\n"

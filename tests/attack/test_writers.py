@@ -36,7 +36,7 @@ def start_writer(user: User, *options: str) -> subprocess.Popen[str]:
 @pytest.mark.parity("start --rw, -w")
 @pytest.mark.security("U9")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)])
-def test_a_second_writer_is_told_who_has_the_container(user: User, options: tuple[str, ...]) -> None:
+def test_second_writer_learns_who_has_the_container(user: User, options: tuple[str, ...]) -> None:
     """The kernel only warns "upperdir is in-use", and the result of two writers is undefined."""
     made(user)
     first = start_writer(user, *options)

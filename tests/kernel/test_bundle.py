@@ -157,7 +157,7 @@ def test_long_values_and_many_of_them(user: User, bundle: pathlib.Path) -> None:
     assert out == f"{len(long)} 0 299 'a''b*\n"
 
 
-def test_where_it_cannot_be_kept_says_the_way_out(user: User, bundle: pathlib.Path) -> None:
+def test_error_has_a_hint_if_the_directory_is_read_only(user: User, bundle: pathlib.Path) -> None:
     there = user.home / "closed"
     there.mkdir(0o555)
     user.own(there)
@@ -170,7 +170,7 @@ def test_data_in_a_squashfs_file_is_beyond_it(user: User, bundle: pathlib.Path) 
     assert "cannot mount data.sqsh: only penroot start and srun mount squashfs files" in said
 
 
-def test_who_interrupts_it_early_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
+def test_early_interrupt_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
     tools = pathlib.Path(few_tools(user))
     (tools / "rm").symlink_to("/bin/rm")
     (tools / "gzip").unlink()

@@ -124,7 +124,7 @@ def test_container_in_a_store_whose_path_is_long(user: User, registry: Server) -
     assert stored(user) == set(), said
 
 
-def test_who_runs_the_same_image_of_another_store_keeps_that_one(user: User, registry: Server) -> None:
+def test_image_in_use_from_another_store_is_kept_there(user: User, registry: Server) -> None:
     require(os.geteuid() == 0, "needs root to become another user")
     user.start(uri(registry, 0), "true")
     with ordinary_user(UID + 1) as other, running(other, uri(registry, 0)):
@@ -222,7 +222,7 @@ def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registr
 
 
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
-def test_store_without_locks_is_told(user: User, registry: Server) -> None:
+def test_store_without_locks_is_reported(user: User, registry: Server) -> None:
     """Lustre without the mount option flock has no locks."""
     require(shutil.which("strace"), "strace is not installed")
     prefix = ("strace", "-f", "-qq", "-o", str(user.home / "trace"), "-e", "inject=flock:error=ENOSYS")

@@ -397,14 +397,14 @@ def test_a_job_may_bring_the_tmpdir_of_another_machine(user: User, rootfs: pathl
     assert user.start("box", "echo", "started", env={"TMPDIR": "/nowhere"}) == "started\n"
 
 
-def test_a_slip_in_a_variable_is_told(user: User, rootfs: pathlib.Path) -> None:
+def test_misspelt_variable_is_reported(user: User, rootfs: pathlib.Path) -> None:
     env = {"ENROOT_MOUNT_HOM": "yes", "ENROOT_OF_THE_SITE": "1"}
     for words in (("start", "box", "true"), ("list",)):
         said = user.penroot(*words, env=env).stderr
         assert said == "[WARN] ignoring ENROOT_MOUNT_HOM: did you mean ENROOT_MOUNT_HOME?\n"
 
 
-def test_a_record_that_a_crash_emptied_is_told(user: User) -> None:
+def test_record_that_a_crash_emptied_is_reported(user: User) -> None:
     (user.data / "cut/upper").mkdir(parents=True)
     (user.data / "cut/.penroot").touch()
     user.own(user.data)

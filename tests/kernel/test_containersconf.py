@@ -365,7 +365,7 @@ def test_prefix_with_a_tag_is_for_that_tag(user: User, registry: Server, front: 
 
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
-def test_stored_image_of_a_new_place_is_asked_there(user: User, registry: Server, front: Faulty) -> None:
+def test_stored_image_is_compared_with_its_new_registry(user: User, registry: Server, front: Faulty) -> None:
     """The store remembers the address of the last import, which no longer counts."""
     image = f"{front.host}/team/box:1"
     user.write(f"{OWN}/registries.conf", f"[[registry]]\nlocation = '{front.host}'\ninsecure = true\n")

@@ -140,7 +140,7 @@ def damage(path: pathlib.Path) -> None:
         ("{home}/data.sqsh:/bin/busybox:sqsh", "the target is a file, and the source a directory"),
     ],
 )
-def test_what_cannot_be_mounted_is_an_error(
+def test_unmountable_data_is_an_error(
     user: User, rootfs: pathlib.Path, data: pathlib.Path, mount: str, said: str
 ) -> None:
     require(os.geteuid() == 0 or "closed" not in mount, "only root can make a file that belongs to another user")

@@ -172,7 +172,7 @@ OF_DGX = {*nodes(*DIRECT), ("file", "/etc/cufile.json"), SOCKET}
     ],
     ids=["dgx", "driver-container", "consumer"],
 )
-def test_what_is_explained_is_there_and_nothing_else(
+def test_container_has_exactly_the_explained_devices(
     user: User,
     box: pathlib.Path,
     make: Callable[[pathlib.Path], FakeHost],
@@ -205,9 +205,7 @@ def test_what_is_explained_is_there_and_nothing_else(
 
 
 @pytest.mark.parametrize("visible", ["all", "0,3", "mlx5_4", "none", "void"])
-def test_hcas_that_are_explained_are_there_and_nothing_else(
-    user: User, dgx: FakeHost, box: pathlib.Path, visible: str
-) -> None:
+def test_container_has_exactly_the_explained_hcas(user: User, dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
     environ = {"MELLANOX_VISIBLE_DEVICES": visible, "ENROOT_RESTRICT_DEV": "yes"}
     numbers = {"all": range(10), "0,3": (0, 3), "mlx5_4": (4,)}.get(visible, ())
     classes = {"infiniband": "mlx5_{}", "infiniband_verbs": "uverbs{}"}
@@ -521,7 +519,7 @@ def test_no_start_fails_for_what_is_optional(
 
 
 @pytest.mark.parametrize("specification", [False, True], ids=["native", "cdi"])
-def test_what_is_required_is_named(user: User, dgx: FakeHost, box: pathlib.Path, specification: bool) -> None:
+def test_missing_required_device_is_named(user: User, dgx: FakeHost, box: pathlib.Path, specification: bool) -> None:
     if specification:
         dgx.cdi()
     mode = "cdi" if specification else "native"
@@ -544,7 +542,7 @@ DIRECTLY = ("gdrdrv", "nvidia-fs0", "nvidia-caps-imex-channels/channel0", "knem"
 
 
 @pytest.mark.parametrize("restricted", ["yes", "no"])
-def test_what_goes_with_gpudirect_is_there(user: User, dgx: FakeHost, box: pathlib.Path, restricted: str) -> None:
+def test_gpudirect_devices_work(user: User, dgx: FakeHost, box: pathlib.Path, restricted: str) -> None:
     environ = {"NVIDIA_VISIBLE_DEVICES": "0", "ENROOT_RESTRICT_DEV": restricted}
     script = f'for n in {" ".join(DIRECTLY)}; do echo "$n" $(head -c0 /dev/$n 2>&1); done; cat /etc/cufile.json'
     lines = user.start("box", "sh", "-c", script, env=environ).splitlines()
@@ -620,7 +618,7 @@ if ctypes.CDLL(None, use_errno=True).mount(source.encode(), target.encode(), Non
 
 @pytest.mark.parity("98-nvidia: NVIDIA_DEBUG_LOG")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--rw",)])
-def test_nvidias_own_program_where_the_site_insists(
+def test_nvidia_container_cli_by_setting(
     user: User, dgx: FakeHost, box: pathlib.Path, options: tuple[str, ...]
 ) -> None:
     program = user.home / "bin/nvidia-container-cli"
@@ -704,7 +702,7 @@ def extra(user: User, name: str, directory: str) -> None:
     shutil.copy(next(path for ours in OURS if os.path.exists(path := f"{ours}/extra/{name}")), place)
 
 
-def test_who_has_whole_gpus_may_cut_them_up(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+def test_owner_of_whole_gpus_may_configure_mig(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     extra(user, "50-mig-config.py", "hooks.d")
     script = "ls /dev/nvidia-caps/nvidia-cap1; echo $NVIDIA_MIG_CONFIG_DEVICES"
     environ = {"ENROOT_RESTRICT_DEV": "y"}

@@ -36,7 +36,7 @@ def test_this_machine_runs_containers(user: User, image: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("doctor: what is wrong")
-def test_what_is_missing_has_a_fix(user: User, image: pathlib.Path) -> None:
+def test_doctor_has_a_fix_for_each_missing_program(user: User, image: pathlib.Path) -> None:
     require(os.geteuid() == 0, "only root can hide programs from a user")
     hide = hiding("/usr/bin/squashfuse", "/usr/bin/squashfuse_ll", "/usr/bin/mksquashfs")
     out = user.penroot("doctor", prefix=hide, status=1).stdout
@@ -45,7 +45,7 @@ def test_what_is_missing_has_a_fix(user: User, image: pathlib.Path) -> None:
     user.penroot("start", str(image), prefix=hide, status=1)  # as doctor warned
 
 
-def test_an_old_kernel_is_told(user: User) -> None:
+def test_old_kernel_is_reported(user: User) -> None:
     prefix = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=mount_setattr:error=ENOSYS")
     out = user.penroot("doctor", prefix=prefix, status=1).stdout
     assert f"bad  the kernel is Linux {os.uname().release}, and containers need {linux.FLOOR}\n" in out
@@ -78,7 +78,7 @@ def test_places_in_memory_are_warned_of(user: User) -> None:
     assert "warn containers are in /tmp/data, in memory (tmpfs, " in out
 
 
-def test_closed_places_are_told(user: User) -> None:
+def test_closed_directories_are_reported(user: User) -> None:
     out = user.penroot("doctor", env={"ENROOT_DATA_PATH": "/sys/data", "ENROOT_TEMP_PATH": "/sys/tmp"}, status=1).stdout
     assert "bad  containers are in /sys/data, but you cannot make it in /sys\n" in out
     assert "warn import and export unpack images in /sys/tmp, but you cannot make it in /sys\n" in out

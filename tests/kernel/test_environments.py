@@ -140,7 +140,7 @@ def test_hooks_see_the_annotations(files: Files) -> None:
         ("devices = ['nvidia.com/gpu']", "nvidia.com/gpu"),
     ],
 )
-def test_what_cannot_be_is_told(files: Files, text: str, says: str) -> None:
+def test_impossible_values_are_reported(files: Files, text: str, says: str) -> None:
     files.write("it", f"image = '{files.image}'\n{text}\n")
     said = files.refused("--environment", "it", "true")
     assert says in said and said.count("[ERROR]") == 1, said
@@ -194,7 +194,7 @@ def test_validate(files: Files) -> None:
 
 @pytest.mark.parity("a file or directory that others can write to is not trusted")
 @pytest.mark.security("H5")
-def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None:
+def test_file_of_another_user_is_not_trusted(files: Files) -> None:
     place = files.user.home / "open"
     place.mkdir()
     (place / "it.toml").write_text(f'image = "{files.image}"\n')

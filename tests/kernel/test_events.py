@@ -98,7 +98,7 @@ def test_a_daemon_that_is_not_there_costs_a_warning(user: User, rootfs: pathlib.
     assert done.stderr.startswith("[WARN] events are not recorded: /run/systemd/journal/socket: No such file")
 
 
-def test_a_place_that_is_none_is_an_error(user: User, rootfs: pathlib.Path) -> None:
+def test_invalid_place_for_events_is_an_error(user: User, rootfs: pathlib.Path) -> None:
     said = user.penroot("start", "box", "true", env={"ENROOT_EVENTS": "journal"}, status=1).stderr
     assert "ENROOT_EVENTS='journal' must be an absolute path or journald or syslog" in said
     said = user.penroot("cache", "metrics", "--output", "/proc/x", status=1).stderr

@@ -85,7 +85,7 @@ def test_an_image_in_a_file(user: User, info: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("start --explain: each library")
-def test_explain_says_what_comes_and_who_asked(user: User, info: pathlib.Path) -> None:
+def test_explain_shows_libraries_and_who_requested_them(user: User, info: pathlib.Path) -> None:
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     out = user.start("--explain", *annotated(user, CXI), "box", "true")
     assert f"fabric   libfabric of {os.uname().nodename}: {library}  (com.hooks.cxi.enabled)" in out
@@ -224,7 +224,7 @@ def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> Non
 
 
 @pytest.mark.parity("ENROOT_FABRIC_UNFIT")
-def test_what_does_not_fit_is_an_error_or_a_warning(user: User, box: pathlib.Path) -> None:
+def test_unfit_library_is_an_error_or_a_warning(user: User, box: pathlib.Path) -> None:
     require_nodes()
     host = become(user, slingshot(user.home / "cray"))
     libc = build(user.home / "future", "/libc.so.6", versions=["GLIBC_9.99"])

@@ -186,7 +186,7 @@ def assert_in_words(err: str, *, kind: str = "") -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}: {name}" for kind, name in CASES])
-def test_failure_is_one_line_in_words(prepared: User, kind: str, name: str) -> None:
+def test_failure_is_one_clear_line(prepared: User, kind: str, name: str) -> None:
     script, part = FAILURES[kind][name]
     prefix: tuple[str, ...] = ()
     if script == "NO_FUSE":

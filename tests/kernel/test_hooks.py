@@ -32,7 +32,7 @@ def explained(user: User, *arguments: str, **env: str) -> list[str]:
 
 
 @pytest.mark.parity("hooks: one that a site has edited")
-def test_all_edited_ones_run_in_place_of_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+def test_edited_hooks_of_the_site_replace_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
     names = sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS])
     script = 'echo "$RAN"; cd; ls mine; cat /etc/apt/apt.conf.d/*'
@@ -97,7 +97,7 @@ def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: p
 @pytest.mark.parity("what a configuration script exports is told to hooks")
 @pytest.mark.parametrize("vendor", ["MELLANOX", "NVIDIA"])
 @pytest.mark.parametrize("who", ["hook", "environ()", "export"])
-def test_what_chooses_devices_is_heard(
+def test_hooks_use_the_devices_that_others_selected(
     user: User, rootfs: pathlib.Path, site: pathlib.Path, vendor: str, who: str
 ) -> None:
     """Chosen by a node's hook, for example one that selects MIG devices, or by the configuration of a container."""
@@ -118,7 +118,7 @@ def test_what_chooses_devices_is_heard(
 
 
 @pytest.mark.parity("hooks: by name")
-def test_a_choice_of_a_hook_reaches_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+def test_selection_by_a_hook_reaches_our_hook(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, {"50-choose": 'echo MELLANOX_VISIBLE_DEVICES=7777 >> "${ENROOT_ENVIRON}"\n'})
     assert "MELLANOX_VISIBLE_DEVICES=7777: no device" in user.penroot("start", "box", "true", status=1).stderr
 
@@ -161,7 +161,7 @@ def known_original(user: User, site: pathlib.Path, name: str, text: str) -> path
 
 @pytest.mark.parity("hooks: one that a site has edited")
 @pytest.mark.parametrize("name", ["10-shadow", "50-sharp"])
-def test_one_as_enroot_shipped_it_is_ours_to_replace(
+def test_unedited_hook_of_enroot_is_replaced_by_ours(
     user: User, rootfs: pathlib.Path, site: pathlib.Path, name: str
 ) -> None:
     main = known_original(user, site, name, "exit 1\n")
@@ -176,7 +176,7 @@ def test_one_as_enroot_shipped_it_is_ours_to_replace(
 
 @pytest.mark.parity("hooks: one that a site has edited")
 @pytest.mark.parametrize("kind", ["empty", "null", "not executable", "py"])
-def test_a_hook_of_ours_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
+def test_hook_of_ours_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
     off = site / ("10-shadow.py" if kind == "py" else "10-shadow.sh")
     if kind == "null":
         off.symlink_to("/dev/null")

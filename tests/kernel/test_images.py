@@ -193,7 +193,7 @@ def test_scripts_of_a_loaded_container_are_read_and_edited(user: User, registry:
     assert not (user.data / "look").exists()
 
 
-def test_what_the_store_says_to_a_start(user: User, registry: Server) -> None:
+def test_store_has_what_a_start_needs(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", f"docker://{registry.host}/test/one:1")
     image = user.home / "cache/images" / make().digest().removeprefix("sha256:")
     directory = image / "head/fs/etc"
@@ -335,7 +335,7 @@ def test_image_without_layers_and_without_command(user: User, registry: Server) 
         ({"config": {"Env": {"A": "1"}}}, "Env in the image config is not a list of strings"),
     ],
 )
-def test_config_that_is_none_is_told_and_spoils_nothing(
+def test_invalid_config_is_reported_and_not_stored(
     user: User, registry: Server, config: dict[str, object], said: str
 ) -> None:
     image = make()
@@ -406,7 +406,7 @@ def test_output_that_exists_is_kept(user: User, registry: Server) -> None:
         user.penroot("import", "--force", "-o", bad, uri, status=1)
 
 
-def test_store_that_is_closed_to_us_is_told(user: User, registry: Server) -> None:
+def test_store_without_permission_is_reported(user: User, registry: Server) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can close a directory to us")
     closed = user.home / "closed"
@@ -579,7 +579,9 @@ def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
 @pytest.mark.parity("503, 429", "ENROOT_TRANSFER_RETRIES")
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
-def test_busy_registry_is_asked_again(user: User, registry: Server, big: Transfer, status: int, path: str) -> None:
+def test_busy_registry_gets_a_second_request(
+    user: User, registry: Server, big: Transfer, status: int, path: str
+) -> None:
     with faulty(registry.host, Fault(path, 1, status=status, headers={"Retry-After": "1"})) as front:
         began = time.monotonic()
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
@@ -605,7 +607,7 @@ def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> N
         (401, {"WWW-Authenticate": 'Bearer realm="http://[::1/"'}, "bad token server"),
     ],
 )
-def test_answers_without_sense_are_told(
+def test_invalid_replies_are_reported(
     user: User, registry: Server, status: int, headers: dict[str, str], said: str
 ) -> None:
     with faulty(registry.host, Fault("/manifests/", 99, status, headers)) as front:
@@ -627,7 +629,7 @@ def test_document_that_a_proxy_compresses(user: User, registry: Server) -> None:
         user.penroot("digest", f"docker://{front.host}/test/one:1")
 
 
-def test_digest_of_a_header_that_is_none_is_not_believed(user: User, registry: Server) -> None:
+def test_invalid_digest_in_a_header_is_ignored(user: User, registry: Server) -> None:
     """The registry front changes only the header, for HEAD and for GET."""
     bad = Fault("/manifests/", 99, headers={"Docker-Content-Digest": "latest"}, change=lambda body: body)
     with faulty(registry.host, bad) as front:
@@ -854,7 +856,9 @@ def test_registry_with_an_unknown_certificate_is_refused(
         assert "is not trusted" in done.stderr and "registries.conf" in done.stderr and front.seen == []
 
 
-def test_certificate_of_another_name_is_told(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext]) -> None:
+def test_certificate_for_another_name_is_reported(
+    user: User, registry: Server, trust: tuple[Path, ssl.SSLContext]
+) -> None:
     with faulty(registry.host, tls=trust[1]) as front:
         uri = f"docker://localhost:{front.host.rpartition(':')[2]}/test/one:1"
         said = user.penroot("digest", uri, status=1, env={"SSL_CERT_FILE": str(trust[0])}).stderr
@@ -901,7 +905,7 @@ def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) ->
         assert "registries.conf:1: unknown rule 'insecure'" in user.penroot("digest", uri, status=1).stderr
 
 
-def test_mirrors_are_asked_first(user: User, registry: Server) -> None:
+def test_mirrors_come_first(user: User, registry: Server) -> None:
     """A mirror without the image is passed over."""
     registry.pusher.image("hub/test/mirrored", "1", make())
     with faulty(registry.host) as empty, faulty(registry.host) as full:

@@ -44,7 +44,7 @@ def test_nothing_is_left(prefix: Path) -> None:
     assert not prefix.exists()
 
 
-def test_what_is_of_others_stays(prefix: Path) -> None:
+def test_uninstall_keeps_files_of_others(prefix: Path) -> None:
     for name in ("enroot", "other"):
         (prefix / "bin" / name).unlink(missing_ok=True)
         (prefix / "bin" / name).write_text("")

@@ -89,7 +89,7 @@ def test_check_says_what_has_moved(locks: Locks) -> None:
 
 
 @pytest.mark.parity("lock: if one image fails, nothing is written")
-def test_what_cannot_be_asked_changes_nothing(locks: Locks) -> None:
+def test_unreachable_registry_changes_nothing(locks: Locks) -> None:
     host = locks.registry.host
     locks.push("lock/there", 1)
     locks.lock("team.lock", f"{host}#lock/there:1")
@@ -114,7 +114,7 @@ def test_several_at_once_lose_nothing(locks: Locks) -> None:
         assert sorted(there) == images
 
 
-def test_who_waits_for_another_says_so(locks: Locks) -> None:
+def test_waiting_for_another_process_is_reported(locks: Locks) -> None:
     image = f"{locks.registry.host}#lock/waits:1"
     digest = locks.push("lock/waits", 1)
     waits = f"{PREFIX}/bin/penroot lock team.lock {image} 2> said & until grep -q waiting said; do sleep 0.02; done"
@@ -148,7 +148,7 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
         (("nowhere/x.lock", "{image}"), "cannot write {home}/nowhere/x.lock: No such file or directory"),
     ],
 )
-def test_what_cannot_be_locked(locks: Locks, words: tuple[str, ...], says: str) -> None:
+def test_unlockable_references(locks: Locks, words: tuple[str, ...], says: str) -> None:
     locks.push("lock/any", 1)
     known = {"home": locks.user.home, "image": f"{locks.registry.host}#lock/any:1"}
     out = locks.lock(*(word.format(**known) for word in words), status=1)
@@ -243,7 +243,7 @@ def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
         ("version 1\n{image}\n", ":2: {image} has no digest yet"),
     ],
 )
-def test_slips_are_told_with_their_line(locks: Locks, text: str, says: str) -> None:
+def test_errors_name_their_line(locks: Locks, text: str, says: str) -> None:
     image = f"{locks.registry.host}#lock/slip:1"
     locks.path.write_bytes(text.replace("{image}", image).encode(errors="surrogateescape"))
     out = locks.start("lock/slip", "--lock", "team.lock", status=1)
@@ -253,7 +253,7 @@ def test_slips_are_told_with_their_line(locks: Locks, text: str, says: str) -> N
 
 @pytest.mark.parity("a lock file that others could have written is not believed")
 @pytest.mark.security("H6")
-def test_what_others_could_have_written_is_not_believed(locks: Locks) -> None:
+def test_lock_file_that_others_can_write_is_not_trusted(locks: Locks) -> None:
     locks.push("lock/closed", 1)
     locks.lock("team.lock", f"{locks.registry.host}#lock/closed:1")
     locks.path.chmod(0o666)
@@ -277,7 +277,7 @@ def test_what_others_could_have_written_is_not_believed(locks: Locks) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "device"])
-def test_what_is_no_file_is_not_waited_for(locks: Locks, kind: str) -> None:
+def test_special_file_is_refused_at_once(locks: Locks, kind: str) -> None:
     if kind == "fifo":
         os.mkfifo(locks.path)
         locks.user.own(locks.path)

@@ -111,13 +111,13 @@ def test_a_registry_that_is_not_there(user: User) -> None:
         (("-u", "me", "-p", "x", "reg.io"), "", "all users of the machine can see a password", "on stdin"),
     ],
 )
-def test_what_cannot_be_a_login(user: User, words: tuple[str, ...], secret: str, says: str, hint: str) -> None:
+def test_impossible_logins_are_refused(user: User, words: tuple[str, ...], secret: str, says: str, hint: str) -> None:
     said = log_in(user, *words, secret=secret, status=1).stderr
     assert says in said and hint in said, said
 
 
 @pytest.mark.parity("login --username")
-def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Faulty) -> None:
+def test_prompt_at_a_terminal_hides_the_password(user: User, front: Faulty) -> None:
     primary, terminal = pty.openpty()
     if os.geteuid() == 0:
         os.fchown(terminal, user.uid, user.uid)
@@ -142,7 +142,7 @@ def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Fa
 
 
 @pytest.mark.parity("login: another login that goes before is told")
-def test_another_login_that_goes_before_is_told(user: User, front: Faulty) -> None:
+def test_login_that_another_overrides_is_reported(user: User, front: Faulty) -> None:
     netrc = user.write(".config/enroot/.credentials", f"machine {front.host} login you password other\n")
     assert f"another login for {front.host} in {netrc} takes precedence" in log_in(user, "-u", "me", front.host).stderr
     assert f"{netrc} still has a login for {front.host}" in user.penroot("logout", front.host).stderr

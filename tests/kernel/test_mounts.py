@@ -33,7 +33,7 @@ def test_move_and_detach(user: User, rootfs: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "why"), [("/no", "No such file"), ("/usr", "nothing is mounted there")])
-def test_what_is_not_mounted_cannot_be_detached(user: User, rootfs: pathlib.Path, target: str, why: str) -> None:
+def test_detaching_without_a_mount_is_an_error(user: User, rootfs: pathlib.Path, target: str, why: str) -> None:
     fstab(user, f"umount {target} none x-detach\n")
     assert f"cannot unmount {target}: {why}" in user.penroot("start", "box", "true", status=1).stderr
 

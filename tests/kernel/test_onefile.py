@@ -98,7 +98,7 @@ def test_damage_of_the_one_file_is_found(user: User, registry: Server) -> None:
 
 
 @pytest.mark.parametrize("env", [SQUASHFS, UNPACK], ids=["one file", "copy"])
-def test_what_may_be_from_before_a_crash_is_looked_at(
+def test_entries_from_before_a_crash_are_checked(
     user: User, squashfs: str, registry: Server, env: dict[str, str]
 ) -> None:
     user.environ.update(env)
@@ -263,7 +263,7 @@ def test_set_gid_store_after_newgrp(user: User, registry: Server, older: bool) -
                     path.chmod(0o2700)
 
 
-def test_what_no_tree_may_hold_is_not_unpacked(user: User, squashfs: str) -> None:
+def test_forbidden_entries_are_not_unpacked(user: User, squashfs: str) -> None:
     """Device nodes, which need root; attributes that overlayfs would obey; and trees deeper than Python's stack."""
     require(os.geteuid() == 0, "only root can make a device node")
     tree = user.home / "tree"

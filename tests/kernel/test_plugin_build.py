@@ -136,7 +136,7 @@ def test_plugin_exports_only_symbols_of_slurm(tmp_path_factory: pytest.TempPathF
     assert all(re.fullmatch(r"(spank_)?plugin_\w+|slurm_spank_\w+", name) for name in names)
 
 
-def test_what_ordinary_users_cannot_reach_is_refused() -> None:
+def test_directory_closed_to_users_is_refused() -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o700)
         shutil.copy(PYTHON, f"{directory}/python3")
@@ -544,7 +544,7 @@ def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -
 
 @pytest.mark.security("H7")
 @as_root
-def test_what_slurm_does_not_tell_fails_the_tasks(driver: Driver) -> None:
+def test_error_of_slurm_fails_the_tasks(driver: Driver) -> None:
     """With "optional" in plugstack.conf, an error in slurmstepd itself would let the tasks run on the node."""
     done = driver.run("stepd", 2, "container-image=ok", "mute=")
     assert (done.returncode, done.stdout) == (5, "")
@@ -553,7 +553,7 @@ def test_what_slurm_does_not_tell_fails_the_tasks(driver: Driver) -> None:
 
 @as_root
 @pytest.mark.parametrize("kind", ["nothing", "a directory", "a pipe", "a link", "no text"])
-def test_a_script_that_is_none_is_passed_by(driver: Driver, kind: str) -> None:
+def test_invalid_script_is_skipped(driver: Driver, kind: str) -> None:
     """The user may replace the script while the task reads it."""
     path = f"{driver.directory}/script"
     {
@@ -592,7 +592,7 @@ def test_a_helper_that_hands_over_no_container_fails_the_task(driver: Driver, wh
 
 
 @as_root
-def test_what_was_never_started_is_not_finished(driver: Driver) -> None:
+def test_step_that_never_started_is_not_finished(driver: Driver) -> None:
     assert driver.run("stepd", 0, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0
     assert driver.journal() == []
 
@@ -611,7 +611,7 @@ def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how
 
 
 @as_root
-def test_what_a_helper_leaves_behind_does_not_keep_root(driver: Driver) -> None:
+def test_leftover_process_of_a_helper_does_not_delay_root(driver: Driver) -> None:
     """A process outside of the step's cgroups keeps the socket, and never stops writing."""
     began = time.monotonic()
     done = driver.run("stepd", 1, "container-image=ok", "env=SAVES=1", "env=FINISH=bequeath")
@@ -640,7 +640,7 @@ def test_a_step_that_never_began_is_finished_in_time(driver: Driver) -> None:
 
 
 @as_root
-def test_what_a_user_has_mounted_over_his_directory_is_not_asked(driver: Driver) -> None:
+def test_file_system_mounted_by_the_user_is_not_opened(driver: Driver) -> None:
     place = f"{driver.directory}/run/pyxis/{USER}"
     os.makedirs(place)
     os.chown(place, USER, USER)
@@ -673,7 +673,7 @@ def test_helper_that_names_another_process_is_refused(driver: Driver) -> None:
 
 @pytest.mark.security("R3")
 @as_root
-def test_what_root_starts_is_closed_to_its_user(driver: Driver) -> None:
+def test_process_started_by_root_is_closed_to_its_user(driver: Driver) -> None:
     words = ("env=VANISH=1", f"env=JOURNAL={driver.directory}/journal")
     assert driver.run("stepd", 1, "container-image=ok", *words).returncode == 0
     finish = driver.journal()[1].splitlines()
@@ -682,7 +682,7 @@ def test_what_root_starts_is_closed_to_its_user(driver: Driver) -> None:
 
 
 @pytest.mark.security("R8")
-def test_what_a_process_says_on_stderr_is_bounded(driver: Driver) -> None:
+def test_stderr_of_a_process_is_bounded(driver: Driver) -> None:
     done = driver.run("srun", 0, "container-image=chatter", NOT_PLAIN)
     assert done.returncode == 1
     assert len(done.stderr) < 10_000
@@ -846,7 +846,7 @@ def test_helper_killed_before_the_first_task_is_replaced(driver: Driver, signal_
 
 @pytest.mark.security("R4")
 @as_root
-def test_what_a_helper_writes_before_the_first_task_is_bounded(driver: Driver, ahead: pathlib.Path) -> None:
+def test_output_of_a_helper_before_the_first_task_is_bounded(driver: Driver, ahead: pathlib.Path) -> None:
     ahead.write_text("chatter")
     done = driver.run("stepd", 1, "container-image=crash", f"env=JOURNAL={driver.directory}/journal")
     assert done.returncode == 5

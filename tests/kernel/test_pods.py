@@ -153,7 +153,7 @@ def test_a_socket_that_the_pod_has_read_only(user: User, rootfs: pathlib.Path) -
         assert user.start("--mount", target, "box", "sh", "-c", script, prefix=prefix) == "there\n"
 
 
-def test_what_is_refused_where_fuse_overlayfs_makes_overlays(user: User, rootfs: pathlib.Path) -> None:
+def test_fuse_overlayfs_needs_dev_fuse(user: User, rootfs: pathlib.Path) -> None:
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
     user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
     done, out = works(user, pod(volumes=(user.home,)), "start", "box", "true")

@@ -84,7 +84,7 @@ def test_readonly_bind_rejects_writes(user: User, ubuntu: pathlib.Path) -> None:
     assert out.endswith("there\n")
 
 
-def test_an_old_kernel_is_told(user: User, ubuntu: pathlib.Path) -> None:
+def test_old_kernel_is_reported(user: User, ubuntu: pathlib.Path) -> None:
     prefix = ("strace", "-f", "-qq", "-o", "trace", "-e", "inject=mount_setattr:error=ENOSYS")
     done = user.run(*prefix, "enroot-mount", "--root", "ubuntu", "/dev/null", status=1)
     assert done.stderr == f"enroot-mount: this kernel is too old: Linux {linux.FLOOR} or later is needed\n"

@@ -64,7 +64,7 @@ def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     assert left == set()
 
 
-def test_where_the_launcher_has_its_components(user: User, mpi: pathlib.Path) -> None:
+def test_components_of_the_launcher(user: User, mpi: pathlib.Path) -> None:
     """Open MPI 5's mpirun restricts ranks to its component directory: Debian 13's 5.0.7 keeps it among PMIx's."""
     there = ("-x", "OMPI_MCA_mca_base_component_path=/usr/lib/pmix")
     done = user.run(*OPEN_MPI, *there, "penroot", "start", *USR, "mpi", "/opt/hello.openmpi", env=QUIET)
@@ -240,7 +240,7 @@ print(json.dumps([found, end(ranks[0])]))
 
 
 @pytest.mark.parity("ENROOT_JOIN")
-def test_who_shares_a_container(user: User, rootfs: pathlib.Path) -> None:
+def test_processes_that_share_a_container(user: User, rootfs: pathlib.Path) -> None:
     script = """
 asked = {
     "first": start(0, "box", *WHERE),

@@ -419,7 +419,7 @@ class Skopeo:
 
 
 @pytest.mark.parity("cosign's signatures by key")
-def test_what_skopeo_signs(user: User, registry: Server, key: Path) -> None:
+def test_signatures_of_skopeo_are_accepted(user: User, registry: Server, key: Path) -> None:
     """With a tag, so that the strictest identity matches."""
     peer = Skopeo(user, registry)
     path = write(user, wanted(key, identity=None))
@@ -572,7 +572,7 @@ SLIPS = {
 
 @pytest.mark.parity("slips in a policy")
 @pytest.mark.parametrize("text", SLIPS)
-def test_a_slip_lets_nothing_in_and_is_told_with_its_line(user: User, registry: Server, text: str) -> None:
+def test_invalid_policy_admits_nothing_and_is_reported(user: User, registry: Server, text: str) -> None:
     path = user.home / "etc/policy.json"
     path.parent.mkdir()
     path.write_text(text)

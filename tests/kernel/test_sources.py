@@ -280,7 +280,7 @@ def test_lock_of_a_dead_node_expires(user: User, shared: tuple[str, list[str]]) 
 
 
 @pytest.mark.parametrize("how", ["short", "wrong"])
-def test_damaged_shared_blob_is_not_believed(user: User, shared: tuple[str, list[str]], how: str) -> None:
+def test_damaged_shared_blob_is_not_used(user: User, shared: tuple[str, list[str]], how: str) -> None:
     uri, blobs = shared
     nodes(user, uri, 1)
     path = user.home / "all/sha256" / blobs[-1].removeprefix("sha256:")

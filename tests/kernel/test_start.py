@@ -345,7 +345,7 @@ def test_mount_of_the_scratch_parent_leaves_scratch_out(user: User, image: pathl
     assert out == "servers\n"  # files below the scratch directory, on the disk
 
 
-def test_what_has_the_name_of_a_program_but_is_none(user: User, rootfs: pathlib.Path) -> None:
+def test_path_entries_that_are_no_programs_are_skipped(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "opt/bin/true").mkdir(parents=True)  # PATH of the image is /opt/bin:/bin:/usr/bin
     os.mkfifo(rootfs / "opt/bin/echo")
     user.own(rootfs)

@@ -49,7 +49,7 @@ def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path)
         ("#ENROOT_DATA_PATH=${NOT_SET}\n", 1, "{}:1: ENROOT_DATA_PATH: the variable NOT_SET is not set"),
     ],
 )
-def test_what_a_configuration_exits_with_is_the_status(
+def test_exit_status_of_a_configuration_is_the_starts(
     user: User, rootfs: pathlib.Path, script: str, status: int, said: str
 ) -> None:
     """CPython 3.11 once printed a SystemError at exit: see gc.freeze() in main.py."""

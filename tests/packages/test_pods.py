@@ -24,7 +24,7 @@ def lines(dockerfile: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.slurmd", "Dockerfile.login"])
-def test_what_a_dockerfile_runs(name: str, packages: Path) -> None:
+def test_commands_of_a_dockerfile(name: str, packages: Path) -> None:
     """Tests have no docker and no Slinky image, but apt(8), the packages and the checks are the same."""
     said = lines((PODS / name).read_text())
     assert said.keys() == {"ARG", "FROM", "COPY", "RUN"}

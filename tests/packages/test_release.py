@@ -91,7 +91,7 @@ def test_no_module_asks_for_a_later_glibc_than_the_wheel_says(release: Path, tmp
 
 
 @pytest.mark.parity("make release")
-def test_the_sbom_names_each_file_of_others(release: Path, tmp_path: Path) -> None:
+def test_sbom_names_each_vendored_file(release: Path, tmp_path: Path) -> None:
     (path,) = release.glob(f"*-{target().machine}.cdx.json")
     document = json.loads(path.read_text())
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")

@@ -84,7 +84,7 @@ def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
 
 
 @pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm", "deb, rpm: another Python", "rpm: installed")
-def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, tmp_path: Path) -> None:
+def test_later_slurm_and_upgrade_during_use(packages: Path, tmp_path: Path) -> None:
     with machine("bookworm", "rpm-upgrade", slurm=False) as debian:
         debian.run(f"{DNF}; rpm --initdb")
         for path in packages.glob("*.rpm"):
@@ -125,7 +125,7 @@ def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, t
 
 
 @pytest.mark.parity("rpm: installed")
-def test_what_is_required_and_watched(packages: Path) -> None:
+def test_requirements_and_triggers(packages: Path) -> None:
     def asked(name: str, what: str) -> str:
         (path,) = packages.glob(f"{name}-1*.rpm")
         return subprocess.run(["rpm", "-qp", what, path], capture_output=True, text=True, check=True).stdout

@@ -121,7 +121,7 @@ def test_for_a_user_whom_no_database_knows(lab: Lab) -> None:
     assert "containers are in" in check(lab, f"{as_user} {CHECK} --plugstack /no/such")
 
 
-def test_what_cannot_be_written_is_told(lab: Lab) -> None:
+def test_full_disk_is_reported(lab: Lab) -> None:
     done = lab.run(f"{CHECK} > /dev/full", node="n1", user="root", check=False)
     assert done.stderr == "[ERROR] cannot write or read the output: No space left on device\n"
     assert done.returncode == 1

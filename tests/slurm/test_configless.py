@@ -51,7 +51,7 @@ def reconfigure(site: Lab, wanted: str) -> None:
 
 @pytest.mark.clusters("Configless Slurm")
 @pytest.mark.parity("check: which plugstack.conf Slurm reads")
-def test_what_is_included_is_not_sent(site: Lab) -> None:
+def test_included_files_are_not_sent_to_nodes(site: Lab) -> None:
     out = pyxis_py(site, "check", "n1", 1)
     assert (
         "bad  /run/slurm/conf/plugstack.conf does not load spank_pyxis.so: slurmctld does not send included files"

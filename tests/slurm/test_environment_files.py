@@ -56,7 +56,7 @@ def submit(lab: Lab, *words: str, script: str = INSIDE, env: dict[str, str] | No
 
 
 @pytest.mark.parity("srun --environment: each task of each node has what the file says")
-def test_what_a_file_says_is_so_in_each_task_of_each_node(lab: Lab) -> None:
+def test_file_applies_to_each_task_of_each_node(lab: Lab) -> None:
     script = sh('echo at $(pwd) $(cat /mnt/node) $IMAGE_NAME $WHO ${LANG-unset} $NCCL_DEBUG $FROM_BASE $PYXIS_EDF; '
                 'ls -d /mnt/job-$SLURM_JOB_ID; touch /new && echo writable; echo $PATH')  # fmt: skip
     out = lab.run(["srun", "-N2", "--ntasks-per-node=2", "--environment=it", *script], env=ENV).stdout.splitlines()
@@ -70,7 +70,7 @@ def test_what_a_file_says_is_so_in_each_task_of_each_node(lab: Lab) -> None:
 @pytest.mark.parity("srun --environment: a file that only the login node has")
 @pytest.mark.security("H10")
 @pytest.mark.parametrize("export", ["ALL", "NONE", "FOO=1"])
-def test_what_is_exported_makes_no_difference(lab: Lab, export: str) -> None:
+def test_file_applies_whatever_is_exported(lab: Lab, export: str) -> None:
     assert srun(lab, f"--export={export}", "--environment=it", *sh("pwd; echo $WHO"), env=ENV) == "/usr/lib\nlib\n"
 
 
@@ -105,7 +105,7 @@ def test_a_variable_names_it(lab: Lab) -> None:
         ('image = "a\0b"\n', f"{LOGIN}/bad.toml:1: Illegal character"),
     ],
 )
-def test_a_slip_is_told_before_anything_is_queued(lab: Lab, command: str, text: str, says: str) -> None:
+def test_error_in_a_file_is_reported_at_submit(lab: Lab, command: str, text: str, says: str) -> None:
     write(lab, "bad", text)
     lab.run("cat > job.sh", input=f"#!/bin/sh\n{INSIDE}\n")
     before = lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout
@@ -114,7 +114,7 @@ def test_a_slip_is_told_before_anything_is_queued(lab: Lab, command: str, text: 
     assert lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout == before
 
 
-def test_what_only_the_node_can_find_is_told_with_its_line(lab: Lab) -> None:
+def test_error_that_only_the_node_finds_names_the_line(lab: Lab) -> None:
     write(lab, "bad", f'image = "{MINIMAL}"\nmounts = ["{LOGIN}:/x"]\n')
     said = refused(lab, "--environment=bad", "true", env=ENV)
     assert f"{LOGIN}/bad.toml:2: mounts: source path does not exist: {LOGIN}" in said
@@ -218,7 +218,7 @@ def test_a_container_that_runs_already(lab: Lab) -> None:
 
 
 @pytest.mark.parity("annotations: for hooks of a site")
-def test_hooks_that_are_lacking_are_named_once(lab: Lab) -> None:
+def test_missing_hooks_are_reported_once(lab: Lab) -> None:
     write(lab, "hooks", f'{BASE}[annotations.com.hooks]\nnvidia_cuda_mps.enabled = "true"\nssh.enabled = "true"\n')
     done = lab.run(["srun", "-N2", "-n4", "--environment=hooks", "true"], env=ENV)
     lines = [line for line in done.stderr.splitlines() if "com.hooks." in line]

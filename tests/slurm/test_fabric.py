@@ -50,7 +50,7 @@ def test_the_annotation_brings_libfabric_to_each_node(lab: Lab) -> None:
 
 
 @pytest.mark.parity("com.hooks.aws_ofi_nccl")
-def test_the_plugin_of_nccl_in_the_variant_that_is_asked_for(lab: Lab, cray: dict[str, str]) -> None:
+def test_plugin_of_nccl_in_the_requested_variant(lab: Lab, cray: dict[str, str]) -> None:
     """libfabric comes with the plugin, and so do the Slingshot devices that Slurm names."""
     text = '[annotations.com.hooks.aws_ofi_nccl]\nenabled = "true"\nvariant = "cuda12"\n'
     lab.run("cat > it.toml", input=FILE + text)

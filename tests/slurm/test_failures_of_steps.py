@@ -51,7 +51,7 @@ def files(lab: Lab) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_failure_of_a_step_is_in_words(lab: Lab, files: None, name: str) -> None:
+def test_failure_of_a_step_is_a_clear_error(lab: Lab, files: None, name: str) -> None:
     words, part = FAILURES[name]
     if name.startswith("hook"):
         lab.run(HOOK)

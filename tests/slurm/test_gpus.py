@@ -62,7 +62,7 @@ def test_every_task_of_a_step_sees_its_gpus(lab: Lab, dgx: dict[str, str]) -> No
 
 
 @pytest.mark.parity("--gpus-per-task")
-def test_each_task_is_told_its_own(lab: Lab, dgx: dict[str, str]) -> None:
+def test_each_task_learns_its_own_gpu(lab: Lab, dgx: dict[str, str]) -> None:
     """With --gpus-per-task the container has the GPUs of all tasks, whichever came first."""
     script = 'for n in 0 1; do test -e /dev/nvidia$n || echo missing $n; done; echo "$CUDA_VISIBLE_DEVICES"'
     assert sorted(srun(lab, dgx, "-n2", "--gpus-per-task=1", script=script)) == ["0", "1"]

@@ -47,7 +47,7 @@ def test_path_is_that_of_slurmd(lab: Lab, site: Path) -> None:
     assert "/home/alice/bin" not in out
 
 
-def test_what_a_hook_says_is_shown(lab: Lab, site: Path) -> None:
+def test_output_of_a_hook_is_shown(lab: Lab, site: Path) -> None:
     bashhooks.write(site, {"50-bad": 'echo "the disk is missing" >&2; common::err "cannot go on"\n'})
     said = refused(lab, "-n2", IMAGE, "true")
     lines = [line.partition("pyxis: ")[2] for line in said.splitlines() if "pyxis: n1: " in line]
@@ -65,7 +65,7 @@ def test_warnings_of_a_hook_are_shown(lab: Lab, site: Path) -> None:
 
 @PMIX
 @pytest.mark.parametrize("tasks", [("-N1", "-n2"), ("-N2", "--ntasks-per-node=2")])
-def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str]) -> None:
+def test_pmi_of_a_hook_and_of_penroot(lab: Lab, site: Path, tasks: tuple[str, str]) -> None:
     """One mount of PMIx, no credential type that the image lacks, and separate variables for each task."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     script = (
@@ -99,7 +99,7 @@ def test_credential_unknown_to_the_image_is_in_no_variable(lab: Lab, site: Path)
     assert srun(lab, "--mpi=pmix", *rank, *mounted) == "1\n"
 
 
-def test_pmi2_of_a_hook_beside_ours(lab: Lab, site: Path) -> None:
+def test_pmi2_of_a_hook_and_of_penroot(lab: Lab, site: Path) -> None:
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     out = srun(lab, "-n2", "--mpi=pmi2", IMAGE, *sh("echo $PMI_RANK; readlink /proc/self/fd/$PMI_FD"))
     assert out.count("socket:") == 2

@@ -143,7 +143,7 @@ def test_residue_finds_what_is_planted(lab: Lab, kind: str) -> None:
     assert lab.residue("n1") == []
 
 
-def test_what_slurm_itself_leaves_now_and_then_is_no_residue(lab: Lab) -> None:
+def test_leftovers_of_slurm_do_not_count_as_residue(lab: Lab) -> None:
     _, step, job = lab.run(PLANTS["cgroups"], user="root", node="n1").stdout.split()
     lab.run(["rmdir", step], user="root", node="n1")
     try:

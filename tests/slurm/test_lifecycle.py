@@ -55,7 +55,7 @@ def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.P
 
 
 @pytest.mark.parametrize("writable", ["--container-readonly", "--container-writable"])
-def test_what_slurm_sends_to_all_processes_is_for_the_programs(lab: Lab, file: str, writable: str) -> None:
+def test_signals_to_all_processes_reach_the_programs(lab: Lab, file: str, writable: str) -> None:
     """Slurm 23.11 does so for scancel --signal if cgroup.conf has SignalChildrenProcesses: proctrack_p_signal."""
     script = "echo up; read line; cat /etc/lab-release > /dev/null && echo on"
     step = lab.popen(["srun", *ON_N1, file, writable, *sh(script)])
@@ -132,7 +132,7 @@ VICTIMS = {"helper": f"pkill -KILL -o -f {HELPER}", "server": f"pkill -KILL -f {
 
 @pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_what_is_killed_before_the_tasks_join_is_said_once(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
+def test_kill_before_the_tasks_join_is_reported_once(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     on_node(lab, VICTIMS[victim])
     open_gate(lab)
     out, err = end(eight)
@@ -180,7 +180,7 @@ def test_tasks_wait_for_a_first_task_that_goes_on(lab: Lab, eight: subprocess.Po
 
 @pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
-def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
+def test_kill_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     late = f"$({WAITING} | tail -3)"
     first = on_node(lab, FIRST).strip()
     on_node(lab, f"for p in {late}; do [ $p = {first} ] || kill -STOP $p; done")
@@ -200,7 +200,7 @@ def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.P
 
 @pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
-def test_what_is_killed_after_all_have_joined(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
+def test_kill_after_all_tasks_have_joined(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     first = on_node(lab, FIRST).strip()
     open_gate(lab)
     expect(eight, *["up"] * 8)
@@ -222,7 +222,7 @@ def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
 
 
 @pytest.mark.parity("what is killed half made goes with the step")
-def test_what_a_killed_helper_has_half_made_goes_with_the_step(lab: Lab) -> None:
+def test_unfinished_container_of_a_killed_helper_is_removed(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
     expect(step, "up")

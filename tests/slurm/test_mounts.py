@@ -67,7 +67,7 @@ def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
 
 
 @pytest.mark.parity("a directory, a device")
-def test_what_is_no_squashfs_file_is_refused_before_the_image(lab: Lab, data: str) -> None:
+def test_data_without_squashfs_is_refused_before_the_image(lab: Lab, data: str) -> None:
     """Before a task runs, and at submit if srun can see the file."""
     missing = f"--container-image={MINIMAL}-not-there"
     said = refused(lab, missing, "--container-mounts=./data:/data:sqsh", "true")
@@ -77,7 +77,7 @@ def test_what_is_no_squashfs_file_is_refused_before_the_image(lab: Lab, data: st
     assert "a squashfs file is mounted read-only" in said
 
 
-def test_who_enters_a_container_is_told_what_serves_its_data(lab: Lab, data: str) -> None:
+def test_entering_a_container_names_the_server_of_its_data(lab: Lab, data: str) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line; cat /data/file")
     first = lab.popen(["srun", *ON_N1, IMAGE, f"--container-mounts={data}:/data:sqsh", *script])
     name = next_line(first).strip()

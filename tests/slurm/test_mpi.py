@@ -129,7 +129,7 @@ def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
     clear(lab)
 
 
-def test_what_crays_pmi_reads_is_there(lab: Lab) -> None:
+def test_files_of_crays_pmi_are_in_the_container(lab: Lab) -> None:
     """The Slurm plugin of HPE's systems: libpmi can read its files at their paths."""
     show = 'test -s "$PALS_APINFO" && touch "$PALS_SPOOL_DIR/$PALS_RANKID" && echo $PALS_RANKID'
     out = srun(lab, IMAGE, "-n2", "--mpi=cray_shasta", *sh(show))

@@ -78,7 +78,7 @@ def test_mounts_of_an_attached_step_are_ignored_and_said_so(lab: Lab) -> None:
         assert done.returncode != 0
 
 
-def test_who_one_is_in_a_running_container_was_said_at_its_start(lab: Lab) -> None:
+def test_user_in_a_running_container_is_fixed_at_its_start(lab: Lab) -> None:
     with running(lab, IMAGE, NAME):
         done = lab.run(["srun", *ON_N1, NAME, "--container-remap-root", "id", "-un"])
         assert done.stdout == "alice\n"
@@ -113,7 +113,7 @@ def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]
 
 
 @pytest.mark.parity("an unnamed container that others attached to")
-def test_unnamed_container_goes_with_the_last_step_in_it(lab: Lab) -> None:
+def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")
     first = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *script])
     name = f"--container-name={next_line(first).strip()}"
@@ -207,7 +207,7 @@ def test_modes(lab: Lab) -> None:
     assert "is not running" in refused(lab, NAME + ":exec", "true")
 
 
-def test_a_container_of_another_name_is_told(lab: Lab) -> None:
+def test_prefixed_name_is_reported(lab: Lab) -> None:
     srun(lab, IMAGE, NAME, "true")
     assert "the container pyxis_one is --container-name=one" in refused(lab, "--container-name=pyxis_one", "true")
     lab.run(["penroot", "create", "--name", "own", "docker://registry:5000#minimal:1"], node="n1")
@@ -329,7 +329,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
 
 
 @pytest.mark.parity("a node that is rebooted")
-def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> None:
+def test_next_start_removes_leftovers_from_before_a_boot(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     with running(lab, IMAGE, "--container-writable"):
         # The state of a node after a power failure.

@@ -72,7 +72,7 @@ def test_an_export_file_and_variables(lab: Lab) -> None:
 
 @pytest.mark.security("H9")
 @pytest.mark.parametrize("export", ["NONE", "NIL", "FOO=1", "ALL,FOO=1"])
-def test_what_is_exported(lab: Lab, export: str) -> None:
+def test_whatever_is_exported(lab: Lab, export: str) -> None:
     assert batch(lab, f"--export={export}", IMAGE).endswith("container\n")
     assert batch(lab, f"--export={export}", env=VARIABLE).endswith("container\n")
 
@@ -237,7 +237,7 @@ ask 'cmd=finalize\\n'
 
 @pytest.mark.security("H23")
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
-def test_what_mpi_spawns(lab: Lab, export: str) -> None:
+def test_processes_that_mpi_spawns(lab: Lab, export: str) -> None:
     """PMI-2 lets srun execute another srun with the same environment: spawn.c of mpi/pmi2."""
     lab.run("cat > spawn.sh; rm -f answered", cwd="/home/alice/way", input=SPAWN)
     options = ("--mpi=pmi2", f"--export={export}", IMAGE, "--container-mount-home", "sh", "/home/alice/way/spawn.sh")

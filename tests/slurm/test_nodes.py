@@ -59,7 +59,7 @@ def test_a_named_container_is_each_nodes_own(four: Lab, nodes: int) -> None:
 
 
 @pytest.mark.parity("one import on a node", "a failed set-up names the node")
-def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
+def test_failure_on_one_node_is_reported_once(four: Lab, nodes: int) -> None:
     *good, bad = names(nodes)
     try:
         for node in good:
@@ -76,7 +76,7 @@ def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
 
 
 @pytest.mark.parity("one import on a node")
-def test_what_fails_everywhere_is_said_once_by_each(four: Lab, nodes: int) -> None:
+def test_failure_everywhere_is_reported_once_by_each(four: Lab, nodes: int) -> None:
     done = four.run(
         [*on_first(nodes), "--ntasks-per-node=2", "--container-image=/tmp/nowhere.sqsh", "true"], check=False
     )
@@ -87,7 +87,7 @@ def test_what_fails_everywhere_is_said_once_by_each(four: Lab, nodes: int) -> No
         assert sum(f" {node}: " in line for line in said) == 1, done.stderr
 
 
-def test_what_the_registry_refuses_is_said_once_for_all(four: Lab, nodes: int) -> None:
+def test_refusal_by_the_registry_is_reported_once_for_all(four: Lab, nodes: int) -> None:
     done = four.run(
         [*on_first(nodes), "--ntasks-per-node=2", "--container-image=registry:5000#nope:1", "true"], check=False
     )
@@ -145,7 +145,7 @@ def test_a_tag_that_moves_is_one_image(four: Lab, registry: Server, nodes: int) 
 
 
 @pytest.mark.parity("srun returns after the save")
-def test_what_one_node_saves_all_can_run(four: Lab, nodes: int) -> None:
+def test_image_saved_by_one_node_runs_on_all(four: Lab, nodes: int) -> None:
     last = names(nodes)[-1]
     save = f"srun -N1 -n1 -w {last} {IMAGE} --container-save=saved.sqsh --container-writable sh -c 'hostname > /made'"
     read = f"srun -N{nodes} --container-image=./saved.sqsh cat /made"

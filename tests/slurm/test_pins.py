@@ -206,7 +206,7 @@ def test_latest_is_implied_and_docker_is_the_same(lab: Lab, registry: Server, sh
 
 
 @pytest.mark.parity("digests, squashfs files")
-def test_what_has_no_tag_costs_nothing_at_submit(lab: Lab, tag: Tag) -> None:
+def test_without_a_tag_submit_needs_no_registry(lab: Lab, tag: Tag) -> None:
     """An image by digest, a file, and a job without any image."""
     by_digest = f"{tag.image.removesuffix(':a')}@{tag.digest}"
     srun(lab, f"--container-image={tag.image}", "--container-save=./a.sqsh", "true")
@@ -296,7 +296,7 @@ def test_a_login_is_used_at_submit(lab: Lab, tag: Tag) -> None:
 
 
 @pytest.mark.parity("a digest that the registry no longer has is told with who wants it")
-def test_a_digest_that_is_gone_is_told_with_who_wants_it(lab: Lab, tag: Tag, registry: Server) -> None:
+def test_missing_digest_is_reported_with_the_job_that_pinned_it(lab: Lab, tag: Tag, registry: Server) -> None:
     old = tag.digest
     job = submit(lab, "--hold", f"--container-image={tag.image}")
     tag.move()
@@ -391,7 +391,7 @@ def test_a_script_in_a_container_has_it_too(lab: Lab, tag: Tag, lock: str, way: 
         ("", f"there is no lock file {LOCK}"),
     ],
 )
-def test_a_slip_is_told_before_anything_is_queued(lab: Lab, command: str, text: str, says: str) -> None:
+def test_error_is_reported_before_anything_is_queued(lab: Lab, command: str, text: str, says: str) -> None:
     lab.run(f"cat > {LOCK}" if text else f"rm -f {LOCK}", input=text)
     lab.run("cat > job.sh; chmod 755 job.sh", input="#!/bin/sh\n")
     try:
@@ -405,12 +405,12 @@ def test_a_slip_is_told_before_anything_is_queued(lab: Lab, command: str, text: 
         lab.run(["rm", "-f", LOCK])
 
 
-def test_what_contradicts_a_lock(lab: Lab, tag: Tag, lock: str) -> None:
+def test_options_that_contradict_a_lock(lab: Lab, tag: Tag, lock: str) -> None:
     said = run_refused(lab, lock, "--container-pin=no", f"--container-image={tag.image}", "true")
     assert "--container-pin and --container-lock contradict each other" in said
 
 
-def test_what_is_no_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
+def test_image_without_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
     by_digest = f"{tag.image.removesuffix(':a')}@{tag.digest}"
     assert srun(lab, lock, f"--container-image={by_digest}", *SHOW.split()) == "2\n"
     srun(lab, f"--container-image={by_digest}", "--container-save=./b.sqsh", "true")
@@ -439,7 +439,7 @@ def test_a_locked_digest_that_is_gone(lab: Lab, tag: Tag, lock: str, registry: S
 
 
 @pytest.mark.parity("a lock file where nothing of penroot is at submit")
-def test_an_importer_is_asked_for_the_digest(lab: Lab, tag: Tag, lock: str) -> None:
+def test_importer_gets_the_digest(lab: Lab, tag: Tag, lock: str) -> None:
     digest = lab.run(["cat", LOCK]).stdout.split()[-1]
     srun(lab, f"--container-image={tag.image}", "--container-save=given.sqsh", "true")
     lab.run(

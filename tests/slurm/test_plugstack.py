@@ -71,7 +71,7 @@ def test_unknown_arguments_are_said_by_srun(lab: Lab, plugin: str) -> None:
 
 @pytest.mark.parity("use_enroot_load")
 @pytest.mark.parametrize("yes", ["1", "true", "YES", "y"])
-def test_what_has_no_effect_is_accepted(lab: Lab, plugin: str, yes: str) -> None:
+def test_ineffective_arguments_are_accepted(lab: Lab, plugin: str, yes: str) -> None:
     lab.install_plugin(f"{plugin} use_enroot_load={yes} use_squashfuse={yes}")
     assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"
 

@@ -82,7 +82,7 @@ def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
         ("--apparmor", "in a user namespace: Permission denied"),
     ],
 )
-def test_what_a_pod_forbids_is_told_by_step_and_check(lab: Lab, option: str, said: str) -> None:
+def test_step_and_check_name_what_a_pod_forbids(lab: Lab, option: str, said: str) -> None:
     with slurmd_in_pod(lab, option, conf=ORDINARY):
         told = srun(lab, "sh", "-c", CHECK)
         [line] = [line for line in told.splitlines() if "an ordinary user cannot start a container" in line]

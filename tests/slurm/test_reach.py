@@ -57,7 +57,7 @@ def test_swarm_network_holds_here_too(four: Lab) -> None:
         assert "swarm=no" in four.run([*CHECK, "n1,n2"]).stdout
 
 
-def test_what_slurm_refuses_is_quoted(four: Lab) -> None:
+def test_refusal_by_slurm_is_quoted(four: Lab) -> None:
     done = four.run([*CHECK, "n1,n9"], check=False)
     assert done.returncode == 1
     assert "n9" in done.stderr or "Invalid node name" in done.stderr, done.stderr

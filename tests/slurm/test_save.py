@@ -46,7 +46,7 @@ def test_a_named_container_stays_beside_its_file(lab: Lab) -> None:
     assert srun(lab, "--container-image=./saved.sqsh", "cat", "/one") == "1\n"
 
 
-def test_where_the_file_is_if_the_step_was_not_where_the_user_is(lab: Lab) -> None:
+def test_saved_path_is_named_if_the_step_ran_elsewhere(lab: Lab) -> None:
     done = lab.run(f"cd; srun -w n1 {IMAGE} {SAVE} true; srun -w n1 --chdir=/var/tmp {IMAGE} {SAVE} true")
     lab.run(["rm", "/var/tmp/saved.sqsh"], node="n1")
     assert done.stderr.count("pyxis: n1: --container-save=saved.sqsh is /var/tmp/saved.sqsh") == 1

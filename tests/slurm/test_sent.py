@@ -114,7 +114,7 @@ def test_a_container_that_stays_and_is_changed(made: Lab) -> None:
 
 
 @pytest.mark.parity("--container-image: bcast:FILE of srun's host")
-def test_what_cannot_be_sent(made: Lab) -> None:
+def test_unsendable_files(made: Lab) -> None:
     image = f"--container-image=bcast:{HERE}/x.sqsh"
     script = refused(made, ["sbatch", image, "--wrap", "true"])
     assert "a batch script starts without" in script and "first node" in script

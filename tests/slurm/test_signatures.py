@@ -63,7 +63,7 @@ def test_nodes_get_signatures_from_srun(lab: Lab, registry: Server) -> None:
 
 
 @pytest.mark.parity("srun, sbatch: refused before anything is queued")
-def test_what_is_not_signed_is_refused_before_it_is_queued(lab: Lab, registry: Server) -> None:
+def test_unsigned_image_is_refused_before_it_is_queued(lab: Lab, registry: Server) -> None:
     image(registry, "plain", 2)
     digest = image(registry, "other", 3)
     with front(lab, registry) as shown:
@@ -157,7 +157,7 @@ def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
 
 
 @pytest.mark.parity("srun, sbatch: refused before anything is queued")
-def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> None:
+def test_policy_of_the_user_applies_before_anything_is_queued(lab: Lab) -> None:
     """Even without a policy of the site."""
     lab.run("mkdir -p .config/enroot; cat > .config/enroot/policy.json", input=json.dumps({"default": [REJECT]}))
     try:
@@ -192,7 +192,7 @@ def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
 
 
 @pytest.mark.parity("squashfs files, bcast:")
-def test_what_an_importer_brings_is_of_its_place(lab: Lab) -> None:
+def test_image_of_an_importer_counts_by_its_path(lab: Lab) -> None:
     lab.run(
         "mkdir -p imported; cat > importer; chmod +x importer",
         input="#!/bin/sh\n[ $1 = release ] || echo $HOME/x.sqsh\n",

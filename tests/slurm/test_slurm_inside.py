@@ -199,7 +199,7 @@ def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writa
 
 
 @pytest.mark.parity("a container that runs already")
-def test_root_in_it_is_told_that_srun_fails(lab: Lab) -> None:
+def test_root_learns_that_srun_fails_inside(lab: Lab) -> None:
     done = lab.run(["srun", *ON_N1, IMAGE, "--container-slurm", "--container-remap-root", *sh("squeue -h -o %u")])
     assert done.stdout == "alice\n"
     assert "srun and sbatch do not work for root in the container" in done.stderr
@@ -252,7 +252,7 @@ BAD = {
 
 @pytest.mark.parity("no socket, no slurm.conf")
 @pytest.mark.parametrize("what", BAD)
-def test_what_a_node_lacks_is_one_line(lab: Lab, debian: str, what: str) -> None:
+def test_missing_program_of_a_node_is_one_line(lab: Lab, debian: str, what: str) -> None:
     change, says = BAD[what]
     start = f"penroot start --slurm {debian.partition('=')[2]} true"
     done = privately(lab, change, f"setpriv --reuid=alice --regid=alice --init-groups {start}")

@@ -248,7 +248,7 @@ def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
 
 
 @pytest.mark.parity("what VS Code's Remote-SSH does")
-def test_what_an_editor_does(lab: Lab, laptop: Laptop) -> None:
+def test_steps_of_an_editor(lab: Lab, laptop: Laptop) -> None:
     """VS Code's way: bash over ssh -T with a SOCKS port, a script on its stdin, and a server that the script starts."""
     script = HTTPD.format("127.0.0.1:8890").replace("exec", "nohup") + " > /tmp/log 2>&1 < /dev/null & echo ready\n"
     with job(lab, IMAGE) as number:
@@ -387,7 +387,7 @@ def test_names(lab: Lab, laptop: Laptop) -> None:
 
 
 @pytest.mark.parity("no such job")
-def test_what_is_no_running_container_is_told_in_one_line(lab: Lab, laptop: Laptop) -> None:
+def test_missing_container_is_reported_in_one_line(lab: Lab, laptop: Laptop) -> None:
     assert laptop.refused("987654.cluster") == ["[ERROR] there is no job 987654", "[HINT] squeue --me shows yours"]
     assert laptop.refused("nothing.cluster") == [
         "[ERROR] you have no running job with the name nothing", "[HINT] none of your jobs is running: squeue --me"

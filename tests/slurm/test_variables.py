@@ -68,14 +68,14 @@ def test_each_does_what_its_option_does(lab: Lab, variable: str) -> None:
 
 @pytest.mark.parametrize("slip", ["PYXIS_CONTAINER_MOUNT", "PYXIS_CONTAINER_IMAG"])
 @pytest.mark.parametrize("others", [{"PYXIS_CONTAINER_IMAGE": FILE}, {}], ids=["in a container", "alone"])
-def test_a_slip_is_told(lab: Lab, slip: str, others: dict[str, str]) -> None:
+def test_misspelt_variable_is_reported(lab: Lab, slip: str, others: dict[str, str]) -> None:
     done = lab.run(["srun", "true"], env={**others, slip: "/etc:/mnt/x", "PYXIS_CONTAINER_OF_THE_SITE": "1"})
     said = [line for line in done.stderr.splitlines() if "ignoring" in line]
     meant = {"PYXIS_CONTAINER_MOUNT": "PYXIS_CONTAINER_MOUNTS", "PYXIS_CONTAINER_IMAG": "PYXIS_CONTAINER_IMAGE"}
     assert said == [f"pyxis: ignoring {slip}: did you mean {meant[slip]}?"]
 
 
-def test_a_slip_in_a_setting_is_told(lab: Lab) -> None:
+def test_misspelt_setting_is_reported(lab: Lab) -> None:
     done = lab.run(["srun", "true"], env={"PYXIS_CONTAINER_IMAGE": FILE, "ENROOT_MOUNT_HOM": "yes"})
     assert "pyxis: ignoring ENROOT_MOUNT_HOM: did you mean ENROOT_MOUNT_HOME?\n" in done.stderr
 

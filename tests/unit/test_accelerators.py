@@ -96,7 +96,7 @@ def test_numbers_hold_where_the_device_cgroup_hides_the_others(tmp_path: pathlib
 @pytest.mark.parametrize(
     ("masks", "gpus"), [("2,3", "2,3"), ("0,1", "0,1")], ids=["without ConstrainDevices", "with ConstrainDevices"]
 )
-def test_tasks_are_told_numbers_of_the_container(amd: FakeHost, box: pathlib.Path, masks: str, gpus: str) -> None:
+def test_tasks_get_numbers_that_count_in_the_container(amd: FakeHost, box: pathlib.Path, masks: str, gpus: str) -> None:
     image: dict[str, str] = {}
     planned(amd, box, {"SLURM_STEP_GPUS": "2,3", "ROCR_VISIBLE_DEVICES": masks}, image)
     assert image == {"PENROOT_GPUS": gpus, "PENROOT_GPU_KIND": "amd.com/gpu"}
@@ -158,7 +158,7 @@ def test_variable_of_amd(amd: FakeHost, box: pathlib.Path, words: str, given: se
 @pytest.mark.parametrize(
     "words", ["8", "3-9", "GPU-0", "5-2", "-1", "2-", "0-" + "9" * 40, "9" * 5000, "0\x1b[2J", "x" * 5000]
 )
-def test_what_is_not_there_is_an_error(amd: FakeHost, box: pathlib.Path, words: str) -> None:
+def test_missing_device_is_an_error(amd: FakeHost, box: pathlib.Path, words: str) -> None:
     with pytest.raises(HookError, match="AMD_VISIBLE_DEVICES=.*: no device ") as caught:
         planned(amd, box, {"AMD_VISIBLE_DEVICES": words})
     assert f"0 ({uuid(0)})" in caught.value.hint
@@ -194,7 +194,7 @@ def test_variable_of_another_day_is_reported(
         {"SLURM_STEP_GPUS": "1", "ENROOT_DEVICES": "amd.com/gpu=all"},
     ],
 )
-def test_what_leaves_all_as_it_is(amd: FakeHost, box: pathlib.Path, caller: dict[str, str]) -> None:
+def test_cases_without_changes(amd: FakeHost, box: pathlib.Path, caller: dict[str, str]) -> None:
     assert not planned(amd, box, caller).describe()
 
 

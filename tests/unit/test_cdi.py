@@ -181,7 +181,7 @@ def with_edits(edits: str) -> str:
         ("x.json", with_edits('{"deviceNodes": [{"path": "/"}]}')),
     ],
 )
-def test_what_is_no_specification_is_one_line(dgx: FakeHost, box: pathlib.Path, name: str, text: str) -> None:
+def test_invalid_specification_is_one_line(dgx: FakeHost, box: pathlib.Path, name: str, text: str) -> None:
     """NVIDIA GPUs need no specification. For other devices, the HookError names the file."""
     path = dgx.file(f"/etc/cdi/{name}", text)
     plan = fakehost.hook("97-devices.py")["plan"]
@@ -196,7 +196,7 @@ def test_what_is_no_specification_is_one_line(dgx: FakeHost, box: pathlib.Path, 
             assert str(path) in str(e)
 
 
-def test_what_is_no_file_is_not_read(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_special_file_is_not_read(dgx: FakeHost, box: pathlib.Path) -> None:
     (dgx.root / "etc/cdi/directory.yaml").mkdir(parents=True)
     (dgx.root / "etc/cdi/nowhere.yaml").symlink_to("/nowhere")
     os.mkfifo(dgx.root / "etc/cdi/pipe.yaml")
@@ -289,7 +289,7 @@ def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("variable", ["A", "=b", ""])
-def test_variable_that_is_none(dgx: FakeHost, variable: str) -> None:
+def test_invalid_variable(dgx: FakeHost, variable: str) -> None:
     """The error names the specification, not the program to start."""
     spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": {"env": [variable]}}]}
     dgx.file("/etc/cdi/x.json", json.dumps(spec))

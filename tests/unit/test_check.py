@@ -94,7 +94,7 @@ def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parity("check: which plugstack.conf Slurm reads")
-def test_what_is_not_set_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
+def test_default_path_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
     """All releases of scontrol print "(null)" then: config_info.c."""
     about_slurm(fp, programs, "PlugStackConfig         = (null)", f"SLURM_CONF              = {programs}/slurm.conf")
     fp.register([f"{programs}/scontrol", "show", "config"], stdout=[f"SLURM_CONF = {programs}/slurm.conf"])
@@ -142,7 +142,7 @@ def test_the_line_goes_into_a_file_that_is_sent(programs: Path) -> None:
     assert path.read_text() == "# the site's\ninclude plugstack.conf.d/*\n"
 
 
-def test_a_line_with_a_link_to_the_version_goes_with_its_plugin(programs: Path) -> None:
+def test_line_through_a_version_link_is_removed_too(programs: Path) -> None:
     """Slurm runs no job while a required plugin is missing."""
     for version in ("1.0", "2.0"):
         (programs / version).mkdir()

@@ -30,9 +30,7 @@ def claimed(data: Path, node: str) -> int:
 
 
 @pytest.mark.parametrize("named", ["", "elsewhere", NODE])
-def test_who_only_looks_at_a_claim_takes_it_from_nobody(
-    data: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
+def test_reading_a_claim_does_not_block_others(data: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     looks = claimed(data, named)
     monkeypatch.setattr(claims.time, "sleep", lambda seconds: os.close(looks))
     assert Claim("box", str(data), kept=True).name == "box"

@@ -115,7 +115,7 @@ def test_password_command_keeps_spaces_and_is_hidden(home: Home) -> None:
     assert home.find("a.io", PATH="/bin:/usr/bin") == ("me", "a  b/bin/sh")
 
 
-def test_what_is_no_file_is_not_waited_for(home: Home) -> None:
+def test_special_file_is_refused_at_once(home: Home) -> None:
     home.netrc("")
     path = home.path / ".config/enroot/.credentials"
     path.unlink()
@@ -141,7 +141,7 @@ def test_password_from_a_command_is_run_only_for_its_registry(home: Home) -> Non
         "password hunter2 machine\n",
     ],
 )
-def test_secret_in_a_failure_is_not_told(home: Home, text: str) -> None:
+def test_secret_in_a_failure_is_not_shown(home: Home, text: str) -> None:
     home.netrc(text)
     with pytest.raises(ConfigError) as caught:
         home.find("a.io", PATH="/bin")
@@ -216,7 +216,7 @@ def test_precedence_of_login_files(home: Home) -> None:
         "#!/bin/sh\necho hunter2; sleep 100\n",
     ],
 )
-def test_helper_that_fails_is_told_without_its_answer(
+def test_failing_helper_is_reported_without_its_output(
     home: Home, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(credentials, "_HELPER_TIMEOUT_S", 1.0)

@@ -66,12 +66,12 @@ def test_imports_of_the_product_are_declared() -> None:
     assert imported("setup.py") | {"cffi"} == declared("build")  # setup.py names the module
 
 
-def test_what_tests_import_is_declared_and_nothing_else_is() -> None:
+def test_imports_of_tests_match_their_declaration() -> None:
     assert imported("tests", "benchmarks", "examples") - declared("run", *FEATURES) == declared("test") - set(TOOLS)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_what_nothing_imports_is_told_where_it_is_used(tool: str) -> None:
+def test_declared_tools_are_used(tool: str) -> None:
     assert tool in declared("test")
     assert TOOLS[tool] in (ROOT / "Makefile").read_text() + (ROOT / "pyproject.toml").read_text()
 
@@ -86,7 +86,7 @@ def test_each_dependency_has_its_reason_in_the_docs() -> None:
     assert names - everything <= set(packages.split())
 
 
-def test_what_makes_the_site_is_named_where_it_is_used() -> None:
+def test_packages_that_build_the_site_are_used() -> None:
     text = (ROOT / "docs/conf.py").read_text() + (ROOT / "Makefile").read_text()
     for name in declared("docs"):
         assert name.replace("-", "_") in text

@@ -18,7 +18,7 @@ def test_digest_of_data_is_one() -> None:
     "text", ["", HEX, "sha256:", f"sha256:{HEX[1:]}", f"sha256:{HEX}0", f"sha512:{HEX * 2}", f"sha256:{HEX.upper()}",
              f"sha256:{'../' * 21}x", f"sha256:{HEX}\n", f"sha256:sha256:{HEX}"]
 )  # fmt: skip
-def test_what_is_no_digest_names_no_file(text: str) -> None:
+def test_invalid_digest_names_no_file(text: str) -> None:
     assert not digests.is_digest(text)
     with pytest.raises(ImageError, match="not a sha256 digest"):
         digests.encoded(text)

@@ -155,7 +155,7 @@ def test_file_overrides_its_bases(home: Home) -> None:
         (b'image = "a"\n# \xff\n', 2, "this is not UTF-8", "save it as UTF-8"),
     ],
 )
-def test_slips_are_told_with_their_line(home: Home, text: str | bytes, line: int, says: str, hint: str) -> None:
+def test_errors_name_their_line(home: Home, text: str | bytes, line: int, says: str, hint: str) -> None:
     message, way_out = home.refused(text)
     assert message.startswith(f"it.toml:{line}: ") and says in message, message
     assert hint in way_out
@@ -163,7 +163,7 @@ def test_slips_are_told_with_their_line(home: Home, text: str | bytes, line: int
 
 
 @pytest.mark.parity("forms of CSCS's documentation")
-def test_a_comma_that_is_no_toml_is_told(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+def test_comma_that_toml_forbids_is_reported(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
     """A key below a table belongs to the table."""
     assert home.said(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
     assert capfd.readouterr().err.count("the comma at the end is no TOML") == 2
@@ -172,7 +172,7 @@ def test_a_comma_that_is_no_toml_is_told(home: Home, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parity("EDF_PATH")
-def test_where_files_are_found(home: Home) -> None:
+def test_paths_where_files_are_found(home: Home) -> None:
     home.write("it", 'image = "a"')
     other = home.path / "other"
     other.mkdir()
@@ -261,7 +261,7 @@ def test_bases_end(home: Home) -> None:
     ],
     ids=["mode 666", "mode 606", "directory", "pipe", "large"],
 )
-def test_a_file_that_others_write_is_not_believed(home: Home, spoil: Callable[[Path], object], why: str) -> None:
+def test_file_that_others_can_write_is_not_trusted(home: Home, spoil: Callable[[Path], object], why: str) -> None:
     spoil(home.write("it", 'image = "a"'))
     with pytest.raises(ConfigError, match=why) as caught:
         home.read("it")
@@ -276,7 +276,7 @@ def test_lines_that_all_look_like_ends_are_read_in_time(home: Home) -> None:
 
 
 @pytest.mark.parametrize("text", ["annotations." + "a." * 3000 + 'x="1"', "x=" + 3000 * "[" + 3000 * "]"])
-def test_what_is_too_deep_is_told(home: Home, text: str) -> None:
+def test_deep_nesting_is_reported(home: Home, text: str) -> None:
     message, hint = home.refused(text)
     assert message == "it.toml: tables or arrays are nested too deeply" and hint
 
@@ -336,7 +336,7 @@ def test_nothing_in_a_variable_separates(home: Home) -> None:
     assert file.mount(entry) == r"/a\ b\:c\,d\$e:/x\$y:ro"
 
 
-def test_hooks_that_are_lacking_are_named_at_once(home: Home) -> None:
+def test_missing_hooks_are_reported_together(home: Home) -> None:
     file = home.said(
         'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nnone.enabled = "false"\nssh.enabled = "true"\n'
         'ssh.port = "1"\n[annotations.com.other]\nthing.enabled = "true"'
@@ -353,7 +353,7 @@ def test_libraries_of_cscs_that_are_no_hosts_are_named(home: Home) -> None:
     assert "it.toml:1)" in edf_parser.lacking(home.said('annotations.com.hooks.netstack.name = "default"\n'))
 
 
-def test_slips_in_annotations_that_we_read_are_named(home: Home) -> None:
+def test_misspelt_annotations_of_ours_are_reported(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.pyxis.slrum = "true"\ncom.hooks.cxi.enable = "true"\norg.site.x = "1"\n'
     line = edf_parser.lacking(home.said(text))
     assert "com.pyxis.slrum" in line and "did you mean com.pyxis.slurm?" in line and "it.toml:3" in line
@@ -367,7 +367,7 @@ def test_annotations_that_are_true(home: Home, text: str, said: bool | None) -> 
     assert (found and found[0]) == said
 
 
-def test_what_is_shown_is_a_file_that_steers_no_terminal(home: Home) -> None:
+def test_shown_file_has_no_control_characters(home: Home) -> None:
     """Directories and files can have any names."""
     place = home.path / "x\nimage = 'evil' #"
     place.mkdir()
@@ -387,7 +387,7 @@ def test_hooks_learn_the_annotations(home: Home) -> None:
     assert home.said('image = "a"').for_hooks({}) == {}
 
 
-def test_what_fits_into_no_job_is_refused(home: Home) -> None:
+def test_file_too_large_for_a_job_is_refused(home: Home) -> None:
     home.write("one", f'image = "a"\n[env]\nA = "{40_000 * "x"}"')
     message, hint = home.refused(f'base_environment = "one"\n[env]\nB = "{40_000 * "x"}"')
     assert "says more than the 64 KiB" in message and hint
@@ -396,7 +396,7 @@ def test_what_fits_into_no_job_is_refused(home: Home) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", "nonsense", '{"name":1,"path":1,"entries":[1],"host":{}}', "[" * 5000, '{"name":"a"}']
 )
-def test_what_was_not_carried_by_us_does_not_parse(text: str) -> None:
+def test_forged_environment_does_not_parse(text: str) -> None:
     with pytest.raises(ConfigError, match="does not parse"):
         edf.loads(text)
 

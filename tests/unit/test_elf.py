@@ -60,7 +60,7 @@ def test_as_readelf_reads_it(name: str) -> None:
     assert ours.symbols == set(re.findall(r" (ucp_\S+)", symbols))
 
 
-def test_what_is_no_library(tmp_path: pathlib.Path) -> None:
+def test_invalid_libraries(tmp_path: pathlib.Path) -> None:
     for number, (content, why) in enumerate([
         (b"", "not an ELF file"),
         (b"\x7fELF", "damaged|byte order"),

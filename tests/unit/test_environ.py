@@ -118,7 +118,7 @@ def test_each_variable_has_its_last_origin() -> None:
         ("AB", {"A": (None, "a.toml:2"), "C": (None, "a.toml:3")}, {"B": "1"}, {"A": "1"}),
     ],
 )
-def test_what_is_covered_or_unset_is_remembered(
+def test_covered_and_unset_values_are_remembered(
     before: str, covering: dict[str, tuple[str | None, str]], values: dict[str, str], below: dict[str, str]
 ) -> None:
     variables = environ.Variables(dict.fromkeys(before, "1"))

@@ -39,7 +39,7 @@ def test_an_environment_file_says_what_options_do() -> None:
     assert request.wants_container and request.value(ENVIRONMENT) == "it" and request.file
 
 
-def test_what_a_file_leaves_out_is_as_cscs_has_it() -> None:
+def test_defaults_of_a_file_are_those_of_cscs() -> None:
     request = of_file("image a")
     assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
 
@@ -62,7 +62,7 @@ def test_an_annotation_of_pyxis_is_an_option() -> None:
     assert of_file(text.replace("true", "false")).entrypoint_log is False
 
 
-def test_a_file_may_be_asked_for_by_a_variable() -> None:
+def test_variable_can_request_a_file() -> None:
     file = Environment("it", "/it.toml", (FileEntry("image", "", "a", "it.toml:1"),), {})
     asked = []
     request = parse([], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *said: asked.append(said) or file)
@@ -87,7 +87,7 @@ def test_a_file_may_be_asked_for_by_a_variable() -> None:
         ("image a\nmounts /${NONE}:/x", "it.toml:2: mounts: the variable NONE is not set", "export it"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_at_submit(text: str, says: str, hint: str) -> None:
+def test_error_in_a_file_is_reported_at_submit(text: str, says: str, hint: str) -> None:
     with pytest.raises(PenrootError) as caught:
         of_file(text)
     assert str(caught.value).startswith(says), caught.value
@@ -156,7 +156,7 @@ def test_step_of_a_batch_job_has_what_sbatch_read(tmp_path: Path) -> None:
         assert submission.check(with_file(tmp_path, 'image = "second"', told, context=context))[0].image == "second"
 
 
-def test_what_was_carried_of_another_path_is_another_file(tmp_path: Path) -> None:
+def test_carried_file_of_another_path_is_not_used(tmp_path: Path) -> None:
     path = ("option", "environment=./it.toml")
     there = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path / ".edf")), path])
     with_file(tmp_path, 'image = "first"')
@@ -168,7 +168,7 @@ def test_what_was_carried_of_another_path_is_another_file(tmp_path: Path) -> Non
     assert submission.check(here)[0].image == "second"
 
 
-def test_what_was_carried_of_a_name_is_not_a_file_here(tmp_path: Path) -> None:
+def test_carried_file_of_a_name_is_no_local_file(tmp_path: Path) -> None:
     name = ("option", "environment=it.toml")
     job = [("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), ("caller", f"HOME={tmp_path}"), name]
     with_file(tmp_path, 'image = "first"')
@@ -181,7 +181,7 @@ def test_what_was_carried_of_a_name_is_not_a_file_here(tmp_path: Path) -> None:
     assert submission.check(Job([*job, told]))[0].image == "third"
 
 
-def test_a_node_that_was_told_nothing_reads_the_file_itself(tmp_path: Path) -> None:
+def test_node_without_a_carried_file_reads_it_itself(tmp_path: Path) -> None:
     node = with_file(tmp_path, 'image = "a"', ("environ", f"HOME={tmp_path}"), verb="step")
     assert options.parse(node.options, node.environ, node.cwd, node.describe).image == "a"
     gone = with_file(tmp_path, 'image = "a"', ("environ", "HOME=/nowhere"), verb="step")
@@ -190,7 +190,7 @@ def test_a_node_that_was_told_nothing_reads_the_file_itself(tmp_path: Path) -> N
     assert "the node n1 reads it" in caught.value.hint
 
 
-def test_hooks_that_are_lacking_are_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_hooks_are_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = 'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nssh.enabled = "true"'
     submission.check(with_file(tmp_path, text))
     assert capfd.readouterr().err.count("no hook implements these annotations") == 1

@@ -47,7 +47,7 @@ def test_environment_reads_back_exactly_at_random() -> None:
         assert etc.read_environment(etc.write_environment(variables)) == variables, f"seed {seed}"
 
 
-def test_edited_line_of_environment_is_believed() -> None:
+def test_edited_line_of_environment_applies() -> None:
     text = etc.write_environment({"A": "one\ntwo"}).replace("A=one two", "A=three")
     assert etc.read_environment(text) == {"A": "three"}
 

@@ -158,9 +158,7 @@ def test_a_daemon_that_reads_nothing_is_not_waited_for(
 
 
 @pytest.mark.parametrize("what", ["pipe", "link", "second name", "directory is missing"])
-def test_what_is_no_file_of_ours_is_not_written_to(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
+def test_foreign_file_is_not_written_to(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     file, other = tmp_path / "events", tmp_path / "other"
     other.write_text("precious\n")
     if what == "pipe":
@@ -193,7 +191,7 @@ def test_record_without_room_costs_a_warning(file: pathlib.Path, capsys: pytest.
     assert f"[WARN] events are not recorded: {file}: File too large" in capsys.readouterr().err
 
 
-def test_phases_in_words() -> None:
+def test_names_of_phases() -> None:
     with Operation("step", events_to(""), timed=True) as event:
         assert event is not None
         operations.fact(cache="miss", bytes=1_200_000)

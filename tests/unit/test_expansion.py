@@ -41,7 +41,7 @@ def test_expression_means_what_bash_says(text: str) -> None:
     ["${!A}", "${A@P}", "${A[0]}", "${}", "${A", "${1}", "${A:x}", "${A:1:-30}", "${A^^a}", "${U}", "${U:?}", "${U%x}"]
     + ["${A:" + "${U:-" * 12 + "1" + "}" * 13, "${A#[z-a]}", "${A:$B}"],
 )
-def test_expression_that_is_not_ours_is_an_error(text: str) -> None:
+def test_unsupported_expression_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         expansion.expand(text, VALUES.get)
     assert len(caught.value.args) == 2 and all(caught.value.args)

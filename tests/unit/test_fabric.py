@@ -100,7 +100,9 @@ BY_CXI, BY_PLUGIN = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
         (("com.hooks.cxi.enabled=", CUDA12), "", []),
     ],
 )
-def test_who_asks_for_what(annotations: tuple[str, ...], setting: str, wanted: list[tuple[str, str]]) -> None:
+def test_parts_and_who_requested_them(
+    annotations: tuple[str, ...], setting: str, wanted: list[tuple[str, str]]
+) -> None:
     """Nothing is requested by default. Annotations override the setting; the plugin's requests libfabric too."""
     host = {"HOME": "/", "PENROOT_ANNOTATIONS": "\n".join(annotations)} | (
         {"ENROOT_FABRIC": setting} if setting else {}
@@ -168,7 +170,7 @@ def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) 
 
 
 @pytest.mark.parity("what the image has of that is the image's")
-def test_what_the_image_has_is_the_images(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
+def test_libraries_of_the_image_are_kept(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     versions = ["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_1.14", "IBVERBS_PRIVATE_56"]
     build(tmp_path, f"{LIB}/libibverbs.so.1", versions=versions)
@@ -298,7 +300,7 @@ def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Pat
 @pytest.mark.parity("what others could have made is not brought")
 @pytest.mark.security("I5")
 @pytest.mark.parametrize("trap", ["fifo", "directory", "loop", "outside", "device", "garbage"])
-def test_what_an_image_has_instead_of_a_library(cray: FakeHost, tmp_path: pathlib.Path, trap: str) -> None:
+def test_invalid_library_of_an_image_counts_as_missing(cray: FakeHost, tmp_path: pathlib.Path, trap: str) -> None:
     """A FIFO, a directory, a damaged file or a link out of the image counts as a missing library."""
     image(tmp_path)
     path = tmp_path / LIB[1:] / "libfabric.so.1"

@@ -44,7 +44,7 @@ def test_a_store_that_cannot_be_marked_is_used_as_before(tmp_path: Path) -> None
     format.check(str(tmp_path / "none"), mark=True)
 
 
-def test_what_is_no_link_is_no_mark(tmp_path: Path) -> None:
+def test_mark_must_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("1")
     with pytest.raises(ImageError, match="nobody knows"):
         format.check(str(tmp_path), mark=False)

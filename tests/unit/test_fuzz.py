@@ -83,7 +83,7 @@ def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
 VOLUMES = fstab.write_image(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs /t tmpfs size=1m 0 0\n"
 
 
-def test_what_an_image_may_mount_is_its_own(rng: random.Random, soak: bool) -> None:
+def test_image_mounts_only_its_own_paths(rng: random.Random, soak: bool) -> None:
     """An image's fstab can only mount a tmpfs, or a path that is opened beneath the image's root."""
     for _ in range(300_000 if soak else 3_000):
         try:

@@ -39,7 +39,7 @@ def test_hip_and_opencl_count_what_rocr_leaves(of_container: str, told: str, fir
 
 
 @pytest.mark.parity("ROCR_VISIBLE_DEVICES")
-def test_what_the_image_or_a_user_says_stays() -> None:
+def test_masks_of_the_image_or_user_are_kept() -> None:
     """Level Zero numbers the GPUs of the container, like the other masks."""
     assert masks({"CUDA_VISIBLE_DEVICES": "2"}, "2,3", CUDA_VISIBLE_DEVICES="0") == {}
     told = {"ROCR_VISIBLE_DEVICES": "2,3", "GPU_DEVICE_ORDINAL": "0"}

@@ -70,7 +70,7 @@ def test_groups_of_the_image_with_the_number_of_the_callers_stay(box: Box) -> No
 
 @pytest.mark.parity("10-shadow: shadow")
 @pytest.mark.security("I8")
-def test_who_is_in_no_shadow_file_is_added(box: Box) -> None:
+def test_users_missing_in_the_shadow_files_are_added(box: Box) -> None:
     there = ["root:*:19000:0:99999:7:::", "app:!$6$x:19000::::::"]
     box.write(passwd="root:x:0:0::/r:/s\napp:x:7:7::/:/\n", group="app:x:7:\n")
     box.write(shadow="\n".join(there), gshadow="app:!::\n")

@@ -48,7 +48,7 @@ def test_working_directory_is_not_too_deep() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"config": [1]}', b"[" * 100_000])
-def test_what_is_no_config_is_refused(data: bytes) -> None:
+def test_invalid_config_is_refused(data: bytes) -> None:
     with pytest.raises(ImageError, match="x: the image config is "):
         ImageConfig(data, "x")
 

@@ -145,7 +145,7 @@ def test_empty_layer_is_a_layer(place: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"<html>" * 200, b"\x1f\x8bjunk" * 100, b"\x28\xb5\x2f\xfdjunk" * 100, b"BZhjunkjunk"]
 )
-def test_what_is_no_tar_is_an_error(place: Path, data: bytes) -> None:
+def test_invalid_tar_is_an_error(place: Path, data: bytes) -> None:
     with pytest.raises(ImageError):
         layertree.unpack(io.BytesIO(data), str(place))
 
@@ -398,7 +398,7 @@ def test_whiteout_of_a_file_the_layer_brings_keeps_it(place: Path) -> None:
     assert (fs / "f").read_bytes() == b"new" and (fs / "g").read_bytes() == b"new"
 
 
-def test_opaque_root_is_told(place: Path) -> None:
+def test_opaque_root_is_recorded(place: Path) -> None:
     layer = layertree.unpack(io.BytesIO(images.tar([entry(".wh..wh..opq"), entry("a")])), str(place))
     assert layer.opaque and index.read(str(place)).opaque
 

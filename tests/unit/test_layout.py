@@ -47,7 +47,7 @@ def test_a_stack_with_any_other_line_is_damaged(tmp_path: Path, line: str) -> No
 
 
 @pytest.mark.parametrize("digest", ["", "a" * 64, "sha256:", "sha256:" + "A" * 64, "sha256:" + "../" * 21 + "a"])
-def test_what_is_no_digest_names_no_directory(digest: str) -> None:
+def test_invalid_digest_names_no_directory(digest: str) -> None:
     for path in (layout.layer, layout.image):
         with pytest.raises(ImageError):
             path("/s", digest)

@@ -57,7 +57,7 @@ def test_extended_as_ldconfig_would(tree: pathlib.Path, form: str) -> None:
     assert listed(mine) == listed(tree / "etc/ld.so.cache")
 
 
-def test_ours_come_before_others_of_the_name(tree: pathlib.Path) -> None:
+def test_libraries_of_the_driver_come_first(tree: pathlib.Path) -> None:
     mine = tree / "mine"
     library = (X86_64, "liba.so.9", "/opt/driver/liba.so.9")
     mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [library]))

@@ -64,7 +64,7 @@ def test_names_of_registries(text: str, host: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "reg.io/team", "http://reg.io", "me@reg.io", "a b", "reg.io:x", "-x", "reg.io#a"])
-def test_what_is_no_registry(text: str) -> None:
+def test_invalid_registry_names(text: str) -> None:
     with pytest.raises(UsageError, match="is not a registry") as caught:
         registry(text)
     assert "HOST:PORT" in caught.value.hint
@@ -98,7 +98,7 @@ def test_docker_hub_is_filed_as_docker_does(file: AuthFile) -> None:
     assert content(file) == {"auths": {}}
 
 
-def test_what_is_not_there_is_not_removed(file: AuthFile) -> None:
+def test_missing_login_is_not_removed(file: AuthFile) -> None:
     """HOST:PORT is another registry than HOST, and a helper may have no login."""
     write(file, {})
     file.add(registry("reg.io"), LOGIN)
@@ -183,7 +183,7 @@ def test_a_directory_that_others_write_to_gets_no_secret(tmp_path: Path) -> None
     AuthFile(str(place / "auth.json"), {}).add(registry("reg.io"), LOGIN)
 
 
-def test_what_is_written_is_what_is_found(file: AuthFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_login_is_found(file: AuthFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from enroot_py.config import settings
 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

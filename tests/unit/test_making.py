@@ -53,14 +53,14 @@ def test_file_gets_its_name_when_it_is_whole(tmp_path: Path, replace: bool) -> N
 
 @pytest.mark.parametrize("kind", [making.MAKING, making.TRASH])
 @pytest.mark.parametrize("directory", [False, True])
-def test_what_nobody_holds_is_swept(tmp_path: Path, kind: str, directory: bool) -> None:
+def test_unlocked_entries_are_removed(tmp_path: Path, kind: str, directory: bool) -> None:
     left_by_a_killed_process(tmp_path, kind=kind, directory=directory)
     making.sweep(str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("directory", [False, True])
-def test_what_somebody_holds_is_not(tmp_path: Path, directory: bool) -> None:
+def test_locked_entries_are_kept(tmp_path: Path, directory: bool) -> None:
     path = left_by_a_killed_process(tmp_path, directory=directory)
     path.chmod(0o700)
     words = ["flock", str(path), sys.executable, "-c", "print(flush=True); input()"]
@@ -91,7 +91,7 @@ def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", [False, True])
-def test_what_was_swept_before_it_was_locked_is_made_anew(
+def test_entry_removed_before_its_lock_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: bool
 ) -> None:
     """Between mkdir(2) or open(2) and flock(2), a new entry looks like a killed process's."""

@@ -81,7 +81,7 @@ CONFIG = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": D, 
         "[" * 100_000,
     ],
 )  # fmt: skip
-def test_what_is_no_manifest_is_an_error(document: object) -> None:
+def test_invalid_manifest_is_an_error(document: object) -> None:
     data = (document if isinstance(document, str) else json.dumps(document)).encode()
     with pytest.raises(PenrootError):
         manifests.manifest(data, manifests.parse(data, "an image"), D, "an image")

@@ -59,7 +59,7 @@ def test_verb_of_docker_is_answered_with_a_line_to_type(verb: str) -> None:
         *(("run --unknown u", "start docker://IMAGE COMMAND"), ("kill -s HUP a", "stop --signal KILL NAME;")),
     ],
 )
-def test_line_of_docker_is_answered_with_ours(line: str, answer: str) -> None:
+def test_docker_command_gets_a_hint_with_ours(line: str, answer: str) -> None:
     with pytest.raises(UsageError) as caught:
         main(line.split())
     hint = caught.value.hint.partition(" ")[2]

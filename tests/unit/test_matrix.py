@@ -37,7 +37,7 @@ def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "out.xml"
 
 
-def test_a_failure_is_ours_unless_it_is_known_by_name_and_words(junit: Path) -> None:
+def test_failure_counts_unless_its_name_and_message_are_known(junit: Path) -> None:
     outcome = report.of_junit("forky", "26.05.5", "slurm", junit, [THEIRS, MENDED, OTHER_WORDS])
     assert outcome.row()[:-1] == ("forky", "26.05.5", "slurm", "2", "1", "2", "1")
     text = report.table([outcome])
@@ -49,7 +49,7 @@ def test_a_failure_is_ours_unless_it_is_known_by_name_and_words(junit: Path) -> 
 
 
 @pytest.mark.parametrize(("release", "slurm"), [("trixie", "26.05.5"), ("forky", "25.11.1")])
-def test_what_is_known_of_one_release_excuses_no_other(junit: Path, release: str, slurm: str) -> None:
+def test_known_failure_of_one_release_excuses_no_other(junit: Path, release: str, slurm: str) -> None:
     outcome = report.of_junit(release, slurm, "slurm", junit, [THEIRS, MENDED])
     assert len(outcome.ours) == 3
     assert not outcome.repaired
@@ -59,7 +59,7 @@ def test_each_known_failure_says_where_that_is_said() -> None:
     assert all(known.source.startswith(("https://", "slurm-")) and known.why for known in KNOWN)
 
 
-def test_what_is_tested_is_the_working_tree_as_it_is(tmp_path: Path) -> None:
+def test_working_tree_is_tested_as_it_is(tmp_path: Path) -> None:
     roots.copy_checkout(tmp_path / "copy")
     assert (tmp_path / "copy/tests/unit/test_matrix.py").read_bytes() == Path(__file__).read_bytes()
     assert os.access(tmp_path / "copy/tests/matrix/enter", os.X_OK)

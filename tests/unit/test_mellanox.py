@@ -66,7 +66,7 @@ def test_selection(dgx: FakeHost, box: pathlib.Path, visible: str, expected: set
 
 @pytest.mark.parity("99-mellanox: MELLANOX_VISIBLE_DEVICES")
 @pytest.mark.parametrize("visible", ["10", "mlx4_0", "-1", "0,x"])
-def test_what_is_not_there(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
+def test_missing_device(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
     with pytest.raises(HookError, match="MELLANOX_VISIBLE_DEVICES") as caught:
         planned(dgx, box, visible)
     assert "mlx5_9" in caught.value.hint

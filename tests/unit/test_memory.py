@@ -29,7 +29,7 @@ def test_the_limits_of_a_group_and_of_those_above_it(
     assert found == [(0, 70 * MIB), (300 * MIB, 150 * MIB), (0, 0)]
 
 
-def test_what_is_left_is_no_more_than_the_machine_has() -> None:
+def test_free_memory_is_at_most_the_machines() -> None:
     pages = resource.getpagesize()
     with open("/proc/meminfo") as f:
         total = int(f.readline().split()[1]) * 1024

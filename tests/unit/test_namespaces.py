@@ -68,7 +68,7 @@ def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined"
         ({"profile": "docker-default (complain)"}, errno.EACCES, "a security module, as AppArmor or SELinux, refuses"),
     ],
 )
-def test_what_confines_a_process_is_named(
+def test_confinement_of_a_process_is_named(
     tmp_path: pathlib.Path, confinement: dict[str, str], number: int, words: str
 ) -> None:
     said = advice(confined(tmp_path, **confinement), OSError(number, os.strerror(number)))

@@ -102,7 +102,7 @@ def test_void_is_nothing(dgx: FakeHost, box: pathlib.Path, visible: str) -> None
     "visible",
     ["8", "GPU-0000000", "GPU-ffffffff", "x", "x0000:0f:00.0", "0:0", "6:3", mig_uuid(0, 0), "MIG-GPU-x/1/0", "GPU-"],
 )
-def test_what_is_not_there_is_an_error_with_the_way_out(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
+def test_missing_device_is_an_error_with_a_hint(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
     with pytest.raises(HookError) as caught:
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
     assert f"NVIDIA_VISIBLE_DEVICES={visible}" in str(caught.value)
@@ -175,7 +175,7 @@ def test_image_that_is_not_debian(dgx: FakeHost, tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.parity("98-nvidia: gdrdrv")
-def test_what_goes_with_gpudirect(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_gpudirect_devices_and_files(dgx: FakeHost, box: pathlib.Path) -> None:
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
     assert {"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel0"} <= set(edits.nodes)
     assert "/etc/cufile.json" in edits.files
@@ -186,7 +186,7 @@ def test_what_goes_with_gpudirect(dgx: FakeHost, box: pathlib.Path) -> None:
     assert len([path for path in edits.nodes if "nvswitch" in path]) == 7
 
 
-def test_where_storage_looks_disks_up(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+def test_udev_for_gpudirect_storage(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     host = fakehost.consumer(tmp_path / "host")
     host.directory("run/udev")
     assert "/run/udev" not in planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).files
@@ -195,7 +195,7 @@ def test_where_storage_looks_disks_up(tmp_path: pathlib.Path, box: pathlib.Path)
 
 
 @pytest.mark.parametrize("share", ["/usr/share", "/etc", "/usr/local/nvidia/share"])
-def test_what_loaders_of_graphics_read(tmp_path: pathlib.Path, box: pathlib.Path, share: str) -> None:
+def test_files_of_graphics_loaders(tmp_path: pathlib.Path, box: pathlib.Path, share: str) -> None:
     """The container has these files in the loaders' directories, independent of their place on the host."""
     host = fakehost.consumer(tmp_path / "host")
     for name in ("vulkan/icd.d/nvidia_icd.json", "egl/egl_external_platform.d/20_nvidia_xcb.json"):
@@ -332,7 +332,7 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         ({"SLURM_STEP_GPUS": "2,3", "PENROOT_SLURM_GPUS": "no"}, set()),
     ],
 )
-def test_what_slurm_allocated(dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], minors: set[int]) -> None:
+def test_allocation_of_slurm(dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], minors: set[int]) -> None:
     assert gpus(planned(dgx, box, caller)) == minors
 
 
@@ -347,7 +347,7 @@ def test_what_slurm_allocated(dgx: FakeHost, box: pathlib.Path, caller: dict[str
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}, {"CUDA_VISIBLE_DEVICES": "1"}, None),
     ],
 )
-def test_tasks_whose_numbers_count_all_gpus_are_told_others(
+def test_tasks_get_numbers_that_count_in_the_container(
     dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], image: dict[str, str], told: str | None
 ) -> None:
     context = fakehost.context(dgx, box, caller, dict(image))

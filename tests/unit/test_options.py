@@ -126,7 +126,7 @@ def test_bad_values_are_refused_by_name_and_value(name: str, text: str) -> None:
         parsed(**{variable: text})
 
 
-def test_a_variable_without_a_name_is_none_of_ours() -> None:
+def test_variable_without_a_name_is_ignored() -> None:
     assert parsed(**{"": "x"}).origins == {}  # execve(2) allows "=x"
 
 

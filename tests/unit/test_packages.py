@@ -39,7 +39,7 @@ def test_each_file_is_of_one_package() -> None:
     assert {path: description.owner(path) for path in owners} == owners
 
 
-def test_what_is_vendored_is_what_is_declared_each_with_a_hash() -> None:
+def test_vendored_packages_are_the_declared_ones_with_hashes() -> None:
     text = vendored.PINNED.read_text()
     pinned = re.findall(r"^(\S+)==\S+((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
     assert {name for name, _ in pinned} == set(vendored.KEPT) == {*vendored.declared(), *vendored.INDIRECT}
@@ -98,7 +98,7 @@ def test_control_and_spec_say_the_same(package: description.Package, tmp_path: P
     assert all(path in spec for path in package.watches)
 
 
-def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
+def test_tmpfiles_keeps_our_directories_in_tmp() -> None:
     """Directories that penroot creates, with incomplete files, and directories that its pages recommend."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]

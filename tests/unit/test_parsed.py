@@ -86,7 +86,7 @@ OF_OTHERS = ["open directory", "open file", "link", "link to the directory", "an
 
 @pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
 @pytest.mark.parametrize("how", OF_OTHERS)
-def test_what_others_can_write_is_not_believed(kept: Kept, tmp_path: Path, how: str) -> None:
+def test_cache_that_others_can_write_is_not_trusted(kept: Kept, tmp_path: Path, how: str) -> None:
     path, directory = kept.forge(), kept.directory
     if how.startswith("another's"):
         if os.geteuid() != 0:
@@ -120,7 +120,7 @@ def test_mistakes_are_not_kept(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", marshal.dumps(1), marshal.dumps((1,)), marshal.dumps((1, []))])
-def test_what_is_no_kept_parse_is_passed_by(kept: Kept, data: bytes) -> None:
+def test_invalid_cache_entry_is_ignored(kept: Kept, data: bytes) -> None:
     kept.forge().write_bytes(data)
     assert kept.value() == "3"
 

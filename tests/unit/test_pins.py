@@ -57,7 +57,7 @@ def test_a_lock_file_names_an_image_however_it_is_written() -> None:
         file.pin(remote("waits:1"))
 
 
-def test_what_a_job_carries_is_what_was_found() -> None:
+def test_carried_pins_are_read_back() -> None:
     made = Pins({"reg/a:1": A, "reg/b:1": ""}, "./my lock", lockfile.parse("/a b/my lock", TEXT))
     assert pins.loads(made.dumps()) == made
     assert pins.loads(Pins({}).dumps()) == Pins({})
@@ -65,7 +65,7 @@ def test_what_a_job_carries_is_what_was_found() -> None:
 
 
 @pytest.mark.security("H6")
-def test_what_a_user_makes_of_it_is_no_bug() -> None:
+def test_forged_pins_raise_no_exception() -> None:
     chance = random.Random(15)
     words = ["x" * 500, "\t", A, *"tag lock path image reg/a:1 1 -1 /etc/shadow ../.. @ # é".split()]
     for _ in range(3000):
@@ -98,7 +98,7 @@ def test_a_step_has_the_digest_of_its_job() -> None:
     assert pin_of(carrying(made), "oci:/ubuntu") is None
 
 
-def test_what_srun_says_goes_before_on_a_node() -> None:
+def test_pin_of_srun_comes_first_on_a_node() -> None:
     """srun has resolved the tag for all nodes of the step, also with --container-pin=no."""
     made = Pins({str(parse("ubuntu")): A})
     resolved = ("environ", f"{RESOLVED}={parse('ubuntu').uri()} {B}")
@@ -150,7 +150,7 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
         (("container-image=ubuntu", "container-pin=no"), "salloc"),
     ],
 )
-def test_nothing_is_asked_where_nothing_is_pinned(given: tuple[str, ...], context: str) -> None:
+def test_without_pins_no_registry_is_contacted(given: tuple[str, ...], context: str) -> None:
     """Otherwise there would be a warning: this host reaches no registry."""
     asked = job(*(("option", each) for each in given), context=context)
     assert pinned(asked) == ""
@@ -183,14 +183,14 @@ def test_words_and_images_of_the_option(text: str, pin: object) -> None:
         ("container-lock=a\nb", "control characters"),
     ],
 )
-def test_slips_in_the_options(given: str, why: str) -> None:
+def test_invalid_options(given: str, why: str) -> None:
     name, _, text = given.partition("=")
     with pytest.raises(UsageError, match=why):
         options.parse([(name, text)], {})
 
 
 @pytest.mark.parametrize("image", ["/x.sqsh", "oci:/x", "A", "bcast:/x"])
-def test_what_has_no_tag_cannot_be_named(image: str) -> None:
+def test_container_pin_needs_a_tag(image: str) -> None:
     asked = job(("option", f"container-pin={image}"), context="sbatch")
     with pytest.raises(UsageError, match="--container-pin="):
         pinned(asked)
@@ -224,11 +224,11 @@ def test_a_comment_that_cannot_be_changed_costs_a_warning(
     assert "cannot add the image to the comment of the job: " in capfd.readouterr().err
 
 
-def test_a_line_without_end_is_none() -> None:
+def test_endless_number_is_ignored() -> None:
     """Python refuses to parse a number with so many digits."""
     assert pins.loads(f"path /x\nimage {'9' * 5000} ubuntu {A}").lock == lockfile.LockFile("/x", ())
 
 
 @pytest.mark.parametrize("text", [f"tag reg/a:1 ../.. {A}", f"tag reg/a:1 {A} x", "tag reg/a:1 sha256:../.."])
-def test_what_is_no_digest_is_none(text: str) -> None:
+def test_invalid_digest_is_ignored(text: str) -> None:
     assert pins.loads(text).tags == {"reg/a:1": ""}

@@ -42,6 +42,6 @@ def test_bad_values_are_refused(argument: str) -> None:
 
 @pytest.mark.parity("use_enroot_load")
 @pytest.mark.parametrize("argument", ["use_enroot_load=1", "use_squashfuse=On"])
-def test_what_has_no_effect_here_is_accepted(argument: str) -> None:
+def test_ineffective_arguments_are_accepted(argument: str) -> None:
     assert getattr(load([argument]), argument.partition("=")[0]) is True
     assert SETTINGS[argument.partition("=")[0]].doc.startswith("no effect")

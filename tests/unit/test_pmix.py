@@ -60,7 +60,7 @@ def test_memory_that_the_launcher_shares_is_not_in_the_container(offered: str | 
     assert pmix.fitted(given, libraries(), remap_root=False).get("PMIX_GDS_MODULE") == taken
 
 
-def test_what_a_hook_has_copied_is_told_from_words_of_the_user() -> None:
+def test_copy_by_a_hook_differs_from_a_value_of_the_user() -> None:
     server = {**MUNGE, "PMIX_GDS_MODULE": "shmem2,hash"}
     assert pmix.is_copy("PMIX_MCA_psec", "munge,native", server)
     assert not pmix.is_copy("PMIX_MCA_gds", "hash", server)

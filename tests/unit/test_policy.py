@@ -82,7 +82,7 @@ def test_all_requirements_of_a_scope_count() -> None:
         {"type": "sigstoreSigned", "pki": {"caRootsPath": "/x"}},
     ],
 )
-def test_what_is_not_checked_here_lets_nothing_in(more: dict[str, Any]) -> None:
+def test_unsupported_requirements_admit_nothing(more: dict[str, Any]) -> None:
     document = {"default": [ACCEPT], "transports": {"docker": {"reg.site": [more]}}}
     error = rule(document, "docker://reg.site#x").refusal("x")
     assert error and "needs" in str(error) and "(docker: reg.site)" in str(error) and "keyPath" in error.hint
@@ -150,13 +150,13 @@ def test_typo_is_reported_with_its_path(document: object, why: str) -> None:
         ("[" * 100_000, "P: nested too deeply"),
     ],
 )
-def test_json_that_is_none(text: str, why: str) -> None:
+def test_invalid_json(text: str, why: str) -> None:
     with pytest.raises(ConfigError) as said:
         document.parse("P", text.encode())
     assert why in str(said.value)
 
 
-def test_damaged_policy_is_an_error_in_words(rng: random.Random) -> None:
+def test_damaged_policy_is_a_clear_error(rng: random.Random) -> None:
     text = json.dumps({"default": [KEYED], "transports": {"docker": {"": [REJECT]}}}, indent=1)
     for data in (mutate(text, rng).encode("utf-8", "surrogateescape") for _ in range(300)):
         try:
@@ -185,7 +185,7 @@ IMAGES = {"tag": DockerName("reg.site/team/box", "1"), "digest": DockerName("reg
         ("digestOnly", (), "tag", ["reg.site/team/box:1", "x.io/a", "x.io/a:2"], []),
     ],
 )
-def test_which_name_a_signature_has_to_have(
+def test_name_that_a_signature_must_have(
     kind: str, words: tuple[str, ...], image: str, good: list[str], bad: list[str]
 ) -> None:
     identity = Identity(kind, words)
@@ -241,7 +241,7 @@ def test_narrower_scope_counts_in_either_spelling() -> None:
             assert rule(document, f"docker://{image}#other/x:1").refusal("x") is None
 
 
-def test_scope_in_two_spellings_is_a_slip() -> None:
+def test_scope_in_two_spellings_is_an_error() -> None:
     with pytest.raises(ConfigError, match="P:.*duplicate scope reg.site of docker"):
         read({"default": [ACCEPT], "transports": {"docker": {"reg.site": [REJECT], "reg.site:443": [ACCEPT]}}})
     with pytest.raises(ConfigError, match="no image is in the scope '010.0.0.1'") as caught:
@@ -257,7 +257,7 @@ def put(path: pathlib.Path, data: bytes, mode: int = 0o644, owner: int = 0) -> N
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664])
-def test_a_policy_or_key_that_others_write_is_not_believed(tmp_path: pathlib.Path, mode: int) -> None:
+def test_policy_or_key_that_others_can_write_is_not_trusted(tmp_path: pathlib.Path, mode: int) -> None:
     path, key = tmp_path / "policy.json", tmp_path / "key.pub"
     put(key, b"key", mode)
     put(path, json.dumps({"default": [{"type": "sigstoreSigned", "keyPath": str(key)}]}).encode())
@@ -272,7 +272,7 @@ def test_a_policy_or_key_that_others_write_is_not_believed(tmp_path: pathlib.Pat
 
 
 @pytest.mark.parametrize("name", ["/dev/null", "/etc", "loop", "pipe", "/proc/self/mem", "large"])
-def test_nobody_is_told_to_open_what_is_named_by_mistake(tmp_path: pathlib.Path, name: str) -> None:
+def test_no_hint_suggests_to_open_system_files(tmp_path: pathlib.Path, name: str) -> None:
     """For example the shadow passwords, or a directory of the system."""
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
@@ -285,7 +285,7 @@ def test_nobody_is_told_to_open_what_is_named_by_mistake(tmp_path: pathlib.Path,
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_policy_or_key_of_another_user_is_not_believed(tmp_path: pathlib.Path) -> None:
+def test_policy_or_key_of_another_user_is_not_trusted(tmp_path: pathlib.Path) -> None:
     path, key = tmp_path / "policy.json", tmp_path / "key.pub"
     put(key, b"key", owner=4711)
     put(path, json.dumps({"default": [{"type": "sigstoreSigned", "keyPath": str(key)}]}).encode())
@@ -347,7 +347,7 @@ def test_identity_of_fulcio_is_read_with_its_log() -> None:
         ({"keyPath": "/x", "rekorPublicKeyDatas": []}, "must be a non-empty array"),
     ],
 )
-def test_slip_of_a_keyless_rule_is_told(keys: dict[str, object], said: str) -> None:
+def test_invalid_keyless_rule_is_reported(keys: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         rule(requiring(**keys), "docker://x")
     assert said in str(caught.value) and str(caught.value).startswith("P: default[0]") and caught.value.hint

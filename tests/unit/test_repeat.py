@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_fails_now_and_then_is_named_with_its_way(tmp_path: Path) -> None:
+def test_flaky_test_is_named_with_its_failure(tmp_path: Path) -> None:
     script = "import pathlib\ndef test_steady(): pass\ndef test_lucky():\n    pathlib.Path(__file__ + '.was').mkdir()\n"
     (tmp_path / "test_made.py").write_text(script)  # the second time the directory exists
     command = [sys.executable, "-m", "tests.repeat", "--times", "2", str(tmp_path)]

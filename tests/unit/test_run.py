@@ -46,7 +46,7 @@ def test_why_it_failed_is_what_it_said(tmp_path: pathlib.Path, text: str, why: s
     assert caught.value.hint == f"command: {tool} -x"
 
 
-def test_a_failure_that_is_tolerated_is_none(tmp_path: pathlib.Path) -> None:
+def test_tolerated_failure_is_a_success(tmp_path: pathlib.Path) -> None:
     tool = script(tmp_path, "echo some; echo a device >&2; exit 2")
     assert Program([tool], tolerate=lambda status, lines: (status, lines) == (2, ["a device"])).run() == "some\n"
     with pytest.raises(PenrootError, match="a device"):

@@ -105,7 +105,7 @@ def test_conf_speaks_to_hooks(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parity("enroot.conf: MELLANOX_*")
-def test_a_slip_is_told_from_a_variable_of_the_site(environ: dict[str, str]) -> None:
+def test_misspelt_variable_differs_from_a_variable_of_the_site(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_OUR_SCRATCH /scratch\n")
     assert settings.load(environ).passed_on == {"ENROOT_OUR_SCRATCH": "/scratch"}
     conf(environ, "ENROOT_REMAP_ROTO yes\n")
@@ -149,7 +149,7 @@ def test_setting_with_auto_names_it(environ: dict[str, str]) -> None:
         settings.load({**environ, "ENROOT_RESTRICT_DEV": "maybe"})
 
 
-def test_slips_in_variables_are_told() -> None:
+def test_misspelt_variables_are_reported() -> None:
     known = dict.fromkeys((*all_settings(), "PENROOT_DEBUG"), "1")
     of_sites = dict.fromkeys(("ENROOT_JOB", "ENROOT_PID", "ENROOT_ROOTFS", "ENROOT_OPTIONS", "PENROOT_PREFIX"), "1")
     assert slips({**known, **of_sites, "ENROOT_ALLOW_HTTPS": "1", "PENROOT_DEBUGS": "1"}) == [
@@ -158,7 +158,7 @@ def test_slips_in_variables_are_told() -> None:
     ]
 
 
-def test_what_makes_a_default_wrong_is_told(environ: dict[str, str]) -> None:
+def test_variable_that_breaks_a_default_is_named(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as e:
         settings.load({**environ, "XDG_DATA_HOME": "here"})
     assert "${XDG_DATA_HOME}/enroot" in e.value.hint
@@ -181,7 +181,7 @@ def test_precedence_of_settings_files(environ: dict[str, str], tmp_path: pathlib
 
 
 @pytest.mark.parametrize("place", ["enroot.conf.d", "penroot.yaml.d"])
-def test_a_directory_that_is_none_is_passed_over(environ: dict[str, str], place: str) -> None:
+def test_file_in_place_of_a_directory_is_skipped(environ: dict[str, str], place: str) -> None:
     conf(environ, "", place)
     conf(environ, "ENROOT_MAX_CONNECTIONS 3\n")
     assert settings.load(environ).max_connections == 3

@@ -147,7 +147,7 @@ def test_directories_are_open_to_others_from_the_first_moment_on(
     assert {(tmp_path / name).stat().st_mode & 0o7777 for name in ("sha256", "tmp")} == {0o1777}
 
 
-def test_what_the_dead_left_goes_in_time(tmp_path: Path) -> None:
+def test_leftovers_of_dead_processes_are_removed_by_age(tmp_path: Path) -> None:
     left = tmp_path / "shared/tmp"
     left.mkdir(parents=True)
     for name, age in (("old", 2 * 86400), ("new", 60)):

@@ -123,7 +123,7 @@ def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
         ("genpkey -algorithm x25519 | openssl pkey -pubout", "is not a supported key", "Ed25519"),
     ],
 )
-def test_what_is_no_key_is_told(make: str, said: str, hint: str) -> None:
+def test_invalid_key_is_reported(make: str, said: str, hint: str) -> None:
     data = subprocess.run(f"openssl {make}", shell=True, capture_output=True, check=True).stdout
     with pytest.raises(ConfigError) as error:
         Key(KeySource("P:3", "", data))
@@ -155,7 +155,7 @@ def test_an_index_that_was_signed_covers_what_it_lists() -> None:
         assert Evidence((), wrong).covers(D) == {D}
 
 
-def test_what_is_kept_is_read_again(rng: random.Random) -> None:
+def test_stored_evidence_is_read_back(rng: random.Random) -> None:
     evidence = Evidence((signed(Signer()), signed(Signer("ed25519"))), b'{"manifests": []}')
     written = evidence.dumps()
     assert signatures.loads(written) == evidence
@@ -229,7 +229,7 @@ def test_the_last_signatures_are_looked_at_and_no_more() -> None:
         {"digest": "sha256:x"},
     ],
 )
-def test_what_is_no_signature_is_passed_by(changes: dict[str, object]) -> None:
+def test_invalid_signature_is_skipped(changes: dict[str, object]) -> None:
     registry, good = Registry(), signed(Signer())
     registry.tags[SIG] = registry.manifest(registry.layer(good), registry.layer(good, **changes), 7)  # type: ignore[arg-type]
     assert found_in(registry) == [good]
@@ -282,7 +282,7 @@ def test_bundles_of_cosign_3(kind: str) -> None:
         (b"", IN_TOTO),
     ],
 )
-def test_what_a_key_attests_besides_is_no_signature(body: bytes, kind: str) -> None:
+def test_other_statements_are_no_signature(body: bytes, kind: str) -> None:
     signer = Signer()
     (found,) = bundled(bundle(signer, body, kind))
     said = refusal(found, keys=[signer], identity="digestOnly")
@@ -296,7 +296,7 @@ def test_the_length_in_what_is_signed_is_that_of_the_statement() -> None:
     assert "not an image signature" in refusal(Signature(signed, signer.sign(signed)), keys=[signer])
 
 
-def test_bundles_that_are_none_are_passed_by(rng: random.Random) -> None:
+def test_invalid_bundles_are_skipped(rng: random.Random) -> None:
     signer = Signer()
     good = bundle(signer, statement(D))
     for bad in (b"", b"[]", b"{}", b"[" * 50_000, b'{"dsseEnvelope": 7}', b'{"messageSignature": {}}', b"x" * 70_000):

@@ -42,7 +42,7 @@ def test_keys_and_their_values(tmp_path: pathlib.Path, text: str, value: str) ->
 
 
 @pytest.mark.parity("Slurm's configuration")
-def test_what_is_included(tmp_path: pathlib.Path) -> None:
+def test_included_files(tmp_path: pathlib.Path) -> None:
     text = f"ClusterName=big\nInclude %c.nodes\ninclude {tmp_path}/more\nPartitionName=p\n"
     it = conf(tmp_path, text, **{"big.nodes": "NodeName=n[1-9]\n", "more": "SlurmUser=slurm\n"})
     assert it.value("SlurmUser") == "slurm" and it.is_open
@@ -77,7 +77,7 @@ def test_plugins(tmp_path: pathlib.Path) -> None:
         ("PlugStackConfig=/none/stack\n", "cannot read /none/stack (named in DIRECTORY/slurm.conf)"),
     ],
 )
-def test_what_cannot_be_read(tmp_path: pathlib.Path, text: str, says: str) -> None:
+def test_unreadable_files(tmp_path: pathlib.Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says.replace("DIRECTORY", str(tmp_path)))) as caught:
         conf(tmp_path, text)
     assert caught.value.hint

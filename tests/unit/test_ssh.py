@@ -51,7 +51,7 @@ def test_an_element_of_an_array(slurm: Any) -> None:
     assert (found.job.number, found.job.name, found.node, found.container) == ("50", "a|b", "n1", "")
 
 
-def test_the_name_of_another_users_job_is_not_asked_for(slurm: Any) -> None:
+def test_job_names_of_other_users_are_not_queried(slurm: Any) -> None:
     """With a line break, the name could look like a line about our job."""
     squeue(slurm, f"42|42|{ME}|RUNNING|n1|None|")
     jobs.job("42")

@@ -15,7 +15,7 @@ def parsed(*words: str) -> start.Options:
     return options
 
 
-def test_what_enroot_has_is_there() -> None:
+def test_options_of_enroot_exist() -> None:
     assert {"-c", "--conf", "-e", "--env", "--rc", "-m", "--mount"} <= set(start.VALUES)
     assert {"-r", "--root", "-w", "--rw", "--pid", "--net", "--ipc", "--uts"} <= set(start.FLAGS)
 

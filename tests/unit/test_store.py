@@ -57,7 +57,7 @@ def test_own_store_is_closed_to_others(store: Store, before: int) -> None:
 
 
 @pytest.mark.parity("a store of somebody else")
-def test_store_of_others_is_refused(store: Store) -> None:
+def test_store_of_another_user_is_refused(store: Store) -> None:
     os.chmod(store.root, 0o772)
     with pytest.raises(ImageError, match="written by others"):
         Store(store.root)
@@ -176,7 +176,7 @@ for number in range(200):
 """
 
 
-def test_what_was_just_published_is_not_made_again(store: Store) -> None:
+def test_published_image_is_not_made_again(store: Store) -> None:
     command = [sys.executable, "-c", RACE, store.root]
     racers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert sum(racer.communicate(timeout=250)[0].count("made") for racer in racers) == 200
@@ -255,7 +255,7 @@ def test_leftovers_are_not_taken_for_work(store: Store) -> None:
     assert os.listdir(f"{store.layer_path(A)}/fs") == ["f"]
 
 
-def test_what_is_swept_away_before_it_is_locked_is_made_again(store: Store, soak: bool) -> None:
+def test_directory_removed_before_its_lock_is_made_again(store: Store, soak: bool) -> None:
     sweeper = os.fork()
     if sweeper == 0:
         try:

@@ -84,7 +84,7 @@ def test_a_digest_holds_for_the_image_that_it_is_of(image: str, given: str | Non
     assert job(image, *resolved).resolved(parse(image).uri()) == digest
 
 
-def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_tag_gives_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens on port 1 of this machine."""
     monkeypatch.setenv("no_proxy", "*")
     asked = job("127.0.0.1:1#a:b", ("environ", f"HOME={os.getcwd()}"), ("environ", "ENROOT_TRANSFER_RETRIES=0"))
@@ -125,7 +125,7 @@ job = Job([("verb", "check"), ("context", words[0]), ("cwd", "/"), ("optind", st
         ("srun --container-image=x prog --async --het-group", True),
     ],
 )
-def test_who_learns_the_digest_when_the_allocation_is_there(line: str, later: bool) -> None:
+def test_steps_that_learn_the_digest_after_the_allocation(line: str, later: bool) -> None:
     """Slurm 26.05 starts a step of srun --async before the resolution: srun then waits for the digest."""
     assert as_child_of(line, f"{MADE}\nprint(submission.learns_later(job))") == f"{later}\n"
 
@@ -156,7 +156,7 @@ except UsageError as e:
         ("salloc prog --no-shell", ""),
     ],
 )
-def test_what_cannot_go_with_a_container_is_refused(line: str, why: str) -> None:
+def test_options_that_conflict_with_a_container_are_refused(line: str, why: str) -> None:
     """--wait-for-children exists since Slurm 25.05: _check_if_task_cg_empty of proctrack_cgroup.c."""
     assert as_child_of(line, CHECK).startswith(why)
     assert bool(as_child_of(line, CHECK)) is bool(why)

@@ -18,7 +18,7 @@ def as_root() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
-def test_a_directory_that_others_write_to_is_not_believed(tmp_path: pathlib.Path, mode: int) -> None:
+def test_directory_that_others_can_write_is_not_trusted(tmp_path: pathlib.Path, mode: int) -> None:
     tmp_path.chmod(0o755)
     assert trusted.place(str(tmp_path)).st_ino == tmp_path.stat().st_ino
     tmp_path.chmod(mode)
@@ -45,7 +45,7 @@ def test_only_links_of_the_user_are_followed(tmp_path: pathlib.Path) -> None:
         trusted.place(str(link))
 
 
-def test_what_is_no_directory_is_no_place(tmp_path: pathlib.Path) -> None:
+def test_place_must_be_a_directory(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(NotADirectoryError):
         trusted.place(str(tmp_path / "fifo"))
@@ -67,7 +67,7 @@ def test_a_file_is_opened_without_waiting_or_following(tmp_path: pathlib.Path) -
         trusted.file(f"{tmp_path}/file")
 
 
-def test_what_is_installed_is_reached_without_links_and_waiting(tmp_path: pathlib.Path) -> None:
+def test_installed_files_are_opened_without_links_or_waiting(tmp_path: pathlib.Path) -> None:
     """The owner of the tree stands for root. Each directory on the path is checked."""
     place = tmp_path / "usr/lib"
     place.mkdir(parents=True)

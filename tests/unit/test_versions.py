@@ -113,7 +113,7 @@ def test_only_abandoned_versions_are_removed(prefix: Prefix) -> None:
     assert prefix.names == ["1", "2"]
 
 
-def test_where_nodes_share_it_only_age_counts(prefix: Prefix) -> None:
+def test_on_a_shared_file_system_only_age_counts(prefix: Prefix) -> None:
     code = "from enroot_py.base import versions; print(versions._is_over(sys.argv[2], True))"
     command = [sys.executable, "-IS", "-c", f"import sys; sys.path.insert(0, sys.argv[1]); {code}"]
 

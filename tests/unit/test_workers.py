@@ -29,7 +29,7 @@ def test_the_first_failure_ends_the_others() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), ImageError("long " * 50_000)])
-def test_any_failure_with_words_is_told(error: Exception) -> None:
+def test_any_failure_with_a_message_is_reported(error: Exception) -> None:
     def task() -> None:
         raise error
 
