@@ -2,4 +2,4 @@
 
 from enroot_py.base.pack import MODULES
 
-__path__.append(f"{MODULES}/pyxis_py")  # for an installation that has not compiled its modules
+__path__.append(f"{MODULES}/pyxis_py")  # for an installation without compiled modules

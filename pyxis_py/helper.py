@@ -1,4 +1,4 @@
-"""The helper process, which the SPANK plugin executes. It makes the container of a step and holds it.
+"""The helper process, which the SPANK plugin executes. The helper makes and holds the container of a step.
 
 ``main`` is entered with a socket as fd 3; c_shims/spank/README.md has the protocol. Each process serves one verb:
 ``check`` at submit, ``step`` during a step on a node, ``finish`` after the last task if the helper of the step was
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def check(job: Job, channel: Channel) -> None:
-    """Check a submission; then, while srun waits for its nodes, resolve the tag for all of them."""
+    """Check a submission; then resolve the tag for all nodes, while srun waits for the nodes."""
     from pyxis_py.submit import submission
 
     request, wish = submission.check(job)
@@ -119,7 +119,7 @@ def _offer(job: Job, wish: Wish, digest: str, allocation: Job) -> Any:
     """Return a tracker for several nodes, or None. Without a digest, the tracker resolves the tag when a node asks."""
     if not wish.shares or allocation.numbers.get("nodes", 0) < 2 or digest == REFUSED:
         return None
-    _signal.setitimer(_signal.ITIMER_REAL, _OFFER_TIMEOUT_S)  # it reads the store, whose disk may hang
+    _signal.setitimer(_signal.ITIMER_REAL, _OFFER_TIMEOUT_S)  # an offer reads the store, whose disk may hang
     offers = (offer(job, wish.image, digest, allocation) for offer in parts("offer"))
     offer = next(filter(None, offers), None)
     _signal.setitimer(_signal.ITIMER_REAL, 0)
@@ -229,7 +229,7 @@ _VERBS = {"check": check, "step": hold, "ahead": hold, "finish": finish, "epilog
 
 
 def _own_group() -> None:
-    """Restore the real group ID, which the plugin changed so that nobody can trace this process: helper.c."""
+    """Restore the real group ID. The plugin has changed the ID to prevent tracing: helper.c."""
     os.setresgid(os.getegid(), os.getegid(), os.getegid())
 
 

@@ -114,7 +114,7 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
     if plugstack.is_sent(path) and line.file != path:
         yield Finding(
             "warn",
-            f"slurmctld sends {path} to nodes without the files that it includes: "
+            f"slurmctld sends {path} to nodes without the included files: "
             f"on nodes without {line.file}, steps run on the host",
             f"write the line into {path} itself: remove {line.file}, then pyxis-py install",
         )

@@ -21,7 +21,7 @@ from pyxis_py.admin.header import c_header
 from pyxis_py.request import settings
 from pyxis_py.request.settings import PLUGIN
 
-# The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
+# Export only the symbols that Slurm looks up: Slurm loads all plugins into one process.
 CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden".split()
 _LIBRARY = os.path.realpath(LIBRARY)
 _INCLUDES = ("/usr/include", "/usr/local/include", "/opt/slurm/include")

@@ -2,10 +2,10 @@
 
 The file is in the directory of slurm.conf, unless PlugStackConfig names another path: spank.c, spank_stack_init(). A
 machine without a slurm.conf gets both files from slurmctld. slurmd or sackd keeps them in CACHE. If neither runs, srun
-fetches them each time: read_config.c, _establish_config_source(). slurmctld sends plugstack.conf without the files that
-it includes: slurmd_config_files and client_config_files, in proc_req.c of slurmctld until 23.02, in fetch_config.c
-since, up to 26.05. A relative include is resolved beside the copy, an absolute one on the node. A missing include is
-ignored without a message. So on such a cluster our line is in plugstack.conf itself.
+fetches them each time: read_config.c, _establish_config_source(). slurmctld sends plugstack.conf without the included
+files: slurmd_config_files and client_config_files, in proc_req.c of slurmctld until 23.02, in fetch_config.c since, up
+to 26.05. A relative include is resolved beside the copy, an absolute one on the node. A missing include is ignored
+without a message. On such a cluster, plugstack.conf itself has our line.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A step on one node: the process of the plugin's helper, and the container that it holds."""
+"""A step on one node: the process of the plugin's helper, and its container."""

@@ -150,7 +150,7 @@ def _clone(mount: Mount) -> int:
 
 
 def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
-    """Attach a tree to its target. Return False if it is mounted there already. Raises OSError."""
+    """Attach a tree to its target. Return False if the target has this mount already. Raises OSError."""
     make = paths.make_directory if "x-create=dir" in mount.words else paths.make_file
     try:
         target = _open(root, mount.target)
@@ -205,6 +205,6 @@ def _take_back(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
         try:
             linux.umount2(str(int(mount)), linux.MNT_DETACH)
         except OSError as e:
-            if e.errno != errno.EINVAL:  # root of the container has unmounted it
+            if e.errno != errno.EINVAL:  # root of the container has unmounted the target
                 raise
     return [], []

@@ -22,14 +22,14 @@ _XAUTHORITY = "/tmp/.Xauthority-"  # prefix of slurmstepd's file for --x11
 
 
 class Container:
-    """The container of a step: an existing or running one of that name, or a new one of its image."""
+    """The container of a step: the existing or running container of that name, or a new container of the image."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.environment = step, Environment(step)
-        # The directory's name. Other nodes see the directory too if they share homes.
+        # The directory's name. Nodes that share homes share the directory.
         self.name = claims.of_this_node(step.name, step.settings.data_path)
         self.save_attempted = False
-        self.used = ""  # the registry image, with its digest, from which the container was made
+        self.used = ""  # the registry image of the container, with digest
         self._takes_over = False  # from a helper of this step that was killed
 
     @property
@@ -67,7 +67,7 @@ class Container:
 
     @property
     def goes_with_steps(self) -> bool:
-        """Whether the container is removed after its last step: it was made for a step without --container-name."""
+        """Whether the last step removes the container, because a step without --container-name made the container."""
         return self.step.request.name is None or bool(owned.maker(self.name, self.step.settings))
 
     def joins_running(self) -> bool:
@@ -81,7 +81,7 @@ class Container:
         return mode != "no_exec"
 
     def directory_id(self) -> tuple[int, int] | None:
-        """Return device and inode of the directory, which tell it from a later one of the same name, or None."""
+        """Return device and inode of the directory, or None. A new directory of the same name has another inode."""
         try:
             status = os.stat(self.directory)
         except FileNotFoundError:
@@ -171,10 +171,10 @@ class Container:
         return source
 
     def _create_for_steps(self, image: str) -> rootfs.Source:
-        """Make a container that is removed after its last step."""
+        """Make a container for removal after its last step."""
         settings, node = self.step.settings, self.step.job.node
         if self._takes_over and owned.maker(self.name, settings)[:1] in ([], [node]):
-            # A helper of the same step made it and was killed. The killed helper also held the name's lock.
+            # A killed helper of the same step may have made the container. The killed helper also held the name's lock.
             owned.remove(self.name, settings)
             self._claim_name()
         source = self._made_of(image)
@@ -216,7 +216,7 @@ class Container:
                 settings=step.settings,
                 host=step.host,
                 superuser=step.superuser,
-                # Mounts for Slurm come last, so that no tmpfs of the user hides them.
+                # Mounts for Slurm come last: a tmpfs of the user could hide earlier mounts.
                 mounts=(*step.request.fstab(), *self.node_mounts(remap_root=step.settings.remap_root)),
                 env=environment.chosen(),
                 file=environment.of_file if step.request.file else None,

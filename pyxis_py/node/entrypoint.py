@@ -1,7 +1,7 @@
 """The entrypoint of an image, run once in a container before its tasks.
 
-Its arguments are a command of penroot instead of the user's command. When the entrypoint runs that command, it is
-done. Tasks get the environment and the working directory of that command. Background processes of the entrypoint
+Its arguments are a command of penroot instead of the user's command. The entrypoint is finished when it runs that
+command. Tasks get the environment and the working directory of that command. Background processes of the entrypoint
 continue to run.
 """
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _SCRIPT, _STARTED, _END = 7, 8, 9  # a shell takes one digit
 _HINT = f"the entrypoint must leave descriptors {_SCRIPT} to {_END} alone, or use --no-container-entrypoint"
-_NOTICE_AFTER_S = 10.0  # after that, print what the step waits for
-_EXIT_TIMEOUT_S = 1.0  # allowed between a process closing its descriptors and its exit
+_NOTICE_AFTER_S = 10.0  # then print why the step waits
+_EXIT_TIMEOUT_S = 1.0  # between the closing of a process's descriptors and its exit
 
 
 def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tuple[dict[str, str], str]:
@@ -103,7 +103,7 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
         if not read:
             return
         *lines, line = (line + read).split(b"\n")
-        for whole in lines:  # the entrypoint may have written its beginning
+        for whole in lines:  # the entrypoint may have written the beginning of the line
             _, found, word = os.fsdecode(whole).rpartition(f"{mark} ")
             if found and " " not in word:
                 yield word
@@ -111,7 +111,7 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
 
 
 def _failure(child: int, process: int) -> CommandError:
-    """End an entrypoint that has not run its command; return the error."""
+    """End an entrypoint that has not run the given command, and return the error."""
     if not select.select([process], (), (), _EXIT_TIMEOUT_S)[0]:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -129,11 +129,11 @@ def _execute(
 ) -> NoReturn:
     output, say, wait = descriptors
     try:
-        # Move both above the fixed numbers first, as one may have the number of the other.
+        # Move both above the fixed numbers first, since dup2(2) closes a descriptor of that number.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
         for number, fd in ((1, output), (2, output), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
-        # The command writes its PID, waits until its environment has been read, and reports whether it could wait.
+        # The command writes its PID, waits for the reader of its environment, and reports success.
         script = f'echo {mark} $$ >&{_STARTED}; read -r penroot <&{_END}; echo "{mark} $penroot" >&{_STARTED}; exit 0\n'
         lines = os.memfd_create("penroot")
         os.write(lines, script.encode())

@@ -21,7 +21,8 @@ _OF_SLURM = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", _FIRST, "ZE_AFFINITY_
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
     """Return the GPU variables of a task, renumbered by position in PENROOT_GPUS, the GPUs of the container.
 
-    Variables of the image stay. A task with none of these GPUs keeps its variables: it is of a step that attached.
+    Variables of the image stay. A task with none of these GPUs keeps its variables: its step has attached to the
+    container of another step.
     """
     of_container = image["PENROOT_GPUS"].split(",")
     stacks = image.get("PENROOT_GPU_KIND") == "amd.com/gpu" and bool(task.environ.get(_FIRST))

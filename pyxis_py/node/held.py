@@ -1,4 +1,4 @@
-"""A container that a helper holds: one that another step runs, or a new one that a child has built."""
+"""A container that a helper holds: the running container of another step, or a new container, built by a child."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SERVER_EXIT_S = 0.3  # time for the server of an image to exit
 
 
 class Lent:
-    """The container of another step, as its helper hands it over."""
+    """The container of another step, from its helper."""
 
     __slots__ = ("environ", "spaces", "shared", "unsealed", "workdir", "remap_root", "new_keyring", "served")
 
@@ -62,7 +62,7 @@ class Lent:
         return lent
 
     def close(self) -> None:
-        """Close all descriptors, so that this process does not keep the container alive."""
+        """Close all descriptors: they keep the container alive."""
         for fd in (*self.spaces.values(), *((self.unsealed,) if self.unsealed >= 0 else ())):
             os.close(fd)
 
@@ -86,18 +86,18 @@ class Brought:
 
 
 class Held:
-    """A running container: the namespaces that keep it alive, and what a task needs to enter it."""
+    """A running container: its namespaces, and the data for tasks to enter them."""
 
     FOLLOW_DELAY_MS = hostfiles.DELAY_MS
 
     def __init__(self, container: Container, meanwhile: Callable[[], None]) -> None:
-        """Join the running container that the step names, or build a new one. Raises PenrootError.
+        """Join the running container of the step's name, or build a new container. Raises PenrootError.
 
         ``meanwhile`` is called while a child builds the container.
         """
         self.container = container
         self.step = container.step
-        # The root file system without mounts, not read-only; `shared` is the same if other containers may use it.
+        # The root file system without mounts, not read-only; `shared` is the mount for other containers of the image.
         self.unsealed = self.shared = -1
         self.brought: Brought | None = None
         self.output = -1  # output of processes that hooks or the entrypoint left behind: read and dropped
@@ -159,7 +159,7 @@ class Held:
         self._check_join()
 
     def _check_join(self) -> None:
-        """Warn about options that a running container ignores. Raises ContainerError for those that must hold."""
+        """Warn about options that a running container ignores. Raises ContainerError for a namespace."""
         request = self.step.request
         for kind in request.unshare:
             if kind not in self.spaces:
@@ -211,7 +211,7 @@ class Held:
         self.environ, self.workdir = assignments(pairs, "environ"), single["workdir"]
         self.served = step.job.step if "served" in single else ""
         self._broken[step.job.command, container.environment.search(self.environ)] = single["broken"]
-        # Variables that this job has chosen are not for tasks of other jobs.
+        # Tasks of other jobs do not get variables of this job's choice.
         below = assignments(pairs, "below")
         environment = container.environment
         chosen = {name for name, value in environment.chosen().items() if self.environ.get(name) == value}
@@ -233,7 +233,7 @@ class Held:
         return {**kept, **{name: value for name, (value, _) in said.items() if value is not None}}
 
     def answer(self, channel: Channel, task: Job) -> None:
-        """Send one task the namespaces and its environment."""
+        """Send the namespaces and the environment to a task."""
         # PID and start time identify this process.
         me = f"{os.getpid()} {proc.Stat(os.getpid()).started}"
         workdir = self.step.request.workdir or self.workdir
@@ -310,7 +310,7 @@ class Held:
     def let_go(self) -> None:
         """Close the namespaces, and wait for the server of an image, which ends with them.
 
-        slurmstepd would find it alive, kill it, and sleep for a second before it looks again. A server that has not
+        slurmstepd would kill a living process, and check again after a second. A server that has not
         ended within a moment is left to slurmstepd: another step may be in the container, or a process that a task
         left behind.
         """
@@ -383,7 +383,7 @@ def _imposter(step: Step, other: str, why: str) -> PenrootError:
 
 
 def _enter(container: Container, source: Source, channel: Channel, proc: int) -> None:
-    """In the child: enter a new container, say what it is like, and wait until it is held."""
+    """In the child: enter a new container, describe it to the helper, and wait until the helper holds it."""
     # The task that waits must see it if the helper is killed, and a process that a hook leaves behind must not keep
     # the helper's locks.
     kept = sorted((channel.socket.fileno(), proc, *((source.shared,) if source.shared >= 0 else ())))
@@ -407,7 +407,7 @@ def _enter(container: Container, source: Source, channel: Channel, proc: int) ->
         pairs += [("phase", f"{name}={seconds}") for name, seconds in operations.event.phases.items()]
     if source.image or mounting.served:
         pairs.append(("served", ""))
-    # By the node's /proc, as an image may have none; nobody else may look at this process.
+    # Use the node's /proc: an image may have no /proc, and only this process may read these links.
     spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
     if source.shared >= 0:
         spaces.append(source.shared)
@@ -421,9 +421,9 @@ def _enter(container: Container, source: Source, channel: Channel, proc: int) ->
 
 
 def _warn_of_missing_paths(container: Container, inside: Mapping[str, str]) -> None:
-    """In the container: name the paths in the tasks' environment that it lacks. One node of the step does.
+    """In the container: warn of missing paths in the tasks' environment, on one node of the step.
 
-    Nothing can be imported here. So this does without Environment.of_task(), whose other variables name no paths.
+    Nothing can be imported here. Environment.of_task() would import modules, and its further variables name no paths.
     """
     job, environment = container.step.job, container.environment
     if job.tasks <= 1 or job.is_first_of_several_tasks:

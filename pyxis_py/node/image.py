@@ -25,7 +25,7 @@ class Image:
     """The image of --container-image."""
 
     def __init__(self, step: Step, asked: str, container: str) -> None:
-        """``container`` is the name of the container's directory, if it gets one."""
+        """``container`` is the name of the container's directory, if any."""
         self._step, self._asked, self._container = step, asked, container
         self._job, self._request, self._settings = step.job, step.request, step.settings
         self.used = ""  # the registry image, with its digest
@@ -80,7 +80,7 @@ class Image:
             stored = pull.pull(ref, self._settings, pin=pin, peers=peers)
         except PenrootError as e:
             if refused and isinstance(e, RefusedError) or not str(e):
-                raise ImageError("") from e  # srun or one of the nodes prints it once for all
+                raise ImageError("") from e  # srun or one of the nodes prints the error once
             reason = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
             raise ImageError(f"failed to import docker image: {reason}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
@@ -100,7 +100,7 @@ class Image:
         return containers.create(self._container, stored.path, self._settings, name)
 
     def _from_srun(self) -> rootfs.Source:
-        """The squashfs file that srun sends, once this node has it in its store. Raises ImageError."""
+        """The squashfs file from srun's host, after its arrival in the store of this node. Raises ImageError."""
         for receive in parts("receive"):
             stored: Stored = receive(self._job, self._request, self._step.plugin, self._settings)
             return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._asked)
@@ -120,7 +120,7 @@ class Image:
                 importer.release()
 
     def _pinned_uri(self) -> str:
-        """The image by its digest, if the step knows that; else as it was asked for. Raises PenrootError."""
+        """The image by its digest, if the step knows the digest; else as it was asked for. Raises PenrootError."""
         from enroot_py.registry import reference
 
         image = reference.parse(self._asked, self._job.cwd)

@@ -1,7 +1,7 @@
 """The site's importer, a program that ``importer=`` in plugstack.conf names.
 
 ``PROGRAM get URI`` prints the absolute path of a squashfs file, which stays
-until ``PROGRAM release``; that may be called more than once for a step.
+until ``PROGRAM release``; a step may release more than once.
 """
 
 from __future__ import annotations

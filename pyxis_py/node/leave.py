@@ -30,15 +30,14 @@ def save(container: Container) -> None:
     if not container.goes_with_steps:
         Save(step).write(container.name)
         return
-    with step.running.lock(step.name):  # no other step may remove it during the save
+    with step.running.lock(step.name):  # no other step may remove the container during the save
         Save(step).write(container.name)
 
 
 def finish(container: Container, *, failed: bool, killed: bool) -> None:
     """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
 
-    ``failed``: not every task of the node has entered, so there is nothing to save. ``killed``: there is no time
-    to save it.
+    ``failed``: not every task of the node has entered, so nothing is saved. ``killed``: there is no time for a save.
     """
     step = container.step
     if not step.request.wants_container:
@@ -52,7 +51,7 @@ def finish(container: Container, *, failed: bool, killed: bool) -> None:
     try:
         lock = step.running.lock(step.name, None if saves else _LOCK_TIMEOUT_S)
     except BusyError as e:
-        # The holder of the lock may be suspended with its job. The container is noted, so the epilog removes it.
+        # The holder of the lock may be suspended with its job. The epilog removes the container by its note.
         log.warn(f"the container {step.name} will be removed at the end of the job: {e}")
         step.running.forget(step.name, step.job.step)
         return
@@ -123,7 +122,7 @@ def clean_up(job: Job) -> None:
                 users = steps.others(name, "")
                 if any(step.startswith(f"{job.jobid}.") for step in users):
                     continue
-                if not users:  # otherwise another job runs it, and has its own note
+                if not users:  # otherwise another job runs the container, and has a note
                     nameless = containers.set_aside(container, data_path)
                     claims.forget(container, data_path, made=nameless is not None)
                     trash += [nameless] if nameless else []
@@ -142,7 +141,7 @@ def clean_up(job: Job) -> None:
 
 
 class _Failures:
-    """Collects the errors of independent actions. Each one is in a ``with``, so it runs even if others fail."""
+    """Collect the errors of independent actions. Each action runs in a ``with``, even after the failure of another."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Containers that are removed with their steps. A file in each records the node and its boot ID."""
+"""Containers with the lifetime of their steps. A file in each records the node and its boot ID."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def maker(name: str, settings: Settings) -> list[str]:
 
 
 def sweep(settings: Settings, node: str) -> None:
-    """Remove containers of steps that a reboot of this node ended: no other record of them is left."""
+    """Remove containers of steps that a reboot of this node ended: the reboot removed the notes of the steps."""
     for name in containers.names(settings):
         jobid, _, stepid = name.removeprefix("pyxis_").partition("@")[0].rpartition("_")[2].partition(".")
         if not (name.startswith("pyxis_") and jobid.isdecimal() and stepid.isdecimal()):

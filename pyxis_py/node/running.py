@@ -35,10 +35,10 @@ class _ElsewhereError(PermissionError):
 
 
 class Peer:
-    """The process at the other end of a connection, pinned by a pidfd so that no other process can replace it.
+    """The process at the other end of a connection, pinned by a pidfd, so the PID stays valid.
 
-    Its user ID proves nothing, since programs of an image have the same one. But every program in a container was
-    started in another user namespace, which it cannot leave.
+    The user ID proves nothing, since programs of an image have the same ID. But every program in a container was
+    started in another user namespace, and no program can leave its user namespace.
     """
 
     __slots__ = ("socket", "pid", "_process")
@@ -68,7 +68,7 @@ class Peer:
             with open(f"/proc/{self.pid}/uid_map") as peer_map, open("/proc/self/uid_map") as own_map:
                 inside = peer_map.read() != own_map.read()
         except (FileNotFoundError, PermissionError):
-            # hidepid= of proc(5) hides processes that we may not trace, such as helpers. We may trace our containers.
+            # hidepid= of proc(5) hides untraceable processes, such as helpers. We may trace our containers.
             inside = False
         if inside:
             raise PermissionError(errno.EPERM, "it is in a container")
@@ -100,7 +100,7 @@ def _connect(directory: int, name: str) -> _socket.socket:
 
 
 class RunningContainers:
-    """The containers of one user that run on this node. A step is named JOB.STEP."""
+    """The running containers of one user on this node. A step is named JOB.STEP."""
 
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}/running"
@@ -136,7 +136,7 @@ class RunningContainers:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
     def listen(self, name: str, step: str) -> _socket.socket:
-        """Listen on the socket by which others find the step that runs the container ``name``. Raises PenrootError."""
+        """Listen on the socket by which other steps find the step of the container ``name``. Raises PenrootError."""
         directory = f"{self.path}/{name}"
         while True:
             listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -178,14 +178,14 @@ class RunningContainers:
                 return  # other steps still run containers
 
     def _steps(self, name: str) -> list[str]:
-        """Return the steps whose helpers hold the container ``name``, or held it when they were killed."""
+        """Return the steps with a living or killed helper of the container ``name``."""
         try:
             return [step for step in os.listdir(f"{self.path}/{name}") if not step.endswith(_NEW)]
         except FileNotFoundError:
             return []
 
     def peers(self, name: str) -> Iterator[tuple[str, Peer]]:
-        """Yield the helpers that hold the container ``name``, each with its step JOB.STEP.
+        """Yield the living helpers of the container ``name``, each with its step JOB.STEP.
 
         Raises PenrootError if another process answers instead of a helper.
         """
@@ -211,7 +211,7 @@ class RunningContainers:
             yield step, peer
 
     def others(self, name: str, step: str) -> list[str]:
-        """Return the other steps whose helpers hold the container ``name``. Raises PenrootError."""
+        """Return the other steps with a helper that holds the container ``name``. Raises PenrootError."""
         others = []
         for other, peer in self.peers(name):
             with peer:

@@ -39,7 +39,9 @@ class Save:
         except ImageError as wrong:
             raise self.error(str(wrong), "name a file of your own") from wrong
         if not os.path.isdir(directory):
-            raise self.error(f"no such directory: {directory}", f"it must be there on the node {self.step.job.node}")
+            raise self.error(
+                f"no such directory: {directory}", f"create the directory on the node {self.step.job.node}"
+            )
         if not os.access(directory, os.W_OK | os.X_OK):
             why = f"the directory is not writable for you: {directory}"
             raise self.error(why, "save to a directory of your own")

@@ -1,6 +1,6 @@
 """The event loop of a helper while its step runs: admit tasks and other steps, and finish the step on request.
 
-It is one process without threads, so it never blocks on a client.
+The helper has one thread, so the loop never blocks on a client.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MAX_CLIENTS = 64  # connections that have not sent their request yet
 class Service:
     """Answers tasks and other steps, until slurmstepd is gone or asks it to finish the step.
 
-    Tasks and slurmstepd connect through a socket that only they have. Other steps connect to the listener, which no
-    process in a container can reach.
+    Tasks and slurmstepd connect through an inherited socket. Other steps connect to the listener, out of reach of
+    processes in containers.
     """
 
     def __init__(self, held: Held, listener: _socket.socket) -> None:
@@ -104,7 +104,7 @@ class Service:
                 return True
             elif client.of_step and asked.verb == "join":
                 self.held.answer(client, asked)
-            # Do not attach to a container that was removed while it runs.
+            # Do not attach to a container without its directory: another step has removed the directory.
             elif asked.verb == "attach" and self.held.container.directory_id() == self.held.directory:
                 self.held.hand_over(client, unsealed="unsealed" in asked.numbers)
             else:
@@ -118,7 +118,8 @@ class Service:
     def _only(self, client: Client) -> Channel:
         """Close all connections but this one, as the step ends.
 
-        A step that is attaching must notice the end: it holds the lock of the name, for which this step may wait.
+        A step that is attaching must notice the end: the other helper holds the lock of the name, and this step may
+        wait for the lock.
         """
         self.listener.close()
         for fd, other in list(self.clients.items()):

@@ -63,7 +63,7 @@ class Step:
         return settings.with_devices(file.devices(self.job.environ), file.path) if file else settings
 
     def operation(self) -> Operation:
-        """Return a context manager that records how the step gets its container."""
+        """Return a context manager to record the making of the container."""
         job, request = self.job, self.request
         image = request.image if request.image and request.is_file(job.cwd) else ""
         facts: dict[str, str | int] = {"job": job.jobid, "step": job.step, "container": request.name or ""}
@@ -71,7 +71,7 @@ class Step:
 
     @property
     def own_note(self) -> str:
-        """The name of the step's note, whatever the name of its container."""
+        """The name of the step's note, independent of the container's name."""
         return f"pyxis_{self.job.step}"
 
     @property

@@ -1,1 +1,1 @@
-"""The request of a step, and the messages that carry it."""
+"""The request of a step, and its messages."""

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 SOCKET, CONTROL = 3, 4
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_FDS = 8
-# A child that is stopped at so many checks in a row is killed.
+# Kill a child after this number of consecutive checks in the stopped state.
 _CHECK_INTERVAL_S, _MAX_STOPPED_CHECKS = 1.5, 6
 
 
 def tell(text: str) -> None:
-    """Send the user a line without the node's name, for programs that read it."""
+    """Send the user a line without the node's name, for use by programs."""
     log.sink("TELL", text)
 
 
@@ -43,7 +43,7 @@ class Channel:
         return self._message(b"")
 
     def receive_with_fds(self, sender: int = 0) -> tuple[Pairs, list[int]]:
-        """Return one message and the descriptors that came with its first byte.
+        """Return one message, and the descriptors that were sent with the first byte.
 
         If ``sender`` is given, a message of any other process raises PermissionError. The kernel names the process if
         the socket has SO_PASSCRED, unix(7). Raises EOFError, OSError.
@@ -164,10 +164,10 @@ def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
 
 
 class Client(Channel):
-    """A task or step with a request. It is read and answered without blocking, so that it delays no other client."""
+    """A task or step with a request. Reading and answering never block, so no client delays another."""
 
     def __init__(self, socket: _socket.socket, *, of_step: bool) -> None:
-        """``of_step``: a task of the step itself, or slurmstepd. All other clients are steps that may attach."""
+        """``of_step``: a task of the step itself, or slurmstepd. Other clients are steps, which may attach."""
         super().__init__(socket)
         socket.setblocking(False)
         self.of_step = of_step

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.request.options import Request
 
-# Variables of the job that an import and the settings of a start ignore: they would select files of others, or belong
-# to one task.
+# Variables of the job that an import and the settings of a start ignore: these variables would select files of other
+# users, or belong to one task.
 _DENIED = frozenset(
     (
         "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "PMIX_RANK",
@@ -25,7 +25,7 @@ _DENIED = frozenset(
 )  # fmt: skip
 
 # "REFERENCE DIGEST": the digest that srun resolved for all nodes of the step. Slurm passes on SLURM_* even with
-# --export=NONE. It is ignored if the step has another image.
+# --export=NONE. A step with another image ignores this variable.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
 # Address of srun's tracker, and the key of the swarm. The plugin moves it from the environment to the helper.
 SWARM = "SLURM_PYXIS_SWARM"
@@ -37,8 +37,8 @@ CARRIED = "PYXIS_EDF"
 # The digests of tags at submission, and the lock file, in a feature's format.
 PINNED = "PYXIS_PINNED"
 
-# Version of the messages between plugin and helper. Increase it if a message changes its meaning: slurmd may have
-# loaded an older plugin months ago.
+# Version of the messages between plugin and helper. Increase this number if a message changes its meaning: slurmd may
+# have loaded an older plugin months ago.
 PROTOCOL = 1
 
 _BATCH_STEP_ID = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h

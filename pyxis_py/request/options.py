@@ -35,7 +35,7 @@ class Request(Frozen):
     """The request of a step. If an attribute is None, a setting decides.
 
     ``origins`` maps an attribute to its option, variable or line of an environment file, for messages. ``file`` is the
-    environment file, for everything else in it.
+    environment file, with all further keys.
     """
 
     origins: Mapping[str, str]
@@ -69,7 +69,7 @@ class Request(Frozen):
         image = self.image or ""
         if image.startswith(("/", ".")):
             return True
-        # One word is a file even if it does not exist yet. A registry image of that name is docker://x.sqsh.
+        # One word is a file, which may not exist yet. A registry image of that name is docker://x.sqsh.
         return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
 
     def is_reference(self, cwd: str) -> bool:
@@ -159,7 +159,7 @@ def _environ_entries(text: str) -> tuple[str, ...]:
 
 
 def chosen(entries: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the entries of --container-env select; of two values for a name the later one counts.
+    """Return the variables that the entries of --container-env select. The later value of a name counts.
 
     An entry is a name, a pattern in which ``*`` is any text, or NAME=VALUE.
     """
@@ -198,11 +198,11 @@ def _unshare(text: str) -> tuple[str, ...]:
 
 
 class Option:
-    """One row of the table: an option and the attribute of Request that it sets.
+    """One row of the table: an option and its attribute of Request.
 
     A flag has a ``value`` and no ``parse``. ``selects``: the option requests a container. ``of_job``: sbatch and salloc
     take it for the steps of a job. ``annotated``: an environment file can set it as the annotation com.pyxis.ATTRIBUTE.
-    ``describes``: the option names an environment file. ``variable``: that of another option, if both share it.
+    ``describes``: the option names an environment file. ``variable``: the variable, if another option shares it.
     """
 
     __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())
@@ -361,7 +361,7 @@ def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
     if said:
         raise UsageError(
             f"--{said[0][0]}: container options of {command} are switched off on this cluster",
-            hint="use them with srun, inside the job",
+            hint="use container options with srun, inside the job",
         )
 
 
@@ -375,7 +375,7 @@ def parse(
 
     If ``cwd`` is given, ``environ`` is the job's: relative mount sources begin at ``cwd``, and variables in mounts are
     expanded from ``environ``. ``read`` loads an environment file by its name and origin. Raises UsageError for a bad
-    value and for two options that contradict each other.
+    value and for contradicting options.
     """
     asked: dict[str, tuple[Any, str]] = {}
     given = tuple(given)
@@ -430,7 +430,7 @@ def _file(
 
 
 def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
-    """Return the attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
+    """Return the attributes from a file, each with its line. Raises UsageError, ConfigError."""
     values = {}
     for option in _IN_FILES:
         entry = file.last(option.sets)
@@ -475,7 +475,7 @@ def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origi
         return
     if before == origin:
         hint = (
-            f"give it once (Slurm passes on only the last one), as {origin}={option.arginfo}; "
+            f"give the option once (Slurm passes on only the last value), as {origin}={option.arginfo}; "
             "components of a heterogeneous job: an srun each, with --het-group; "
             "options of salloc apply to each srun in it"
         )

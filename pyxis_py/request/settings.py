@@ -37,7 +37,7 @@ class PluginSettings(Rows):
     )
     sbatch_support = Bool("1", "accept container options of sbatch and salloc")
     use_enroot_load = Bool("0", "no effect: penroot never converts an image for a container")
-    resolve_tags = Bool("1", "resolve tags in srun, so that all nodes of a step use the same image")
+    resolve_tags = Bool("1", "resolve tags in srun: all nodes of a step use the same image")
     show_image = Bool("0", "append the image of a batch script, with its digest, to the job's comment")
     resolve_timeout = Seconds("5", "timeout in seconds for that; 0.4 of it without any answer")
     importer = Place("", "program that imports images in place of penroot")

@@ -1,6 +1,6 @@
 """Check a submission of srun, sbatch or salloc before it is queued.
 
-Each of them waits for this module, so it imports nothing about containers.
+The user waits for this module, so the module imports nothing about containers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Directories of a site's policy, which no variable of a job changes. The second one is for Slurm in a container.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
-_OPTIONS = "PYXIS_CONTAINER_"  # prefix of variables that stand for options
+_OPTIONS = "PYXIS_CONTAINER_"  # prefix of the variables for options
 
 
 def check(job: Job) -> tuple[Request, Wish | Serving | None]:
@@ -88,7 +88,7 @@ def _image(job: Job, request: Request) -> Reference | LocalImage | None:
 
 
 def _has_policy(job: Job) -> bool:
-    """Return whether the site or the user may have a policy. srun waits for this, so it imports nothing."""
+    """Return whether the site or the user may have a policy. srun waits, so import nothing."""
     own = job.environ.get("XDG_CONFIG_HOME") or (job.environ.get("HOME") or os.path.expanduser("~")) + "/.config"
     return any(os.path.lexists(f"{place}/policy.json") for place in (*_SITES, f"{own}/enroot"))
 
@@ -113,7 +113,7 @@ def _check_policy(
             admission.check_file(request.image, loaded)
         elif image is not None:
             admission.check_name(image, loaded, tags.pin(image, loaded, pin), by_importer=by_importer)
-        elif os.path.exists(path):  # otherwise only the nodes can resolve it
+        elif os.path.exists(path):  # otherwise only the nodes can resolve the tag
             admission.check_file(os.path.realpath(path), loaded)
     except PolicyError as e:
         raise PolicyError(f"{request.origins['image']}={request.image}: {e}", hint=e.hint) from None
@@ -134,7 +134,7 @@ class Wish:
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each unknown variable that resembles one of ours."""
+    """Return a warning for each unknown variable with a name like ours."""
     known = [option.variable for option in options.OPTIONS if option.variable]
     unknown = [name for name in environ if name.startswith(_OPTIONS) and name not in known]
     if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
@@ -151,7 +151,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def resolve(job: Job, tag: Reference) -> str:
-    """Return the digest of a tag, or "" if it cannot be resolved from here.
+    """Return the digest of a tag, or "" without access to the registry.
 
     Ends the process if that takes too long, and then the plugin continues without a digest. Raises RefusedError; the
     nodes still ask, as they may have another login or mirror.
@@ -172,10 +172,10 @@ def resolve(job: Job, tag: Reference) -> str:
 
 
 def learns_later(job: Job) -> bool:
-    """Return whether the step gets variables that srun sets after its allocation.
+    """Return whether the step gets srun's variables from after its allocation.
 
-    Of a heterogeneous job only the first component does (pre_launch_srun_job of Slurm's srun_job.c). A step of --async
-    does not: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
+    In a heterogeneous job only the first component gets them (pre_launch_srun_job of Slurm's srun_job.c). A step of
+    --async does not: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
     """
     words = _words(job)
     several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)
@@ -193,12 +193,12 @@ def _check_words(job: Job) -> None:
     words = _words(job)
     if job.context == "srun" and _is_given("--wait-|for-children", words):
         raise UsageError(
-            "--wait-for-children: srun would wait for the process that holds the container, and that process for srun",
+            "--wait-for-children: srun and the process with the container would wait for each other",
             hint="let a shell wait for the children: sh -c 'program; wait'",
         )
     if job.context == "salloc" and _is_given("--no-s|hell", words):
         raise UsageError(
-            "--no-shell: steps get salloc's container options from its command's environment, and there is none",
+            "--no-shell: salloc passes container options to steps by its command's environment, and it has none",
             hint="use the options with each srun --jobid",
         )
 

@@ -1,6 +1,6 @@
 """Run shells, commands, sftp and socket connections for ssh in a container.
 
-A separate process does it, which the ssh server forks before it reads any key. That process stays outside of the
+The ssh server forks a separate process for this work before the server reads any key. The process stays outside of the
 container. Each of its children enters the container and executes a program. So programs of the image never see a key or
 the connection, and the ssh server opens no path of the image. A request is a message with descriptors, and the reply is
 the exit status.

@@ -1,4 +1,4 @@
-"""ssh keys of a job, in the user's configuration directory. They are created for the job and removed with it."""
+"""ssh keys of a job, in the user's configuration directory. The end of the job removes the keys."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class JobServer(asyncssh.SSHServer):
 
 
 async def _numeric(address: str | tuple[str, int]) -> list[str] | list[tuple[str, int]]:
-    """Resolve an address here, so that no library of the image does it. Raises OSError."""
+    """Resolve an address on the host. No library of the image may resolve names. Raises OSError."""
     if isinstance(address, str):
         return [address]
     known = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
