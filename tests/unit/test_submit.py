@@ -130,7 +130,7 @@ def test_steps_that_learn_the_digest_after_the_allocation(line: str, later: bool
     assert as_child_of(line, f"{MADE}\nprint(submission.learns_later(job))") == f"{later}\n"
 
 
-WAITS = "--wait-for-children: srun would wait for the process that holds the container"
+WAITS = "--wait-for-children: srun and the process with the container would wait"
 CHECK = f"""
 {MADE}
 from enroot_py.base.errors import UsageError
@@ -148,10 +148,10 @@ except UsageError as e:
         ("srun --wait-for prog", WAITS),
         ("srun --wait=5 prog", ""),
         ("srun prog --wait-for-children", ""),
-        ("srun prog : --wait-for-children prog", "--wait-for-children: srun would wait"),
+        ("srun prog : --wait-for-children prog", "--wait-for-children: srun and"),
         ("srun --wait 5 prog", ""),
         ("sbatch --wait-all-nodes=1 prog", ""),
-        ("salloc --no-shell", "--no-shell: steps get salloc"),
+        ("salloc --no-shell", "--no-shell: salloc passes container options"),
         ("salloc --no-kill prog", ""),
         ("salloc prog --no-shell", ""),
     ],

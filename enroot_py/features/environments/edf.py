@@ -1,7 +1,7 @@
-"""The content of an environment file. edf_parser.py reads it where a step is submitted.
+"""The content of an environment file. edf_parser.py reads the file when a step is submitted.
 
-Nodes get it with the step, as text, so that it makes no difference which files they see. Source of the format:
-docs.cscs.ch, "EDF reference". On the step path where one is used: no re, and json within functions.
+Nodes get the content with the step, as text, and need no access to the file. Source of the format: docs.cscs.ch, "EDF
+reference". On the path of steps with an environment file: no re, and json within functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_path(name: str) -> bool:
 
 
 class FileEntry(Frozen):
-    """One value of a file, of a ``key`` or of a ``name`` below it, such as a variable. ``origin`` is FILE:LINE."""
+    """One value of a file: of a ``key``, or a ``name`` below the key (a variable). ``origin`` is FILE:LINE."""
 
     key: str
     name: str
@@ -44,9 +44,10 @@ class FileEntry(Frozen):
 
 
 class Environment(Frozen):
-    """The content of a file and its bases. If entries exclude each other, the last one counts.
+    """The content of a file and its bases. If entries exclude each other, the last entry counts.
 
-    It is asked for by ``name``, and lies at ``path``. ``host`` has the variables of the caller that they name.
+    ``name`` is the requested name, and ``path`` the path of the file. ``host`` has the caller's variables from the
+    entries.
     """
 
     name: str

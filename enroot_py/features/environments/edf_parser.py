@@ -39,16 +39,20 @@ KEYS: dict[str, tuple[type, str, str]] = {
         "files to start from; this file overrides them",
     ),
     "image": (str, 'image = "ubuntu:24.04"', "the image, as for srun --container-image"),
-    "mounts": (list, 'mounts = ["/data:/data:ro"]', "SRC[:DST[:FLAG+FLAG]], one per entry, after those of the bases"),
-    "workdir": (str, 'workdir = "/work"', "the working directory, if not the image's"),
-    "entrypoint": (bool, "entrypoint = true", "run the entrypoint of the image; without a word, it is not run"),
+    "mounts": (
+        list,
+        'mounts = ["/data:/data:ro"]',
+        "SRC[:DST[:FLAG+FLAG]], one per entry, after the mounts of the bases",
+    ),
+    "workdir": (str, 'workdir = "/work"', "the working directory (default: the image's)"),
+    "entrypoint": (bool, "entrypoint = true", "run the entrypoint of the image (default: false)"),
     "writable": (bool, "writable = false", "make the root filesystem writable (default: true)"),
-    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "CDI names or paths in /dev, after those of the bases"),
+    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "CDI names or paths in /dev, after the devices of the bases"),
     "env": (dict, '[env] and below it NAME = "VALUE"', "variables; an empty value unsets one"),
     "annotations": (
         dict,
         '[annotations] and below it com.hooks.NAME.enabled = "true"',
-        "annotations for hooks, which find them in PENROOT_ANNOTATIONS, one line KEY=VALUE each",
+        "annotations for hooks, in the variable PENROOT_ANNOTATIONS: a line KEY=VALUE for each",
     ),
 }
 _WORDS = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
@@ -63,11 +67,11 @@ _FORMS = {
 _BARE = re.compile(r"(?<!\$)((?:\$\$)*)\$([A-Za-z_]\w*)", re.ASCII)
 _TWICE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # in words of tomllib
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
-# Hooks of CSCS whose work something of ours does where their annotation asks for it.
+# Hooks of CSCS for which we have a replacement, enabled by the same annotation.
 SERVED = frozenset(("cxi", "aws_ofi_nccl"))
 _SARUS = "com.sarus."  # settings of Sarus Suite
 _NETSTACK = "com.hooks.netstack."  # libraries of CSCS for Slingshot that are made for containers
-# Annotations that mean something to us, by what they begin with: of these a slip can be told.
+# Our annotations, by prefix: an unknown annotation with the prefix is a typo.
 _OF_PYXIS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
 _TRUTHS = (*_OF_PYXIS, *(f"com.hooks.{name}.enabled" for name in sorted(SERVED)))
 _OURS = {
@@ -90,9 +94,9 @@ def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Enviro
 
 
 def check(environment: Environment) -> None:
-    """Check a file as a whole. Raises UsageError for one that does not fit into a job, and ConfigError."""
+    """Check a file as a whole. Raises UsageError if the file does not fit into a job, and ConfigError."""
     for entry in environment.entries:
-        if entry.key in ("devices", "annotations", "workdir"):  # others are looked at with options that they stand for
+        if entry.key in ("devices", "annotations", "workdir"):  # the parsers of options check all other keys
             text = environment.value(entry)
             form, what = _FORMS.get(entry.key, (_ANY, ""))
             if text and not environment.waits(text) and not form.fullmatch(text):
@@ -101,7 +105,7 @@ def check(environment: Environment) -> None:
         environment.annotation(name)
     if len(environment.dumps()) > CARRIED_BYTES:
         raise UsageError(
-            f"{environment.path} says more than the {CARRIED_BYTES >> 10} KiB that fit into the environment of a job",
+            f"{environment.path} is longer than the {CARRIED_BYTES >> 10} KiB that fit into the environment of a job",
             hint="mount a directory above many, and let programs read files",
         )
 
@@ -115,7 +119,7 @@ def lacking(environment: Environment) -> str:
     }
     stack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
     source = stack.get(f"{_NETSTACK}source")
-    if stack and not (source and source.text.strip() == "host"):  # that of the host is what fabric.py brings
+    if stack and not (source and source.text.strip() == "host"):  # features/fabric brings the libraries of the host
         wanted["netstack"] = next(iter(stack.values()))
     hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in wanted.items()]
     annotations = environment.by_name("annotations").items()
@@ -142,7 +146,7 @@ def _slip(name: str, entry: FileEntry) -> str:
 
 
 class _Reading:
-    """One file and its bases, as a process in ``cwd`` finds them."""
+    """One file and its bases, found from the directory ``cwd``."""
 
     def __init__(self, cwd: str, environ: Mapping[str, str]) -> None:
         self._cwd = cwd
@@ -150,7 +154,7 @@ class _Reading:
         self.paths: list[str] = []  # of all files that were read; the requested file is the first
 
     def file(self, name: str, origin: str, above: tuple[str, ...]) -> Iterator[FileEntry]:
-        """Return the entries of a file's bases, then its own. ``above`` are the files that led to it."""
+        """Return the entries of a file's bases, then its own. ``above`` are the files with this file as a base."""
         path = self._find(name, origin)
         self.paths.append(path)
         if any(os.path.realpath(path) == os.path.realpath(each) for each in above):
@@ -289,16 +293,16 @@ def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
                     hint = "TOML: a key or table comes once; the values of several belong into one"
                 message = f"{path}:{number}: {why[: place.start()] if place else why}: {line.strip()[:80]}"
                 raise ConfigError(message, hint=hint) from e
-            log.warn(f"{path}:{number}: the comma at the end is no TOML, and means nothing")
+            log.warn(f"{path}:{number}: ignoring the comma at the end: it is not TOML")
             passed_over += 1
             lines[number - 1] = f"{line[:at]} {line[at + 1 :]}"
             text = "\n".join(lines)
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line of each key of a valid text; if that takes too long, only of the first keys.
+    """Return the line of each key of a valid text. For a long text, return only the lines of the first keys.
 
-    A statement ends with the first line at which it parses by itself; headers of tables hold for what follows.
+    A statement ends with the first line that makes it valid TOML. The header of a table applies to the following lines.
     """
     patience = _MAX_REPARSED_CHARS
     found: dict[tuple[str, ...], int] = {}
@@ -306,7 +310,7 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
     begin, lines = 0, text.split("\n")
     for number, line in enumerate(lines):
         if number > begin and not any(mark in line for mark in ("]", "}", '"""', "'''")):
-            continue  # within a statement of several lines, whose end has one of these
+            continue  # inside a statement of several lines, which ends with such a mark
         statement = "\n".join(lines[begin : number + 1])
         patience -= len(statement)
         if patience < 0:

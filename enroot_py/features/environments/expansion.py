@@ -23,7 +23,7 @@ _MAX_DEPTH = 10
 
 
 class Waits(Exception):
-    """A variable is not known yet: its expression stays as it is written."""
+    """A variable is not known yet: leave its expression unchanged."""
 
 
 class Variable(Frozen):
@@ -93,7 +93,7 @@ def _parts(text: str, in_braces: bool, depth: int) -> Iterator[str | Variable]:
 
 
 def _end(text: str, start: int) -> int:
-    """Return the index behind the brace that closes the one at ``start``. Raises ValueError."""
+    """Return the index after the brace that closes the brace at ``start``. Raises ValueError."""
     at, depth = start, 0
     while at < len(text):
         if text.startswith("${", at):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from enroot_py.features.environments import edf_parser
 
 _FILES = """\
-An environment file is TOML, as CSCS has it. It is named by a path with a /, or by its name in a directory of EDF_PATH,
-without which that is ~/.edf. ${NAME} and ${NAME:-TEXT} are replaced by variables of the caller, in env by those of the
-image first; $$ is a dollar. Options of the command line go before what a file says, and that before its bases.
+An environment file is a TOML file in the format of CSCS. Give its path (with a /), or its name in a directory of
+EDF_PATH (default: ~/.edf). Variables of the caller replace ${NAME} and ${NAME:-TEXT}. In env, variables of the image
+take precedence. $$ is a dollar sign. Precedence, highest first: the command line, the file, its bases.
 """
 _STEPS = """\
-An environment file, --environment, says the same in a file that a team shares: penroot-env(1) has its keys. It is read
-where srun, sbatch or salloc is called, and what it says goes with the step, with a batch job through each requeue as it
-was then; nodes need not see it. Options of the command line go before it, and it goes before variables PYXIS_*.
+An environment file, --environment, has these options in a file for a team. penroot-env(1) lists the keys. srun, sbatch
+and salloc read the file and send its content with the job or step: nodes need no access to the file, and a requeued
+batch job keeps the old content. Precedence, highest first: the command line, the file, PYXIS_* variables.
 """
 _KEYS = tuple((example, f"{meaning[0].upper()}{meaning[1:]}.") for _, example, meaning in edf_parser.KEYS.values())
 _PLACES = (
-    ("EDF_PATH", "Directories of environment files, separated by colons, if not ~/.edf."),
-    ("~/.edf/*.toml", "Environment files, which penroot-env(1) describes."),
+    ("EDF_PATH", "Directories of environment files, separated by colons (default: ~/.edf)."),
+    ("~/.edf/*.toml", "Environment files: penroot-env(1)."),
 )
 EXAMPLES = {
     "env": (
@@ -25,7 +25,7 @@ EXAMPLES = {
         ("penroot env validate ./*.toml", "Check files."),
         (
             "penroot start --environment ubuntu ls",
-            "Run a command in that environment, as srun --environment=ubuntu does.",
+            "Run a command in the environment of ~/.edf/ubuntu.toml.",
         ),
     ),
 }

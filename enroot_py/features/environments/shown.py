@@ -18,7 +18,7 @@ def shown(file: Environment, form: str) -> bytes:
 
 
 def _comment(line: str) -> str:
-    """Return one line: control characters in its comment are escaped, its strings already are."""
+    """Return one line with control characters of its comment escaped. Strings are escaped already."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 

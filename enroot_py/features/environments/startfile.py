@@ -31,7 +31,7 @@ class StartFile:
         self.mounts = tuple(_mounts(file, job))
         self.host = file.for_hooks(job)
         self._text("workdir")  # for errors in it
-        self.identity = file.dumps()  # ranks share a container that others started with the same words
+        self.identity = file.dumps()  # ranks with the same command line share a container
 
     @property
     def target(self) -> str:
@@ -48,7 +48,7 @@ class StartFile:
         return uri
 
     def settings(self, settings: Settings) -> Settings:
-        """Return the settings of the start, which its command line overrides."""
+        """Return the settings of the start, before the command line overrides them."""
         writable, origin = self._file.flag("writable")
         said = settings.replace(origin, rootfs_writable=writable)
         for row in (row for row in all_settings().values() if row.annotated):

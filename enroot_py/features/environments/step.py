@@ -59,12 +59,12 @@ def _on_node(job: Job, name: str, origin: str) -> Environment:
     try:
         return edf_parser.read(name, f"{origin}={name}", job.cwd, job.environ)
     except PenrootError as e:
-        why = f"the node {job.node} reads it, as nothing of the plugin has where the step was submitted"
+        why = f"the node {job.node} reads the file: the plugin was not loaded at submission"
         raise type(e)(str(e), hint=f"{e.hint}; {why}" if e.hint else why) from e
 
 
 def _carried(job: Job, name: str) -> Environment | None:
-    """Return the content that was read earlier under that name. Raises ConfigError."""
+    """Return the content of the file ``name`` from submission, or None. Raises ConfigError."""
     if not (carried := job.environ.get(CARRIED, "")):
         return None
     from enroot_py.features.environments import edf

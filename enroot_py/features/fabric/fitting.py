@@ -1,6 +1,6 @@
 """Check whether the host's network libraries fit an image, and add them to the container.
 
-The image's C library loads the host's library, so it must provide every symbol version that the library needs. A host
+The image's C library loads the host's library, and must provide every symbol version of the library. A host
 library that replaces one of the image must also provide all symbol versions of the replaced library, since programs of
 the image may need them. Dependencies that the image has are the image's.
 """
@@ -278,7 +278,7 @@ def bring(context: Context, stock: Stock, parts: list[FabricPart]) -> None:
 
 
 def refuse(want: Want, reason: str) -> None:
-    """Warn that a part does not fit. Raises HookError instead if it is required."""
+    """Warn of a part that does not fit. Raises HookError if the part is required."""
     message = f"cannot add {want.part} of {os.uname().nodename} to the image: {reason}"
     if want.required:
         hint = f"for details: penroot fabric IMAGE; to start without: {want.without}"

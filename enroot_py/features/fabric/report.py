@@ -1,4 +1,4 @@
-"""``penroot fabric``: show which network libraries an image uses, its own or the host's, and why."""
+"""``penroot fabric``: show the network libraries of an image, from the image or the host, with reasons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNFIT_STATUS = 3  # exit status of the child if a required part does not fit
 
 
 def report(options: start.Options) -> None:
-    """Print what a start with these options would use, or without an image what this node has.
+    """Print the libraries of a start with these options, or without an image the libraries of this node.
 
     Raises ContainerError if the start would fail, and PenrootError.
     """
@@ -131,7 +131,7 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
 
 
 def _plugins(context: hooks.Context) -> list[str]:
-    """Return the file names under which NCCL looks for its plugin."""
+    """Return the file names of NCCL's plugin."""
     name = context.environ.get("NCCL_NET_PLUGIN", "")
     return [name, f"libnccl-net-{name}.so"] if name else [PLUGINS[1]]
 

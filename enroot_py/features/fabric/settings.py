@@ -13,7 +13,7 @@ class FabricSettings(FeatureTable):
     )
     fabric_path = Paths(
         "",
-        "directories of these libraries, if the loader does not know them; {variant} stands for the plugin's variant",
+        "directories of libraries that the loader does not know; {variant} stands for the plugin's variant",
     )
     fabric_unfit = Choice(
         "error",

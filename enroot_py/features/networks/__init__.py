@@ -1,1 +1,1 @@
-"""``penroot start --net=MODE``: none, the host's, a private one behind pasta(1), or only a proxy of the caller."""
+"""``penroot start --net=MODE``: no network, the host's network, pasta(1), or a proxy of the caller."""

@@ -37,7 +37,7 @@ def _publish(settings: Settings, port: str) -> Settings:
 
 FLAGS = (
     FeatureFlag(
-        "--net", "none|host|pasta|proxy=SOCKET", "network: none, the host's, a private one, or a proxy's socket", _mode
+        "--net", "none|host|pasta|proxy=SOCKET", "network: none, the host's, a private network, or a proxy", _mode
     ),
     FeatureFlag("--publish", "[IP:]HOST:CONTAINER[/udp]", "let a port of the host lead to --net=pasta", _publish),
 )

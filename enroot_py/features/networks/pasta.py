@@ -1,7 +1,7 @@
 """Connect the private network of a container with the host's by pasta(1) of passt.
 
-pasta runs as the user, in the container's PID namespace, so it ends with the container. Its sockets are those of the
-host's network namespace, in which it was forked. It sees nothing else of the host: it leaves the host's file systems.
+pasta runs as the user, in the container's PID namespace, so it ends with the container. pasta was forked in the host's
+network namespace, so its sockets are the host's. It leaves the host's file systems.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def begin(settings: Settings) -> None:
     for option in ("-t", "-u"):
         options += [] if option in options else [option, "none"]
     command = [program, "--foreground", "--quiet", "--config-net", *_CLOSED, "--dns-forward", _RESOLVER, *options]
-    # pasta closes all other descriptors: stdin is the namespace, stdout gets its PID when it is ready.
+    # pasta closes all other descriptors: stdin is the namespace, and stdout gets the PID of pasta at the end of its
+    # start.
     command += ["--pid", "/proc/self/fd/1", "--netns-only", "--no-netns-quit", "--netns", "/proc/self/fd/0"]
     (theirs, ours), (ready, done) = socket.socketpair(), os.pipe2(os.O_CLOEXEC)
     errors = os.memfd_create("pasta", os.MFD_CLOEXEC)
@@ -109,7 +110,7 @@ def connect(context: Context) -> None:
 
 
 def _open_low_ports() -> None:
-    """Let programs listen at ports below 1024: those of the container are not the host's."""
+    """Let programs listen at ports below 1024 of the container."""
     try:
         with open("/proc/sys/net/ipv4/ip_unprivileged_port_start", "w") as file:
             file.write("0")
@@ -118,7 +119,7 @@ def _open_low_ports() -> None:
 
 
 def _replace_resolver(context: Context) -> None:
-    """Name pasta's resolver in /etc/resolv.conf instead of one on the host's loopback, which the container lacks."""
+    """Name pasta's resolver in /etc/resolv.conf if the host's resolver is on the host's loopback."""
     try:
         lines = paths.text(context.root, _RESOLV_CONF).splitlines()
     except OSError:

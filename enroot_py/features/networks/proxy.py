@@ -40,10 +40,10 @@ def _socket(path: str, origin: str) -> Fd:
 
 
 def _start_relay(proxy: int) -> None:
-    """Start the relay. It is a process of the container's PID namespace, and ends with it.
+    """Start the relay. The relay is a process of the container's PID namespace, and ends with the container.
 
-    The relay keeps a mount namespace of its own, because pivot_root(2) changes the root directory of all processes
-    in the namespace of its caller. Raises ContainerError.
+    The relay has a private mount namespace: pivot_root(2) changes the root directory of all processes in a mount
+    namespace. Raises ContainerError.
     """
     from socket import create_server
 

@@ -15,7 +15,7 @@ _REFUSED = b"HTTP/1.1 502 the proxy of this container does not answer\r\nContent
 def main(listener: socket.socket, proxy: int, ready: int) -> None:
     """Serve until the process is killed. ``proxy`` is a descriptor of the socket; write to ``ready`` first.
 
-    Holds no other descriptor, so that pipes of the program end with the program.
+    Close all other descriptors: the program's pipes must end with the program.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
@@ -41,7 +41,7 @@ async def _serve(listener: socket.socket, proxy: str, ready: int) -> None:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Copy until the source ends; then end this direction alone, because the other one may still have an answer."""
+    """Copy until the source ends. Then end this direction alone: the answer may still be on its way."""
     try:
         while data := await source.read(BUFFER_BYTES):
             target.write(data)

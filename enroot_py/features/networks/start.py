@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def finish(context: Context) -> str:
-    """Connect the container as its settings say. Return the origin of the setting. Raises PenrootError."""
+    """Connect the container by its settings. Return the origin of the setting. Raises PenrootError."""
     networks = NetworkSettings(context.settings)
     origin = networks.origin(SETTINGS["ENROOT_NET_PASTA" if networks.net_pasta else "ENROOT_NET_PROXY"])
     if networks.net_publish and not networks.net_pasta:

@@ -5,7 +5,8 @@ Lines of text, so that two branches of a repository merge and a slip has a line:
     version 1
     nvcr.io#nvidia/pytorch:24.05-py3 sha256:…
 
-A line without a digest waits for `penroot lock`; what begins with # is a comment. On the step path where one is used.
+A line without a digest waits for `penroot lock`; what begins with # is a comment. On the path of steps with a lock
+file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 HEADER = "version 1"
 _OWN = "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
 _FORM = "a line is IMAGE sha256:DIGEST, and a lock file is made by penroot lock"
-_MAX_FILE_BYTES = 48 << 10  # a job carries it in a variable, which may have 128 KiB
+_MAX_FILE_BYTES = 48 << 10  # a variable of a job carries the file, and has at most 128 KiB
 
 
 class LockedImage(Frozen):

@@ -19,7 +19,7 @@ _Found = dict[str, tuple[str, str]]  # by canonical names: how an image is writt
 
 def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
     """Record the current digests in a lock file, or check that no tag has moved. Raises PenrootError."""
-    path = os.path.realpath(file)  # what a symbolic link leads to is replaced, and not the link
+    path = os.path.realpath(file)  # replace the target of a symbolic link, not the link
     locked = _read(path, makes=bool(images) and not check)[1]
     wanted = {str(lockfile.tag(text)): text for text in images}
     if check:
@@ -30,7 +30,7 @@ def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
     found = _ask(locked, wanted)
     try:
         with waits.changing(path):
-            text, locked = _read(path, makes=True)  # which somebody else may have changed meanwhile
+            text, locked = _read(path, makes=True)  # another process may have changed the file meanwhile
             _write(path, text, _changed(text, locked, found))
     except OSError as e:
         raise ConfigError(f"cannot write {path}: {e.strerror}", hint="check the permissions of its directory") from e

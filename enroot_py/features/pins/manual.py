@@ -18,10 +18,10 @@ SECTIONS = (
         "penroot-srun.7",
         "DIGESTS OF TAGS",
         """\
-sbatch and salloc resolve the tag of an image, and steps and requeues of their job use that digest; where the registry
-cannot be asked they warn, and each step resolves the tag. --container-pin says otherwise, or names the images of a
-script that is on the host. With a lock file, --container-lock, tags are what penroot-lock(1) has written down; a batch
-job has that file as it was, too.
+sbatch and salloc resolve the tag of an image, and steps and requeues of their job use that digest; If the registry does
+not answer, they warn, and each step resolves the tag. --container-pin says otherwise, or names the images of a script
+that is on the host. With a lock file, --container-lock, tags are what penroot-lock(1) has written down; a batch job has
+that file as it was, too.
 """,
         (
             (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
     """Return the digest of a tag for the step; ``resolved`` is srun's. Raises UsageError, ConfigError.
 
-    If srun found one, it has looked into the job and its lock file. Raises ImageError where a digest has to be known.
+    srun looks into the job and its lock file for the digest. Raises ImageError where a digest has to be known.
     """
     if image.digest or not _may_pin(job, request):
         return None

@@ -8,7 +8,7 @@ from enroot_py.config.table import FeatureTable, Place, rows
 class RecordArguments(FeatureTable):
     events = Place(
         "",
-        "destination of event records of steps, in the form of ENROOT_EVENTS, which it overrides",
+        "destination of event records of steps; overrides ENROOT_EVENTS, with the same values",
         "journald",
         "syslog",
     )

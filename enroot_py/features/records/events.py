@@ -1,8 +1,8 @@
 """Event records: one line of JSON for each pull, create, start and step.
 
-They go where ENROOT_EVENTS says, a file, journald or syslog, and are written by the process of the user who does it.
-What cannot be recorded costs a warning: nothing is waited for, and nothing fails. docs/events.md is the schema for
-readers. Sources: systemd's Native Journal Protocol; RFC 3164 as syslog(3) speaks it.
+The process of the user writes the records to the destination in ENROOT_EVENTS: a file, journald or syslog. Recording
+never blocks and never fails: an error costs a warning. docs/reference/events.md has the schema. Sources: systemd's
+Native Journal Protocol; RFC 3164 as used by syslog(3).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import os
 import time
 
-# Of C, as json: what imports that costs more than a start.
+# Use the C function of json: the import of json costs more than a start.
 from _json import encode_basestring_ascii as _quoted
 
 from enroot_py.base import log, trusted
@@ -20,7 +20,7 @@ from enroot_py.base.errors import PenrootError
 
 SOCKETS = {"journald": "/run/systemd/journal/socket", "syslog": "/dev/log"}
 KINDS = {
-    "pull": "an image is looked up, and downloaded if the store lacks a part of it",
+    "pull": "an image is looked up, and missing layers are downloaded",
     "create": "a container is created from an image",
     "start": "`penroot start` or `batch` enters a container",
     "step": "a Slurm step gets its container on a node",
@@ -41,7 +41,7 @@ FIELDS = {
     "step": "JOB.STEP",
     "image": "reference or path of the image",
     "digest": "digest of the image's manifest",
-    "container": "name of the container, if it has one",
+    "container": "name of the container, if any",
     "cache": "hit: nothing was downloaded; part: some layers; miss: all layers",
     "layers": "number of downloaded layers",
     "bytes": "compressed size of these layers in bytes",
@@ -51,18 +51,18 @@ _MAX_JOB_DIGITS = 10  # a job's number has 32 bits
 _PRIORITY = 14  # user.info, RFC 3164
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")  # what is known of a start by the pull in it
+_FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")  # facts that a start takes from its pull
 _FROM_AROUND = ("user", "uid", "node", "job", "step")
 
 
 class Event:
-    """One event, optionally within another one, ``around``; recorded when it ends."""
+    """One event, perhaps within the event ``around``. The record is written at the end."""
 
     def __init__(self, kind: str, where: str, facts: dict[str, str | int], around: Event | None) -> None:
         self.facts: dict[str, str | int] = {"event": kind}
         self.phases: dict[str, float] = {}
         self._around = around
-        # Known and opened now: a container has other files, and perhaps another name for its user.
+        # Look up the user and open the file now: a container has other files, and perhaps another user name.
         known = around.facts if around is not None else {**who(), **_job()}
         self.facts.update({key: known[key] for key in _FROM_AROUND if key in known})
         self.facts.update({key: value for key, value in facts.items() if value != ""})
@@ -81,7 +81,7 @@ class Event:
             self._sink.write(self.line(error))
 
     def phase(self, name: str) -> None:
-        """End a phase, which began with the end of the previous one."""
+        """End a phase. The phase began at the end of the previous phase."""
         now = time.monotonic()
         self.add(name, now - self._marked)
 
@@ -91,7 +91,7 @@ class Event:
         self._marked = time.monotonic()
 
     def again(self) -> None:
-        """Clear the phases, in a child that has separate ones."""
+        """Clear the phases of the parent, in a child."""
         self.phases.clear()
         self._marked = time.monotonic()
 
@@ -156,7 +156,7 @@ class _Sink:
                 self._socket.close()
             else:
                 data = f"{line}\n".encode()
-                while data:  # a disk that fills up takes a part first
+                while data:  # a full disk may take a part of the line
                     data = data[os.write(self._file, data) :]
                 os.close(self._file)
         except OSError as e:
@@ -169,12 +169,12 @@ class _Sink:
 
 
 def file_of(where: str) -> str:
-    """Return the caller's file; in a directory it is UID.jsonl."""
+    """Return the caller's file: ``where``, or UID.jsonl in the directory ``where``."""
     return f"{where.rstrip('/')}/{os.geteuid()}.jsonl" if os.path.isdir(where) else where
 
 
 def _open_file(where: str) -> int:
-    """Open a file of the caller or root for appending, without following links of others. Raises OSError."""
+    """Open a file of the caller or root for appending. Follow no links of other users. Raises OSError."""
     path = file_of(where)
     trusted.place(os.path.dirname(path), closed_to=0)
     fd = opened(path, _FLAGS)

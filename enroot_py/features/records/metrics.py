@@ -1,7 +1,7 @@
 """``penroot cache metrics``: metrics of store and event records for node_exporter's textfile collector.
 
-Source of the format: Prometheus, "Exposition formats", text-based. Of the records, which others may have written to,
-only known words become labels.
+Source of the format: Prometheus, "Exposition formats", text-based. Other users may write to the records, so only known
+words become labels.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def text(settings: Settings) -> str:
 
 
 def write(path: str, content: str) -> None:
-    """Replace a file by rename, so that a collector never reads a partial one. Raises PenrootError."""
+    """Replace a file by rename: a collector never reads a partial file. Raises PenrootError."""
     try:
         making.write(path, content.encode(errors="surrogateescape"), 0o644)
     except OSError as e:
@@ -73,7 +73,7 @@ def _escaped(value: str) -> str:
 
 
 def _records(where: str) -> Iterator[dict[str, object]]:
-    """Yield the records in the caller's file, if there is one. Invalid lines are skipped."""
+    """Yield the records in the caller's file, if any. Invalid lines are skipped."""
     if not where.startswith("/"):
         return
     path = events.file_of(where)

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def settings(step: Step) -> dict[str, object]:
-    """Return the settings of a step that this feature changes."""
+    """Return the settings of a step with the destination of records."""
     where = RecordArguments(step.plugin).events
     return {"events": where} if where else {}
