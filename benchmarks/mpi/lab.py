@@ -1,8 +1,8 @@
 """MPI and PyTorch on the host and in a container by turns: a container costs nothing at run time.
 
-PENROOT_BENCH_TORCH names what pip installs for the training, such as torch==2.13.0+cpu; torch from PyPI brings 5 GB of
-CUDA. The ratio is the median of the rounds' ratios, because both runs of a round meet the same machine. Its error is
-1.25 standard deviations over the square root of the rounds, that of a median.
+PENROOT_BENCH_TORCH names pip's package for the training, such as torch==2.13.0+cpu; torch from PyPI brings 5 GB of
+CUDA. The ratio is the median of the rounds' ratios, because both runs of a round meet the same machine. The error of
+the median is 1.25 standard deviations over the square root of the rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.slurm.lab.images import OVER_NODES
 HERE = pathlib.Path(__file__).parent
 PYTHON = "/usr/bin/python3"
 MAX_DEVIATION = 0.03
-COMPARED = {  # by program: its words, and the sets of Slurm's options with which it runs
+COMPARED = {  # by program: its words, and sets of options for srun
     "C": (("./ranks",), {"one node": ("-N1", "-n2"), "two nodes": ("-N2", "-n2")}),
     "C, init": (("./ranks", "init"), {f"{ranks} ranks": ("-N2", f"-n{ranks}") for ranks in (2, 8, 16, 64)}),
     "mpi4py": ((PYTHON, "ranks.py"), {"one node": ("-N1", "-n2"), "two nodes": ("-N2", "-n2")}),

@@ -7,7 +7,7 @@
 
 enum { SMALL_BYTES = 8, LARGE_BYTES = 4 << 20, REDUCED_DOUBLES = 1 << 17, WARM = 20, LOOPS = 2000, LARGE_LOOPS = 100 };
 
-/* Return the microseconds that a message takes one way. */
+/* Return the microseconds of a message in one direction. */
 static double pingpong(void *data, int bytes, int loops, int rank, int last)
 {
 	double begin = 0;

@@ -14,7 +14,7 @@ rank, last = world.rank, world.size - 1
 
 
 def pingpong(data: numpy.ndarray, loops: int) -> float:
-    """Return the microseconds that a message takes one way."""
+    """Return the microseconds of a message in one direction."""
     for i in range(-WARM, loops):
         if i == 0:
             begin = time.perf_counter()

@@ -1,8 +1,8 @@
-"""One pull for the nodes of a step, on shaped links, compared with one node and with nodes that fetch for themselves.
+"""One pull for the nodes of a step, on shaped links, compared with one node and with nodes without a swarm.
 
 The seconds end when the last node has begun its task. CPU is that of all processes of the busiest node, of srun's host,
-and of the rest of the machine: the lab's registry, links and daemons. The prediction is that of the simulation for such
-links, without the start of a node.
+and of the rest of the machine: the lab's registry, links and daemons. The simulation of such links predicts the
+seconds, without the start of a node.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Run:
 
 
 def bench_swarm(rounds: int) -> bool:
-    """Pull an image that no node has, that all nodes but one have, and that all nodes have."""
+    """Pull an image of no node, of all nodes but one, and of all nodes."""
     lab = Lab()
     lab = Lab(f"{lab.root}-eight")
     lab.up(NODES, prefix=PREFIX)

@@ -25,7 +25,7 @@ PIECE = 256 << 10
 STEP_S = 0.02
 LATENCY_S = 0.0005  # of a message
 HANDSHAKE_S = 3 * 2 * LATENCY_S
-DETECTION_S = 1.0  # until the other end notices that a connection is dead
+DETECTION_S = 1.0  # until the other end notices a dead connection
 
 
 @dataclass

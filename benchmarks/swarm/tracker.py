@@ -1,7 +1,7 @@
-"""The CPU time of a tracker: real connections on loopback, from one process that plays all nodes.
+"""The CPU time of a tracker: real connections on loopback, from one process for all nodes.
 
-Each node joins, reports once a period, and reports that it is done. All nodes share one processor here, so they join in
-groups.
+Each node joins, sends a report per period, and reports its end. The nodes join in groups, since all nodes share one
+processor.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
  *                         Follow the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd
- *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
- *                         has written "+" when it has started. "=" says that the container shares a server, of which the
+ *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and writes "+" after its start. "=" says that the container shares a server, of which the
  *                         descriptor after the pipes is a pidfd. DIGEST is that of FILE when the container started:
  *                         digest.h.
  *   penroot-follow 0 [FILE DIGEST]...
@@ -160,7 +159,7 @@ static int show(pid_t pid)
 	cleanup(close_fd) int root = status == 0 ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 
 	if (root < 0)
-		return status == 1 ? 0 : ALL_FAILED; /* a container that starts later binds the new files itself */
+		return status == 1 ? 0 : ALL_FAILED; /* a later container binds the new files */
 	for (size_t i = 0; i < count; i++) {
 		if (is_same(&files[i].shown, &files[i].now) || !shows(root, files[i].path, &files[i].shown))
 			continue;
@@ -257,7 +256,7 @@ static void follow(pid_t pid)
 			if (is_exiting(is_parent ? child_of(pid) : pid))
 				return;
 			(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
-			servers = 0; /* other servers may have ended for the same reason */
+			servers = 0; /* the same cause may have ended other servers */
 		}
 		if (has_changed())
 			update(pid);
@@ -290,7 +289,7 @@ int main(int argc, char **argv)
 	/* Keep no pipe of the caller open: a reader would wait for this process. */
 	if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDIN_FILENO) < 0 || (!servers && dup2(null, STDERR_FILENO) < 0))
 		return EXIT_FAILURE;
-	/* Root in the container could trace the process that enters it. setns(2) does not change this flag. */
+	/* Root in the container could trace an entering process. setns(2) does not change this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return EXIT_FAILURE;
 	if (pid)

@@ -1,6 +1,6 @@
 /* penroot-guard: wait for a command that penroot exec has started, and kill all that it has started if the caller is killed.
  *
- *   penroot-guard PID TIMEOUT   PID is a child of this process. Descriptor 3 is a pipe whose other end closes with the caller.
+ *   penroot-guard PID TIMEOUT   PID is a child of this process. Descriptor 3 is a pipe from the caller, closed with the caller's end.
  *                               TIMEOUT is in milliseconds, 0 for none.
  *
  * Exits as the child, with 128 + N if signal N has ended the child, and with 124 after the timeout. Signals are forwarded to the
@@ -63,7 +63,7 @@ static bool reap(bool stops)
 	return status >= 0;
 }
 
-/* Send a signal to all descendants of a process. Orphans in a PID namespace are none: they are children of its first process. */
+/* Send a signal to all descendants of a process. Not of orphans in a PID namespace, which are children of its first process. */
 static void send_below(pid_t parent, int number)
 {
 	char path[64];

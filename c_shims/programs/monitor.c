@@ -1,12 +1,10 @@
-/* penroot-monitor: wait for the program of a detached container, kill the processes that it leaves behind, and write its exit
- * status.
+/* penroot-monitor: wait for the program of a detached container, kill its remaining processes, and write the exit status.
  *
  *   penroot-monitor PID NAME   PID is a child of this process. Descriptor 3 is the directory of the container's record. The
  *                              lock of the record ends with this process. NAME is for ps(1).
  *
  * Orphans become children of this process: PR_SET_CHILD_SUBREAPER of prctl(2). When the program has ended, those in its user
- * namespace are killed: the file `userns` has the namespace's inode number. FUSE servers are outside of it, and may serve other
- * containers. The file `status` gets the program's exit status as a shell reports it.
+ * namespace are killed: the file `userns` has the namespace's inode number. FUSE servers have another user namespace, and may serve other containers. The file `status` gets the program's exit status as a shell reports it.
  */
 #include "../linux.h"
 

@@ -2,7 +2,7 @@
  *
  * SLURM_HERE/bin has a link to this file for each program. SLURM_HERE/arguments has the words to execute before the program,
  * one per line. Variables that would lead the loader, or Slurm, to files of the image are renamed with the prefix SLURM_KEPT,
- * and restored for the job that the program submits. A variable that was not set is kept as an empty one.
+ * and restored for the job that the program submits. An unset variable becomes empty.
  */
 #include "../brought.h"
 

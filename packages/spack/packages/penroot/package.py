@@ -19,8 +19,8 @@ ARCHIVE = f"penroot-@VERSION@-{platform.machine()}.tar.xz"
 
 class Penroot(Package):
     """Unprivileged containers for Slurm clusters, from Docker images: the commands of NVIDIA enroot
-    and the srun options of NVIDIA pyxis. This is the relocatable archive: it includes its
-    Python modules, its programs, and a plugin for each Slurm."""
+    and the srun options of NVIDIA pyxis. This is the relocatable archive: the archive includes all Python modules and
+    programs, and a plugin for each Slurm."""
 
     homepage = "https://penroot.invalid"
     url = f"file://{os.getcwd()}/{ARCHIVE}"
