@@ -90,7 +90,7 @@ def test_an_image_that_was_signed_for_another_repository(user: User, registry: S
     assert "its signature is for" in refusal(user, f"docker://{registry.host}/test/new@{old.digest()}")
 
 
-@pytest.mark.parity("what is verified is what is used")
+@pytest.mark.parity("the verified image is the one that is used")
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) -> None:

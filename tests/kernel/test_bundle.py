@@ -86,7 +86,7 @@ def leftovers(user: User) -> list[str]:
     return found
 
 
-@pytest.mark.parity("bundle IMAGE", "what is unpacked is removed", "the head of a bundle")
+@pytest.mark.parity("bundle IMAGE", "the unpacked files are removed", "the head of a bundle")
 def test_a_bundle_runs_and_leaves_nothing(user: User, bundle: pathlib.Path, path: str) -> None:
     script = 'id -u; pwd; echo "$FROM_IMAGE $TERM $PATH"; grep -c . /proc/self/mountinfo; touch /x 2>&1; exit 7'
     done = run(user, bundle, "sh", "-c", script, path=path, status=7)
@@ -201,7 +201,7 @@ def test_target_is_substituted_at_run_time(user: User, bundle: pathlib.Path) -> 
     assert (user.home / "deep/er/bin/sh").exists()
 
 
-@pytest.mark.parity("what is unpacked is removed")
+@pytest.mark.parity("the unpacked files are removed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, path: str, number: int) -> None:
     with running(user, bundle, path) as process:
@@ -213,7 +213,7 @@ def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, pa
     until(lambda: not [pid for pid in inside if alive(pid)], "all have ended")
 
 
-@pytest.mark.parity("what is unpacked is removed")
+@pytest.mark.parity("the unpacked files are removed")
 def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathlib.Path) -> None:
     path = few_tools(user)
     with running(user, bundle, path) as process:

@@ -108,7 +108,7 @@ def test_a_start_without_imports_nothing_of_it(user: User, rootfs: pathlib.Path)
     assert "enroot_py.features.fabric.fabric" in asked.stderr
 
 
-@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.parity("files that others could have made are not brought")
 @pytest.mark.security("I5")
 def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathlib.Path) -> None:
     """The library directory of the image is a link to the host's /dev/shm: the start fails and writes nothing there."""

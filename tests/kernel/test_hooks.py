@@ -94,7 +94,7 @@ def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: p
     assert user.start(image, "/etc/rc.local") == etc.RC_LOCAL
 
 
-@pytest.mark.parity("what a configuration script exports is told to hooks")
+@pytest.mark.parity("exports of a configuration script reach hooks")
 @pytest.mark.parametrize("vendor", ["MELLANOX", "NVIDIA"])
 @pytest.mark.parametrize("who", ["hook", "environ()", "export"])
 def test_hooks_use_the_devices_that_others_selected(
@@ -123,7 +123,7 @@ def test_selection_by_a_hook_reaches_our_hook(user: User, rootfs: pathlib.Path, 
     assert "MELLANOX_VISIBLE_DEVICES=7777: no device" in user.penroot("start", "box", "true", status=1).stderr
 
 
-@pytest.mark.parity("what a configuration script exports is told to hooks")
+@pytest.mark.parity("exports of a configuration script reach hooks")
 def test_hooks_get_settings_that_a_configuration_exports(user: User, rootfs: pathlib.Path) -> None:
     (user.home / "mine").touch()
     conf = user.write("box.conf", "export ENROOT_MOUNT_HOME=y\n")

@@ -432,7 +432,7 @@ def test_all_tasks_enter_one_container(driver: Driver) -> None:
     assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb join", "verb step"]
 
 
-@pytest.mark.parity("what sets a container up is the user")
+@pytest.mark.parity("the process that sets a container up is the user's")
 @as_root
 def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
     assert driver.run("stepd", 1, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0
@@ -486,7 +486,7 @@ def test_a_step_without_image_or_name_is_left_alone(driver: Driver, words: tuple
     assert not os.path.exists(f"{driver.directory}/run")
 
 
-@pytest.mark.parity("what is wrong is said by one task")
+@pytest.mark.parity("one task reports the error")
 @as_root
 def test_one_task_says_what_is_wrong_and_none_runs(driver: Driver) -> None:
     done = driver.run("stepd", 4, "container-image=step-error", f"env=JOURNAL={driver.directory}/journal")

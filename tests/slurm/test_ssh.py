@@ -247,7 +247,7 @@ def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
         server.communicate(timeout=60)
 
 
-@pytest.mark.parity("what VS Code's Remote-SSH does")
+@pytest.mark.parity("the steps of VS Code's Remote-SSH")
 def test_steps_of_an_editor(lab: Lab, laptop: Laptop) -> None:
     """VS Code's way: bash over ssh -T with a SOCKS port, a script on its stdin, and a server that the script starts."""
     script = HTTPD.format("127.0.0.1:8890").replace("exec", "nohup") + " > /tmp/log 2>&1 < /dev/null & echo ready\n"

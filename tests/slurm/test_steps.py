@@ -229,7 +229,7 @@ BAD = [
     "one import on a node",
     "a failed set-up names the node",
     "--container-mounts: a source that is missing fails early",
-    "what is wrong is said by one task",
+    "one task reports the error",
 )
 @pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
 def test_failures_on_the_node_name_it_once(lab: Lab, options: tuple[str, ...], word: str) -> None:

@@ -154,7 +154,7 @@ def test_variable_of_amd(amd: FakeHost, box: pathlib.Path, words: str, given: se
     assert renders(edits) == given
 
 
-@pytest.mark.parity("what is asked for and not there is an error that says what is")
+@pytest.mark.parity("a requested device that is missing")
 @pytest.mark.parametrize(
     "words", ["8", "3-9", "GPU-0", "5-2", "-1", "2-", "0-" + "9" * 40, "9" * 5000, "0\x1b[2J", "x" * 5000]
 )
@@ -165,7 +165,7 @@ def test_missing_device_is_an_error(amd: FakeHost, box: pathlib.Path, words: str
     assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
-@pytest.mark.parity("what is asked for and not there is an error that says what is")
+@pytest.mark.parity("a requested device that is missing")
 def test_a_host_without_any(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     """A caller's selection is an error. An image's selection is ignored, as in other runtimes."""
     host = FakeHost(tmp_path / "host")

@@ -73,7 +73,7 @@ def test_explained_messages_are_in_the_source() -> None:
 CLUSTERS = (ROOT / "docs/howto/clusters.md").read_text()
 
 
-@pytest.mark.parity("which setting for which cluster")
+@pytest.mark.parity("the settings for each kind of cluster")
 def test_each_part_about_clusters_has_tests() -> None:
     titles = re.findall(r"^## (.*)", CLUSTERS, re.M)[1:]  # after the table of places
     assert len(titles) > 10

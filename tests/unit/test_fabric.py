@@ -70,7 +70,7 @@ def test_libfabric_of_cray_with_its_provider(cray: FakeHost, tmp_path: pathlib.P
     assert [why.partition(":")[0] for why in fit.left_out] == ["libother-fi.so"] and "libgone.so.1" in fit.left_out[0]
 
 
-@pytest.mark.parity("what the image has of that is the image's")
+@pytest.mark.parity("libraries that the image has are kept")
 def test_libraries_of_efa_with_the_drivers_of_verbs(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     [fit], edits = fits(amazon, image(tmp_path), caller(CXI))
     assert fit.reasons == [] and fit.left_out == []
@@ -169,7 +169,7 @@ def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) 
     assert not edits.files
 
 
-@pytest.mark.parity("what the image has of that is the image's")
+@pytest.mark.parity("libraries that the image has are kept")
 def test_libraries_of_the_image_are_kept(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     versions = ["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_1.14", "IBVERBS_PRIVATE_56"]
@@ -179,7 +179,7 @@ def test_libraries_of_the_image_are_kept(amazon: FakeHost, tmp_path: pathlib.Pat
     assert not fit.reasons and list(edits.files) == [f"{LIB}/libfabric.so.1"]
 
 
-@pytest.mark.parity("what the image has of that is the image's")
+@pytest.mark.parity("libraries that the image has are kept")
 def test_older_library_of_the_image_is_replaced_as_a_set(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     """The image's libefa is too old. The host's needs private symbols of the host's libibverbs."""
     image(tmp_path)
@@ -272,7 +272,7 @@ def test_devices_that_slurm_names_and_those_of_mellanox(
     assert not edits.nodes
 
 
-@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.parity("files that others could have made are not brought")
 @pytest.mark.security("I5")
 def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Path) -> None:
     image(tmp_path / "image")
@@ -297,7 +297,7 @@ def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Pat
         assert f"{library} belongs to uid 4711, not to uid 0" in fit.reasons[0]
 
 
-@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.parity("files that others could have made are not brought")
 @pytest.mark.security("I5")
 @pytest.mark.parametrize("trap", ["fifo", "directory", "loop", "outside", "device", "garbage"])
 def test_invalid_library_of_an_image_counts_as_missing(cray: FakeHost, tmp_path: pathlib.Path, trap: str) -> None:

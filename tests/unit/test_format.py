@@ -12,7 +12,7 @@ from enroot_py.store import format
 from enroot_py.store.store import Store
 
 
-@pytest.mark.parity("a store says which format it has")
+@pytest.mark.parity("a store has a mark of its format")
 def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     Store(root, create=True)
@@ -24,7 +24,7 @@ def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
     assert os.readlink(f"{root}/format") == str(format.FORMAT)
 
 
-@pytest.mark.parity("a store says which format it has")
+@pytest.mark.parity("a store has a mark of its format")
 @pytest.mark.parametrize(
     ("given", "said"), [("99", "a later penroot made"), ("0", "an earlier penroot made"), ("x", "nobody knows")]
 )
