@@ -1,4 +1,4 @@
-"""Command lines with enroot's answers as data: lines/*.t. This program runs them with penroot and with enroot itself.
+"""Command lines with enroot's answers as data: lines/*.t. This program runs the commands with penroot and with enroot.
 
 The format is cram's: a command behind ``  $ ``, continued behind ``  > ``; its stdout; ``  [STATUS]`` if not 0. If
 penroot differs, ``  ~ WHY`` follows with words of docs/reference/enroot.md, and then penroot's answer.
@@ -36,7 +36,7 @@ LINES = pathlib.Path(__file__).parent / "lines"
 HELPERS = ("mount", "switchroot", "nsenter", "aufs2ovlfs", "mksquashovlfs")
 _KNOWN = "documented: "
 _UID = "27001"  # the name in the lines
-_UIDS = itertools.count(UID + 2)  # no other transcript or test may run a container of the same user
+_UIDS = itertools.count(UID + 2)  # each transcript has its own user
 _CONFIG = re.compile(r'^config::init "[^"]*"', re.M)
 
 
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass
 class Transcript:
-    """A file of lines, which run one after the other in one directory."""
+    """A file of lines. All run in order in one directory."""
 
     path: pathlib.Path
     lines: list[Line] = field(default_factory=list)
@@ -193,7 +193,7 @@ class Place:
         """Run a command line. Return stdout, without blank lines and local paths, and the status."""
         as_user: tuple[str, ...] = ()
         if os.geteuid() == 0:
-            # Create an account that only these processes see.
+            # Create an account that is visible only to these processes.
             setup = f"mount --bind {self.home}/passwd /etc/passwd && mount --bind {self.home}/group /etc/group"
             setup += f' && exec setpriv --reuid={self.uid} --regid={self.uid} --clear-groups -- "$@"'
             as_user = ("unshare", "--mount", "sh", "-c", setup, "sh")
@@ -320,7 +320,7 @@ def registry() -> Iterator[str]:
 
 
 def outcomes(found: Transcript, program: pathlib.Path | None, host: str) -> list[str]:
-    """Run the lines of a file one after the other in a private directory, and return the results."""
+    """Run the lines of a file in order in a private directory, and return the results."""
     with place(program, host) as here:
         return [here.run(line.command) for line in found.lines]
 

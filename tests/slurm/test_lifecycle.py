@@ -210,7 +210,7 @@ def test_kill_after_all_tasks_have_joined(lab: Lab, eight: subprocess.Popen[str]
     assert (eight.returncode == 0) == (victim == "helper"), err
 
 
-@pytest.mark.parity("the unfinished container of a killed step")
+@pytest.mark.parity("unfinished images and containers of a killed step")
 def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     lab.run(["penroot", "cache", "prune"], node="n1")
     step = lab.popen(["srun", *ON_N1, "--container-image=registry:5000#mpi:1", "true"])
@@ -221,7 +221,7 @@ def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     assert "the helper process of the container ended without an answer: killed?" in err
 
 
-@pytest.mark.parity("the unfinished container of a killed step")
+@pytest.mark.parity("unfinished images and containers of a killed step")
 def test_unfinished_container_of_a_killed_helper_is_removed(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
