@@ -163,7 +163,7 @@ HOWS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parity("ENROOT_UNSHARE_KEYRING")
 @pytest.mark.security("O6", "O7")
 @pytest.mark.parametrize("how", HOWS)
-def test_settings_keep_keys_and_descriptors_from_it(caller: Caller, how: str) -> None:
+def test_settings_keep_keys_and_descriptors_from_containers(caller: Caller, how: str) -> None:
     user = caller.user
     if how == "bundle":
         make_bundle(user)

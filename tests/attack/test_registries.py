@@ -122,7 +122,7 @@ def test_token_for_another_registry_is_not_fetched(user: User) -> None:
 
 
 @pytest.mark.security("G1")
-def test_password_of_a_registry_is_not_sent_where_that_says(user: User) -> None:
+def test_password_goes_to_no_token_server_on_another_host(user: User) -> None:
     """A compromised registry, or its configuration, sends its users' passwords elsewhere."""
     with fake(token_server(), bind="127.0.0.3") as evil, fake(bind="127.0.0.2") as victim:
         credentials(user, victim.host)
@@ -146,7 +146,7 @@ def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
         assert "token=HOST[:PORT]" in user.penroot("digest", registry.uri, status=1).stderr
 
 
-def test_public_image_needs_no_such_setting(user: User) -> None:
+def test_public_image_needs_no_setting_for_its_token_server(user: User) -> None:
     with fake(token_server(""), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         credentials(user, registry.host, tokens.host)
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/token")

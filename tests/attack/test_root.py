@@ -210,7 +210,7 @@ def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
 
 
 @pytest.mark.security("C3")
-def test_root_may_ask_for_it(root: User) -> None:
+def test_root_may_mount_a_writable_proc_sys(root: User) -> None:
     """The caller decides: a requested mount stays."""
     script = "v=$(cat /proc/sys/vm/swappiness); echo $v > /proc/sys/vm/swappiness && echo wrote"
     environ = {"ENROOT_ALLOW_SUPERUSER": "yes"}

@@ -103,7 +103,7 @@ def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.security("R7")
-def test_all_together_is_refused_where_it_does_not_fit(lab: Lab) -> None:
+def test_options_too_long_together_are_refused(lab: Lab) -> None:
     """Several long options, each of which is allowed."""
     value = LONG[:100_000].rpartition(",")[0]
     env = {**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value, "PYXIS_CONTAINER_ENV": "A=" + "x" * 100_000}

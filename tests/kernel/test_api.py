@@ -76,7 +76,7 @@ def test_run_gives_output_and_status(user: User, rootfs: Path) -> None:
 
 
 @pytest.mark.parity("enroot_py.run, Container")
-def test_programs_of_a_container_share_it(user: User, rootfs: Path) -> None:
+def test_runs_of_a_container_share_its_processes(user: User, rootfs: Path) -> None:
     output = python(
         user,
         """

@@ -165,7 +165,7 @@ def test_error_has_a_hint_if_the_directory_is_read_only(user: User, bundle: path
     assert "[HINT] change to a directory that you can write to" in err
 
 
-def test_data_in_a_squashfs_file_is_beyond_it(user: User, bundle: pathlib.Path) -> None:
+def test_bundle_mounts_no_squashfs_files(user: User, bundle: pathlib.Path) -> None:
     said = user.run(str(bundle), "--mount", "data.sqsh:/data:sqsh", "true", status=1).stderr
     assert "cannot mount data.sqsh: only penroot start and srun mount squashfs files" in said
 

@@ -173,9 +173,7 @@ def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path,
 
 
 @pytest.mark.parametrize("verb", ["import", "export"])
-def test_save_onto_a_link_writes_what_it_names(
-    user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str
-) -> None:
+def test_save_onto_a_link_writes_its_target(user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str) -> None:
     """Like a shell. The link stays, whether its target exists or not."""
     link, real = user.home / "latest.sqsh", user.home / "v1.sqsh"
     link.symlink_to("v1.sqsh")

@@ -338,7 +338,7 @@ def test_insecure_is_for_certificates_too(user: User, registry: Server, trust: P
 
 
 @pytest.mark.parity("our registries.conf goes before theirs")
-def test_our_line_replaces_tables_and_info_says_so(user: User, registry: Server, front: Faulty) -> None:
+def test_our_line_replaces_tables_and_info_names_it(user: User, registry: Server, front: Faulty) -> None:
     theirs = user.write(
         f"{OWN}/registries.conf",
         "[[registry]]\nlocation = 'reg.test'\nblocked = true\n"

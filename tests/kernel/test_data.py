@@ -65,7 +65,7 @@ def inside(user: User, script: str, *options: str, **more: object) -> str:
 
 
 @pytest.mark.parity("owners and modes in it keep nothing from who can read the file", "read-only, nosuid and nodev")
-def test_it_is_readonly_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+def test_data_is_read_only_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     """Owners and modes protect nothing from a user who can read the file: the container has no other user."""
     script = "cat /data/file; grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
     for options, file in ((), data), (("--root",), "data.sqsh"), (("--root", "--rw"), data):
@@ -194,6 +194,6 @@ def test_the_file_that_was_checked_is_the_one_that_is_mounted(
     assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"
 
 
-def test_explain_shows_it_as_a_line_of_fstab(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+def test_explain_shows_data_as_a_line_of_fstab(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     out = user.start("--explain", "--mount", f"{data}:/data:sqsh:noexec", "box", "true")
     assert f"{data} /data sqsh noexec 0 0  (--mount {data}:/data:sqsh:noexec)" in out

@@ -46,7 +46,7 @@ def files(user: User, rootfs: pathlib.Path) -> Files:
 
 
 @pytest.mark.parity("start --environment: image")
-def test_all_that_a_file_says(files: Files) -> None:
+def test_all_keys_of_a_file(files: Files) -> None:
     (files.user.home / "data").mkdir(exist_ok=True)
     out = files.start(
         'entrypoint = true\nworkdir = "/mnt/${NAME}"\nmounts = ["${HOME}:/mnt/x:ro", "tmpfs:/mnt/y"]\n'
@@ -73,7 +73,7 @@ def test_without_its_entrypoint_and_writable(files: Files) -> None:
 
 
 @pytest.mark.parity("start --environment: options of the command line go before the file")
-def test_options_of_the_command_line_go_before_it(files: Files) -> None:
+def test_options_override_the_file(files: Files) -> None:
     text = 'writable = false\nmounts = ["/usr:/mnt"]\n[env]\nA = "file"\nB = "file"\n'
     words = ("--rw", "--mount", "/etc:/mnt", "--env", "A=option", "sh", "-c", "touch /x; ls -d /mnt/fstab; echo $A $B")
     assert files.start(text, *words) == "/mnt/fstab\noption file\n"

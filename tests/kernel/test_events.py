@@ -70,7 +70,7 @@ def test_a_failure_is_recorded_with_its_message(user: User, file: pathlib.Path) 
 
 
 @pytest.mark.parity("neither an image nor another user makes or redirects a record")
-def test_an_image_does_not_say_who_has_started_it(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
+def test_user_and_host_of_an_event_are_not_the_images(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
     """Nor the host: the container has its own passwd and, here, its own host name."""
     (rootfs / "etc/passwd").write_text(f"mallory:x:{user.uid}:{user.uid}::/:/bin/sh\n")
     user.start("--root", "--uts", "--pid", "box", "true")

@@ -98,7 +98,7 @@ def test_explain_shows_libraries_and_who_requested_them(user: User, info: pathli
 
 
 @pytest.mark.parity("never by default")
-def test_a_start_without_imports_nothing_of_it(user: User, rootfs: pathlib.Path) -> None:
+def test_start_without_fabric_imports_no_module_of_it(user: User, rootfs: pathlib.Path) -> None:
     library = f"import sys; sys.path.insert(0, {LIBRARY!r}); from enroot_py.cli.start import main; "
     words = ("python3", "-IS", "-X", "importtime", "-c", f"{library}main(['--explain', 'box', 'true'])")
     plain = user.run(*words).stderr

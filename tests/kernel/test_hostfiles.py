@@ -86,7 +86,7 @@ def test_nothing_follows_a_container_that_has_ended(
 
 
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
-def test_program_has_no_child_that_it_does_not_know(user: User, image: pathlib.Path, target: str) -> None:
+def test_program_has_no_unknown_child(user: User, image: pathlib.Path, target: str) -> None:
     script = "echo $(cat /proc/$$/task/$$/children); sleep 0.5; echo $(cat /proc/$$/task/$$/children)"
     for line in user.start(target, "sh", "-c", script).splitlines():
         assert len(line.split()) == 1, "the program that reads the file is the only child"

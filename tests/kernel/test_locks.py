@@ -198,7 +198,7 @@ def test_a_stored_image_costs_no_request(locks: Locks) -> None:
 
 
 @pytest.mark.parity("an image that is not in it")
-def test_an_image_that_is_not_in_it(locks: Locks) -> None:
+def test_image_missing_in_the_lock_file(locks: Locks) -> None:
     locks.push("lock/other", 1)
     locks.write("version 1\n")
     out = locks.start("lock/other", "--lock", "team.lock", status=1)

@@ -26,12 +26,12 @@ def entered(release: Path, script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_it_is_all_that_is_seen(release: Path) -> None:
+def test_processes_see_only_the_release(release: Path) -> None:
     show = "echo $$; readlink /proc/1/exe; ls /opt; grep -c ' / / ' /proc/self/mountinfo || true"
     assert entered(release, show) == ["1", "/bin/busybox", "work", "0"]
 
 
-def test_nothing_of_it_stays(release: Path) -> None:
+def test_no_mount_or_process_stays(release: Path) -> None:
     """No mount or process stays; files are kept for the next time."""
     [left] = entered(release, "touch /opt/kept; sleep 54322 >/dev/null 2>&1 & readlink /proc/self/ns/pid")
     assert mounts_under(release) == []

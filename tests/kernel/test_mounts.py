@@ -84,7 +84,7 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
         ("/x:/opt:remount,ro", "nothing is mounted on /opt"),
     ],
 )
-def test_a_failed_mount_says_the_way_out(user: User, rootfs: pathlib.Path, mount: str, way_out: str) -> None:
+def test_failed_mount_has_a_hint(user: User, rootfs: pathlib.Path, mount: str, way_out: str) -> None:
     hint = user.penroot("start", "-m", mount, "box", "true", status=1).stderr.splitlines()[-1]
     assert way_out in hint
     assert f"asked for by --mount {mount}" in hint

@@ -179,7 +179,7 @@ def test_configuration_never_replaces_the_sites(tmp_path: os.PathLike[str]) -> N
 # ---- submit
 
 
-def test_submit_passes_on_what_was_said_and_a_clean_process(driver: Driver) -> None:
+def test_submit_passes_options_to_a_clean_process(driver: Driver) -> None:
     words = ("container-image=ok", "container-mount-home=", "arg=sbatch_support=1")
     journal = {"PYXIS_JOURNAL": f"{driver.directory}/journal", "PYXIS_CONTAINER_WORKDIR": "/w", "SECRET": "x"}
     done = driver.run("srun", 0, *words, **journal)
@@ -488,7 +488,7 @@ def test_a_step_without_image_or_name_is_left_alone(driver: Driver, words: tuple
 
 @pytest.mark.parity("one task reports the error")
 @as_root
-def test_one_task_says_what_is_wrong_and_none_runs(driver: Driver) -> None:
+def test_one_task_reports_the_error_and_none_runs(driver: Driver) -> None:
     done = driver.run("stepd", 4, "container-image=step-error", f"env=JOURNAL={driver.directory}/journal")
     assert done.returncode == 5
     assert done.stdout == ""
@@ -697,7 +697,7 @@ def test_stderr_of_a_process_is_bounded(driver: Driver) -> None:
     ],
 )
 @as_root
-def test_python_that_cannot_start_says_why(built: str, python: str, library: str, said: str) -> None:
+def test_error_names_why_python_cannot_start(built: str, python: str, library: str, said: str) -> None:
     compile_driver(built, f"{built}/other", python, f"{built}/{library}")
     command = [f"{built}/other", "stepd", "2", str(USER), f"arg=runtime_path={built}/run/pyxis", "container-image=ok"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

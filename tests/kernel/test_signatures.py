@@ -109,7 +109,7 @@ def test_no_verb_makes_something_of_an_image_that_is_not_signed(
 
 @pytest.mark.parity("verified again at each use")
 @pytest.mark.security("S2")
-def test_it_is_verified_at_each_use_without_its_registry(user: User, registry: Server, key: Path) -> None:
+def test_image_is_verified_at_each_use_without_its_registry(user: User, registry: Server, key: Path) -> None:
     """With the current rules and keys: the registry is down, and gets no request."""
     write(user, wanted(key))
     digest = user.penroot("digest", f"docker://{registry.host}/test/good:1").stdout.strip()

@@ -125,7 +125,7 @@ print(linux.__file__)
 
 
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)
-def test_replaced_and_put_back_while_it_is_used(debian: Machine, packages: Path) -> None:
+def test_upgrade_and_downgrade_during_use(debian: Machine, packages: Path) -> None:
     install(debian, packages, "penroot", "penroot-slurm-plugin")
     old = debian.run("penroot version").stdout
     debian.run(OTHER)

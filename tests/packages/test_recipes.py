@@ -52,7 +52,7 @@ def easybuild() -> Path:
     return top
 
 
-def test_easybuild_checks_and_installs_it(easybuild: Path, site: Path) -> None:
+def test_easybuild_checks_and_installs_penroot(easybuild: Path, site: Path) -> None:
     eb = ["eb", "--modules-tool=Lmod", f"--prefix={site}/home"]
     python = {"EB_PYTHON": f"{easybuild}/bin/python", "PATH": f"{easybuild}/bin:/usr/bin:/bin"}
     environ = {"HOME": f"{site}/home", "LMOD_CMD": LMOD, **python}

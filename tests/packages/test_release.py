@@ -37,7 +37,7 @@ def release() -> Iterator[Path]:
 
 
 @pytest.mark.parity("make release")
-def test_it_has_all_kinds_and_their_checksums(release: Path) -> None:
+def test_release_has_all_packages_and_their_checksums(release: Path) -> None:
     names = {path.name for path in release.iterdir()}
     version, packaged = __version__, __version__.replace("rc", "~rc")
     native = ("penroot", "penroot-slurm-plugin", "penroot-signatures")

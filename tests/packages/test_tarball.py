@@ -95,7 +95,7 @@ def test_a_python_that_is_too_old_finds_a_newer_one_or_says_so(unpacked: Path) -
 
 
 @pytest.mark.parity("an archive that runs from any path")
-def test_it_runs_by_a_link_for_a_user_who_cannot_write_there(unpacked: Path) -> None:
+def test_read_only_tarball_runs_through_a_link(unpacked: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="penroot-link-", dir="/var/tmp") as home:
         os.chmod(home, 0o777)
         os.symlink(unpacked / "bin/penroot", f"{home}/penroot")

@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there(lab: Lab, directory: str) -> None:
     assert f"bad  {directory}/plugstack.conf:1: /no/such/spank_pyxis.so: No such file or directory" in out
 
 
-def test_for_a_user_whom_no_database_knows(lab: Lab) -> None:
+def test_user_missing_in_the_user_database(lab: Lab) -> None:
     as_user = "setpriv --reuid=27001 --regid=27001 --clear-groups -- env HOME=/tmp"
     assert "containers are in" in check(lab, f"{as_user} {CHECK} --plugstack /no/such")
 

@@ -50,12 +50,12 @@ def test_tasks_get_its_environment_and_directory(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, RUN, "--container-workdir=/etc", *SHOW) == "made ,changed,/etc\nonce\n"
 
 
-def test_it_runs_once_for_all_tasks(lab: Lab, entry: str) -> None:
+def test_entrypoint_runs_once_for_all_tasks(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, RUN, "-n3", "cat", "/tmp/runs") == "once\n" * 3
 
 
 @pytest.mark.parity("--container-env")
-def test_it_sees_the_variables_of_container_env(lab: Lab, entry: str) -> None:
+def test_entrypoint_sees_the_variables_of_container_env(lab: Lab, entry: str) -> None:
     env = {"GIVEN": "by the job"}
     assert "made ," in srun(lab, entry, RUN, *SHOW, env=env)
     assert "made by the job," in srun(lab, entry, RUN, "--container-env=GIVEN", *SHOW, env=env)
@@ -68,7 +68,7 @@ def test_its_output_is_shown_when_asked_for(lab: Lab, entry: str) -> None:
     assert "entry for" in lab.run(["srun", "-w", "n1", entry, RUN, "--container-entrypoint-log", "true"]).stderr
 
 
-def test_it_is_confined_as_a_task_is(lab: Lab, entry: str) -> None:
+def test_entrypoint_is_confined_like_a_task(lab: Lab, entry: str) -> None:
     assert "made" in srun(lab, entry, RUN, "--container-remap-root", *SHOW)
     assert "made" in srun(lab, entry, RUN, "--no-container-remap-root", *SHOW)
 
@@ -86,7 +86,7 @@ def test_one_that_does_not_run_its_command_is_an_error(lab: Lab) -> None:
 
 
 @pytest.mark.parity("execute_entrypoint")
-def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
+def test_site_can_turn_entrypoints_on(lab: Lab, entry: str) -> None:
     with plugin_argument(lab, "execute_entrypoint=1"):
         assert "made" in srun(lab, entry, *SHOW)
         assert "minimal" in srun(lab, entry, "--no-container-entrypoint", *SHOW)

@@ -75,7 +75,7 @@ def test_file_applies_whatever_is_exported(lab: Lab, export: str) -> None:
 
 
 @pytest.mark.parity("srun --environment: options go before the file")
-def test_options_go_before_it_and_it_before_variables(lab: Lab) -> None:
+def test_options_override_the_file_and_the_file_variables(lab: Lab) -> None:
     more = ("--container-workdir=/etc", "--container-mounts=/etc/passwd:/mnt/node", "--container-readonly")
     script = sh("pwd; grep -c ^root: /mnt/node; touch /new 2> /dev/null || echo read-only; echo $WHO $NCCL_DEBUG")
     env = {**ENV, "PYXIS_CONTAINER_IMAGE": "registry:5000#none:1", "PYXIS_CONTAINER_WORKDIR": "/bin"}
@@ -84,7 +84,7 @@ def test_options_go_before_it_and_it_before_variables(lab: Lab) -> None:
 
 
 @pytest.mark.parity("PYXIS_ENVIRONMENT")
-def test_a_variable_names_it(lab: Lab) -> None:
+def test_file_by_a_variable(lab: Lab) -> None:
     env = {**ENV, "PYXIS_ENVIRONMENT": "it"}
     assert srun(lab, *sh("echo $IMAGE_NAME $WHO"), env=env) == "minimal lib\n"
     submitted = {**env, "EDF_PATH": LOGIN}

@@ -105,7 +105,7 @@ def test_a_batch_job_has_what_the_tag_was_at_submit(lab: Lab, tag: Tag, export: 
 
 
 @pytest.mark.parity("a requeue after the tag has moved")
-def test_a_requeue_has_it_too(lab: Lab, tag: Tag) -> None:
+def test_requeued_job_keeps_its_pin(lab: Lab, tag: Tag) -> None:
     script = f'echo restart ${{SLURM_RESTART_COUNT:-0}} $({SHOW}); test -n "$SLURM_RESTART_COUNT" || sleep 300'
     job = submit(lab, "--requeue", "--open-mode=append", f"--container-image={tag.image}", script=script)
     until(lambda: "restart 0 1\n" in lab.run("cat out || true").stdout, "the job runs")
@@ -118,7 +118,7 @@ def test_a_requeue_has_it_too(lab: Lab, tag: Tag) -> None:
 
 
 @pytest.mark.parity("steps of the script with the same image")
-def test_steps_of_the_script_have_it(lab: Lab, tag: Tag) -> None:
+def test_steps_of_a_script_keep_its_pin(lab: Lab, tag: Tag) -> None:
     """srun within the script's container uses the pinned digest for the same image."""
     step = f"/usr/bin/srun --overlap -n1 --container-image={tag.image} {SHOW}"
     mounts = f"--container-mounts={','.join(slurm(lab))}"
@@ -154,7 +154,7 @@ def allocation(
 
 
 @pytest.mark.parity("salloc: its steps")
-def test_steps_of_an_allocation_have_it(lab: Lab, tag: Tag) -> None:
+def test_steps_of_an_allocation_keep_its_pin(lab: Lab, tag: Tag) -> None:
     step = f"srun --export=NONE --container-image={tag.image} {SHOW}"
     script = f"srun {SHOW}; {step}; srun --container-pin=no {SHOW}"
     with allocation(lab, script, f"--container-image={tag.image}") as shell:
@@ -184,7 +184,7 @@ def test_a_job_in_a_job_has_its_own(lab: Lab, tag: Tag) -> None:
 
 @pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("words", [("--container-pin=no",), ()])
-def test_jobs_whose_steps_resolve_it_themselves(lab: Lab, tag: Tag, words: tuple[str, ...]) -> None:
+def test_jobs_whose_steps_resolve_their_own_tags(lab: Lab, tag: Tag, words: tuple[str, ...]) -> None:
     """By an option, or by the plugin's argument."""
     site = contextlib.nullcontext() if words else plugin_argument(lab, "pin_tags=no")
     with site:
@@ -371,7 +371,7 @@ def test_a_batch_job_has_the_lock_file_as_it_was(lab: Lab, tag: Tag, lock: str, 
 
 @pytest.mark.parity("sbatch --container-lock")
 @pytest.mark.parametrize("way", ["option", "setting"])
-def test_a_script_in_a_container_has_it_too(lab: Lab, tag: Tag, lock: str, way: str) -> None:
+def test_script_in_a_container_uses_the_lock_file(lab: Lab, tag: Tag, lock: str, way: str) -> None:
     words, env = ([lock], {}) if way == "option" else ([], {"ENROOT_LOCK": LOCK})
     job = submit(lab, "--hold", *words, f"--container-image={tag.image}", env=env)
     lab.run(["rm", LOCK])
@@ -421,7 +421,7 @@ def test_image_without_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
 
 
 @pytest.mark.parity("a lock file where nothing of penroot is at submit")
-def test_a_node_reads_it_where_nobody_has(lab: Lab, tag: Tag, lock: str) -> None:
+def test_node_reads_a_lock_file_that_nobody_has_read(lab: Lab, tag: Tag, lock: str) -> None:
     """Like a job from slurmrestd: only its environment requests the lock file."""
     lab.run(f"cp {LOCK} team.lock")
     variables = f"--export=HOME,PYXIS_CONTAINER_IMAGE={tag.image},PYXIS_CONTAINER_LOCK"
@@ -457,7 +457,7 @@ def test_importer_gets_the_digest(lab: Lab, tag: Tag, lock: str) -> None:
 
 
 @pytest.mark.parity("show_image=yes")
-def test_the_comment_says_the_image(lab: Lab, tag: Tag) -> None:
+def test_comment_of_the_job_names_the_image(lab: Lab, tag: Tag) -> None:
     with plugin_argument(lab, "show_image=yes"):
         pinned = f"image={tag.image.replace('#', '/')}@{tag.digest}"
         job = submit(lab, "--requeue", "--comment=mine; a=b", f"--container-image={tag.image}", script="sleep 300")

@@ -49,7 +49,7 @@ def test_without_the_mount_tmp_is_the_container_s(lab: Lab) -> None:
 
 
 @pytest.mark.parity("job_container/tmpfs")
-def test_another_job_sees_nothing_of_it(lab: Lab) -> None:
+def test_jobs_have_separate_tmp_directories(lab: Lab) -> None:
     first = lab.popen(["srun", "--overlap", IMAGE, TMP, *sh("touch /tmp/first; echo up; read line; ls /tmp/second")])
     expect(first, "up")
     script = sh("ls /tmp/first 2>/dev/null || echo private; touch /tmp/second")
@@ -59,7 +59,7 @@ def test_another_job_sees_nothing_of_it(lab: Lab) -> None:
 
 
 @pytest.mark.parity("job_container/tmpfs")
-def test_a_batch_script_has_it_too(lab: Lab) -> None:
+def test_batch_script_has_a_private_tmp(lab: Lab) -> None:
     script = "#!/bin/sh\necho $IMAGE_NAME > /tmp/batch\ncat /tmp/batch\n"
     sbatch(lab, "-o", "batch.out", IMAGE, TMP, input=script)
     assert lab.run("cat batch.out; rm batch.out").stdout.splitlines()[-1] == "minimal"

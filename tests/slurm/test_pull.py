@@ -192,7 +192,7 @@ def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, regis
         ("registry:5000", "registry-1.docker.io has no repository library/registry"),
     ],
 )
-def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str, why: str) -> None:
+def test_missing_image_is_reported_once_for_all_nodes(lab: Lab, image: str, why: str) -> None:
     done = lab.run(["srun", "-N2", "--ntasks-per-node=2", f"--container-image={image}", "true"], check=False)
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if "pyxis: " in line and "importing" not in line]
@@ -202,7 +202,7 @@ def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str
 
 
 @pytest.mark.parity("an image that a registry refuses is said once")
-def test_login_that_is_refused_is_said_once_for_all_nodes(lab: Lab, registry: Server) -> None:
+def test_refused_login_is_reported_once_for_all_nodes(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/denied", "a", numbered(11))
     with front(lab, registry) as shown:
         shown.login = Login({"someone": "secret"})

@@ -64,5 +64,5 @@ def test_refusal_by_slurm_is_quoted(four: Lab) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_variables_of_containers_are_not_for_it(four: Lab) -> None:
+def test_check_ignores_variables_of_containers(four: Lab) -> None:
     assert four.run([*CHECK, "n1"], env={"PYXIS_CONTAINER_IMAGE": "missing"}).stdout.startswith("ok")

@@ -152,7 +152,7 @@ def test_save_onto_what_is_no_file_is_refused_before_the_tasks(lab: Lab, kind: s
     assert f"--container-save={target}: {target} is {kind}" in done.stderr
 
 
-def test_save_onto_a_link_writes_what_it_names(lab: Lab) -> None:
+def test_save_onto_a_link_writes_its_target(lab: Lab) -> None:
     lab.run("ln -s v1.sqsh latest.sqsh")
     srun(lab, IMAGE, "--container-save=latest.sqsh", WRITABLE, *sh("echo 1 > /one"))
     assert lab.run("readlink latest.sqsh; stat -c %F v1.sqsh").stdout == "v1.sqsh\nregular file\n"

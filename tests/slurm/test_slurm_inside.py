@@ -122,7 +122,7 @@ def test_musl_and_busybox(lab: Lab, musl: str) -> None:
 
 
 @pytest.mark.parity("penroot-slurm")
-def test_nothing_of_it_reaches_other_programs(lab: Lab, debian: str) -> None:
+def test_other_programs_get_no_library_of_slurm(lab: Lab, debian: str) -> None:
     """Nor do the image's or the user's libraries reach Slurm's programs; the job keeps its own variables."""
     preload = "/usr/lib/x86_64-linux-gnu/libm.so.6"
     script = (
@@ -154,7 +154,7 @@ def test_nothing_of_the_image_is_replaced(lab: Lab, place: pathlib.Path) -> None
 
 
 @pytest.mark.parity("--container-slurm")
-def test_without_it_nothing_is_there(lab: Lab, debian: str) -> None:
+def test_without_the_option_slurm_is_absent(lab: Lab, debian: str) -> None:
     assert srun(lab, debian, *sh(f"ls -d {HERE} /run/penroot 2> /dev/null; command -v squeue; true")) == ""
     assert srun(lab, debian, "--no-container-slurm", *sh("command -v squeue; true")) == ""
 
@@ -347,7 +347,7 @@ def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
 
 
 @pytest.mark.parity("start --slurm")
-def test_explain_says_what_is_brought(lab: Lab, debian: str) -> None:
+def test_explain_shows_the_files_of_slurm(lab: Lab, debian: str) -> None:
     image = debian.partition("=")[2]
     out = lab.run(["penroot", "start", "--slurm", "--explain", image, "true"]).stdout
     assert "setting  ENROOT_SLURM=yes  (command line)" in out

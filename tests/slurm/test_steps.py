@@ -232,7 +232,7 @@ BAD = [
     "one task reports the error",
 )
 @pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
-def test_failures_on_the_node_name_it_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
+def test_failure_on_a_node_names_the_node_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
     said = refused(lab, "-n2", *options, "true")
     lines = [line for line in said.splitlines() if word in line and "pyxis" in line and "error" in line]
     assert len(lines) == 1, said

@@ -111,7 +111,7 @@ def test_masks_of_bound_tasks_count_all_and_leave_one(amd: FakeHost, box: pathli
     assert image["PENROOT_GPUS"] == "0,1,2,3,4,5,6,7"
 
 
-def test_an_image_that_says_it_itself_has_all(amd: FakeHost, box: pathlib.Path) -> None:
+def test_image_with_its_own_mask_gets_all_gpus(amd: FakeHost, box: pathlib.Path) -> None:
     """The image's mask numbers the GPUs of the node."""
     caller = {"SLURM_STEP_GPUS": "2,3", "ROCR_VISIBLE_DEVICES": "2,3"}
     image = {"ROCR_VISIBLE_DEVICES": "2"}

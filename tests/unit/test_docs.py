@@ -105,7 +105,7 @@ def test_places_of_the_settings_are_those_of_the_table() -> None:
         ("`$HOME` \\", r"\`\$HOME\` \\"),
     ],
 )
-def test_text_is_shown_as_it_is(text: str, markdown: str) -> None:
+def test_text_is_escaped_for_markdown(text: str, markdown: str) -> None:
     assert escaped(text) == markdown
 
 

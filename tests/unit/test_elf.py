@@ -45,7 +45,7 @@ def test_names_versions_and_needs(tree: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["libc.so.6", "libm.so.6", "libfabric.so.1", "libibverbs.so.1", "libucp.so.0"])
-def test_as_readelf_reads_it(name: str) -> None:
+def test_reader_agrees_with_readelf(name: str) -> None:
     path = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu", name)
     if not path.exists():
         pytest.skip(f"{name} is not installed")

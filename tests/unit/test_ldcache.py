@@ -94,7 +94,7 @@ def test_found_by_the_start_of_their_names(tree: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [21, 60, 200])
-def test_cut_is_said(tree: pathlib.Path, cut: int) -> None:
+def test_truncated_cache_is_an_error(tree: pathlib.Path, cut: int) -> None:
     data = (tree / "etc/ld.so.cache").read_bytes()
     with pytest.raises(ldcache.DAMAGE):
         ldcache.extend(data[:cut], [(X86_64, "libb.so.1", "/lib/libb.so.1")])

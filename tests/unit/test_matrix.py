@@ -55,7 +55,7 @@ def test_known_failure_of_one_release_excuses_no_other(junit: Path, release: str
     assert not outcome.repaired
 
 
-def test_each_known_failure_says_where_that_is_said() -> None:
+def test_each_known_failure_names_its_source() -> None:
     assert all(known.source.startswith(("https://", "slurm-")) and known.why for known in KNOWN)
 
 

@@ -13,9 +13,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("names", "prefix", "none"), [(memory.V1, "total_", str(2**63 - 4096)), (memory.V2, "", "max")]
 )
-def test_the_limits_of_a_group_and_of_those_above_it(
-    tmp_path: Path, names: tuple[str, str, str], prefix: str, none: str
-) -> None:
+def test_limits_of_a_group_and_its_parents(tmp_path: Path, names: tuple[str, str, str], prefix: str, none: str) -> None:
     """The files have the format of the kernel's documents cgroup-v1/memory and cgroup-v2."""
     for path, limit, used in (("job", f"{300 * MIB}", 200), ("job/step", none, 120)):
         group = tmp_path / path

@@ -104,7 +104,7 @@ def test_profile_covers_every_program_that_makes_namespaces() -> None:
     ("directory", "covered"),
     [("/usr", 1), ("/usr/local", 1), ("/opt/slurm", 1), ("/opt/slurm/25.05", 1), ("/opt", 0), ("/home/x/opt/slurm", 0)],
 )
-def test_profile_covers_slurm_where_sites_have_it(directory: str, covered: int) -> None:
+def test_profile_covers_usual_places_of_slurm(directory: str, covered: int) -> None:
     text = (ROOT / "configs/apparmor/penroot").read_text()
     [pattern] = re.findall(r"^profile slurmstepd (\S+)", text, re.M)
     for ours, pythons in (("**", ".+"), ("{", "("), (",", "|"), ("}", ")")):

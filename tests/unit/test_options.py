@@ -19,7 +19,7 @@ def parsed(*given: str, **environ: str) -> options.Request:
     return parse([(name, text) for name, _, text in pairs], environ)
 
 
-def test_nothing_given_says_nothing() -> None:
+def test_request_without_options_is_empty() -> None:
     request = parsed()
     assert (request.image, request.name, request.mounts, request.env, request.unshare) == (None, None, (), (), ())
     assert (request.mount_home, request.remap_root, request.writable, request.entrypoint) == (None, None, None, None)

@@ -158,7 +158,7 @@ def test_without_pins_no_registry_is_contacted(given: tuple[str, ...], context: 
 
 @pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("argument", ["pin_tags=no", "resolve_tags=no", "importer=/bin/true"])
-def test_a_site_may_leave_it_to_steps(argument: str) -> None:
+def test_site_can_leave_pins_to_steps(argument: str) -> None:
     asked = job(("option", "container-image=ubuntu"), ("arg", argument), context="sbatch")
     assert pinned(asked) == ""
 

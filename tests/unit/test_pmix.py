@@ -23,7 +23,7 @@ def test_several_tasks_are_refused_without_munge() -> None:
 
 
 @pytest.mark.parity("50-slurm-pmi")
-def test_munge_is_mounted_where_it_is_offered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_munge_is_mounted_if_it_is_offered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pmix, "MUNGE", str(tmp_path))
     assert pmix.check_root(MUNGE, 2) == ""
     assert [path for path, _, _ in pmix.directories(MUNGE, remap_root=True)] == [str(tmp_path)]

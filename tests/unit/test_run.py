@@ -38,7 +38,7 @@ def test_its_output_is_returned_or_goes_to_a_descriptor(tmp_path: pathlib.Path) 
         ('echo "$0: by its path" >&2; exit 1', "by its path"),
     ],
 )
-def test_why_it_failed_is_what_it_said(tmp_path: pathlib.Path, text: str, why: str) -> None:
+def test_error_quotes_the_program(tmp_path: pathlib.Path, text: str, why: str) -> None:
     tool = script(tmp_path, text)
     with pytest.raises(ImageError) as caught:
         Program([tool, "-x"], error=ImageError).run()

@@ -19,7 +19,7 @@ def linked() -> list[pathlib.Path]:
     return [path for path in (ROOT / "c_shims/spank").glob("*.c") if path.name not in left_out[1].split()]
 
 
-def test_it_answers_all_that_the_files_of_the_spank_plugin_ask() -> None:
+def test_plugin_has_all_items_and_functions_that_spank_uses() -> None:
     text = "".join(path.read_text() for path in linked())
     items = set(re.findall(r"get_item\(step, (S_\w+)", text))
     functions = set(re.findall(r"\b(spank_\w+)\((?:step->spank|\))", text)) - OF_SUBMIT

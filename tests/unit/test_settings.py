@@ -68,7 +68,7 @@ def test_mistakes_name_file_and_line(environ: dict[str, str], line: str) -> None
         settings.load(environ)
 
 
-def test_replace_says_where_from(environ: dict[str, str]) -> None:
+def test_replaced_setting_has_its_origin(environ: dict[str, str]) -> None:
     changed = settings.load(environ).replace("--rw", rootfs_writable=True)
     assert changed.rootfs_writable is True
     assert changed.origin(SETTINGS["ENROOT_ROOTFS_WRITABLE"]) == "--rw"
@@ -143,7 +143,7 @@ def test_words_for_no(environ: dict[str, str], word: str) -> None:
     assert settings.load(environ).native_overlayfs is False
 
 
-def test_setting_with_auto_names_it(environ: dict[str, str]) -> None:
+def test_error_names_auto_if_the_setting_has_it(environ: dict[str, str]) -> None:
     assert settings.load({**environ, "ENROOT_RESTRICT_DEV": "auto"}).restrict_dev is (os.geteuid() == 0)
     with pytest.raises(ConfigError, match="ENROOT_RESTRICT_DEV='maybe' must be yes, no or auto"):
         settings.load({**environ, "ENROOT_RESTRICT_DEV": "maybe"})

@@ -60,7 +60,7 @@ def test_missing_file_and_other_versions(tmp_path: Path, image: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_one_whatever_is_said_after_it(tmp_path: Path, lines: tuple[str, ...], number: int) -> None:
+def test_full_disk_is_recognized_among_other_messages(tmp_path: Path, lines: tuple[str, ...], number: int) -> None:
     tool = tmp_path / "mksquashfs"
     text = "\n".join((f"Write failed because {os.strerror(number)}", *lines))
     tool.write_text(f"#!/bin/sh\ncat >&2 <<'E'\n{text}\nE\nexit 1\n")

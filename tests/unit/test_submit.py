@@ -50,7 +50,7 @@ def test_tags_of_registries_are_resolved(image: str, tag: str) -> None:
 
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
 @pytest.mark.parametrize("argument", ["resolve_tags=0", "importer=/bin/true"])
-def test_sites_may_leave_it_to_others(tmp_path: Path, argument: str) -> None:
+def test_sites_can_disable_tag_resolution(tmp_path: Path, argument: str) -> None:
     """Only srun resolves tags, and the name of a file is not a tag."""
     assert resolves(job("debian", ("arg", argument))) == ""
     for context in ("sbatch", "salloc"):
