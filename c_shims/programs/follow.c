@@ -3,7 +3,8 @@
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
  *                         Follow the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd
- *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and writes "+" after its start. "=" says that the container shares a server, of which the
+ *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
+ *                         writes "+" after its start. "=" says that the container shares a server, of which the
  *                         descriptor after the pipes is a pidfd. DIGEST is that of FILE when the container started:
  *                         digest.h.
  *   penroot-follow 0 [FILE DIGEST]...

@@ -1,6 +1,6 @@
 /* penroot-guard: wait for a command that penroot exec has started, and kill all that it has started if the caller is killed.
  *
- *   penroot-guard PID TIMEOUT   PID is a child of this process. Descriptor 3 is a pipe from the caller, closed with the caller's end.
+ *   penroot-guard PID TIMEOUT   PID is a child of this process. Descriptor 3 is a pipe that closes with the caller.
  *                               TIMEOUT is in milliseconds, 0 for none.
  *
  * Exits as the child, with 128 + N if signal N has ended the child, and with 124 after the timeout. Signals are forwarded to the

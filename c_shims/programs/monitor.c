@@ -4,7 +4,8 @@
  *                              lock of the record ends with this process. NAME is for ps(1).
  *
  * Orphans become children of this process: PR_SET_CHILD_SUBREAPER of prctl(2). When the program has ended, those in its user
- * namespace are killed: the file `userns` has the namespace's inode number. FUSE servers have another user namespace, and may serve other containers. The file `status` gets the program's exit status as a shell reports it.
+ * namespace are killed: the file `userns` has the namespace's inode number. FUSE servers have another user namespace, and may
+ * serve other containers. The file `status` gets the program's exit status as a shell reports it.
  */
 #include "../linux.h"
 
