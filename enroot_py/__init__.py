@@ -33,7 +33,7 @@ _PUBLIC = {
     **dict.fromkeys(("PolicyError", "RegistryError", "UsageError"), "base.errors"),
 }
 __all__ = list(_PUBLIC)
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0rc2"
 ENROOT_VERSION = "4.2.1"  # the compatible version of enroot, which scripts compare
 
 
