@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import click
@@ -71,20 +72,52 @@ def cache_list(as_json: bool) -> None:
 @click.option("--keep", metavar="SIZE", default="0", help="Stop when the store has SIZE, such as 20G (default: 0).")
 @click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only images unused for at least DAYS days.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
-def cache_prune(keep: str, older: float, dry_run: bool) -> None:
-    """Remove unused images, least recently used first."""
+@click.argument("images", nargs=-1, metavar="[IMAGE...]")
+def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool) -> None:
+    """Remove unused images, least recently used first.
+
+    With IMAGE, a name or digest of penroot cache list, remove only these images.
+    """
     from enroot_py.store import prune
 
     try:
         limit = Size("0", "").parse(keep)
     except ValueError as e:
         raise UsageError(f"--keep {keep}: the value {e}", hint="penroot cache prune --keep 20G") from None
-    pruned = prune.prune(_store(), settings.load(), prune.Bounds(limit, older * 86400), dry=dry_run)
+    store = _store()
+    only = frozenset(_digest(image, store) for image in images)
+    pruned = prune.prune(store, settings.load(), prune.Bounds(limit, older * 86400, only), dry=dry_run)
     for digest, user in pruned.kept:
         log.info(f"kept {digest}: used by {user}")
     for image in pruned.images:
         click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
     log.info(f"{'would free' if dry_run else 'freed'} {log.size(pruned.size)}, {log.many(pruned.layers, 'layer')}")
+    if only and pruned.kept:
+        raise PenrootError("not every image was removed", hint="end or remove the containers that use it")
+
+
+def _digest(text: str, store: Store) -> str:
+    """Return the digest of the stored image that a name, a URI or the beginning of a digest selects."""
+    from enroot_py.base.errors import ImageReferenceError
+    from enroot_py.registry.reference import of_command_line
+    from enroot_py.store import inventory
+
+    names = {text}
+    with contextlib.suppress(ImageReferenceError):
+        names.add(str(of_command_line(text)))
+    found = [
+        image.digest
+        for image in inventory.images(store)
+        if names.intersection(image.names) or _is_short(text.removeprefix("sha256:"), image.digest.partition(":")[2])
+    ]
+    if len(found) != 1:
+        why = "several stored images have digests like" if found else "the store has no image"
+        raise UsageError(f"{why} {text}", hint="penroot cache list shows names and digests")
+    return found[0]
+
+
+def _is_short(text: str, digest: str) -> bool:
+    return len(text) >= _SHORT_DIGEST_CHARS and digest.startswith(text)
 
 
 @synopsis

@@ -27,7 +27,7 @@ _INSTEAD = {
     "pull": "{} import docker://IMAGE",
     "push": "podman push IMAGE ({} only downloads images)",
     "rm": "{} remove NAME",
-    "rmi": "{} cache prune --older 30",
+    "rmi": "{} cache prune IMAGE",
     "run": "{} start docker://IMAGE COMMAND",
     "save": "{} import --output FILE.sqsh docker://IMAGE",
     "shell": "{} start NAME sh",

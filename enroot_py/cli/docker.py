@@ -41,6 +41,8 @@ def translate(verb: str, words: Sequence[str]) -> str:
     if verb == "kill":
         signal = (_take_value(rest, "-s", "--signal") or "KILL").upper().removeprefix("SIG")
         return shlex.join(["stop", "--signal", signal, *rest]) if _are_names(rest) and signal in _ENDING else ""
+    if verb == "rmi":
+        return shlex.join(["cache", "prune", *rest]) if _are_names(rest) else ""
     if verb == "pull" and len(rest) == 1 and _are_names(rest):
         return shlex.join(["import", image(rest[0])])
     return ""

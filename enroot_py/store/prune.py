@@ -19,10 +19,17 @@ from enroot_py.store.store import Store, flock
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits for pruning: remove images unused for ``age`` seconds, until at most ``size`` bytes are left."""
+    """Limits for pruning: remove images unused for ``age`` seconds, until at most ``size`` bytes are left.
+
+    ``only``: remove only the images with these digests.
+    """
 
     size: int = 0
     age: float = 0
+    only: frozenset[str] = frozenset()
+
+    def covers(self, image: Stored) -> bool:
+        return not self.only or image.digest in self.only
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ def prune(store: Store, settings: Settings, bounds: Bounds, *, wait: bool = True
     with Alone(store, wait=wait) as alone:
         store.sweep()
         images = inventory.images(store)
-        unused, kept = _unused(alone, images, settings, bounds)
+        unused, kept = _unused(alone, filter(bounds.covers, images), settings, bounds)
         removed = _excess(images, unused, bounds)
         if not dry:
             for image, user in _discard(alone, removed, bounds).items():
@@ -77,11 +84,11 @@ def _refuse_unseen(store: Store, bounds: Bounds) -> None:
 
 
 def _unused(
-    alone: Alone, images: Sequence[Stored], settings: Settings, bounds: Bounds
+    alone: Alone, images: Iterable[Stored], settings: Settings, bounds: Bounds
 ) -> tuple[list[Stored], list[tuple[str, str]]]:
     """Return the unused images, the least recently used first, and (digest, user) of all others."""
     free, kept = [], []
-    for image in reversed(images):
+    for image in reversed(list(images)):
         if alone.take(image.path):
             free.append(image)
         else:

@@ -99,6 +99,32 @@ def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Se
     assert list((user.home / "cache/layers").iterdir()) == [] == list((user.home / "cache/refs").iterdir())
 
 
+@pytest.mark.parity("cache prune IMAGE")
+def test_one_image_is_pruned_by_name_or_digest(user: User, registry: Server) -> None:
+    for number in (0, 1, 2, 3):
+        user.start(uri(registry, number), "true")
+    images = {
+        image["names"][0]: image["digest"] for image in json.loads(user.penroot("cache", "list", "--json").stdout)
+    }
+    first, second = list(images)[:2]  # the last two
+    assert images[first] in user.penroot("cache", "prune", first).stdout
+    user.penroot("cache", "prune", images[second].partition(":")[2][:12])
+    left = {image["digest"] for image in json.loads(user.penroot("cache", "list", "--json").stdout)}
+    assert left == set(images.values()) - {images[first], images[second]}
+    for wrong in (first, "sha256:00", "nosuch:1", ""):
+        assert "cache list" in user.penroot("cache", "prune", wrong, status=1).stderr, wrong
+    user.penroot("cache", "prune", uri(registry, 0))
+    assert stored(user) == {"1"}
+
+
+def test_image_in_use_is_not_pruned_by_name(user: User, registry: Server) -> None:
+    user.start(uri(registry, 1), "true")
+    with running(user, uri(registry, 0)):
+        done = user.penroot("cache", "prune", uri(registry, 0), status=1)
+        assert "kept sha256:" in done.stderr and "not every image was removed" in done.stderr
+    assert stored(user) == {"0", "1"}
+
+
 def test_running_container_whose_record_is_gone_keeps_its_image(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", uri(registry, 3))
     with running(user, "box") as process:
