@@ -21,6 +21,7 @@ SOCKETS = {
     "hooks": "a folder with hooks: see hooks/README.md",
     "outside": "looks_outside(settings, host): whether to load a hook before entering a namespace",
     "settings": "SETTINGS: rows of the table of settings",
+    "process": "prepare(settings): before a start, change this process or execute its command again elsewhere",
     "beside": "begin(settings): processes of a container that stay in its caller's network namespace; returns the "
     "namespaces in which root of the container has no power",
     "start": "finish(context): the last setup of a container, for settings of a feature; returns the setting's origin",
@@ -66,6 +67,7 @@ FEATURES = {
     "enroot_py.features.swarm": "arguments reach step.shares step.offer step.peers step.send step.receive",
     "enroot_py.features.trust": "admission doctor verbs manual",
     "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",
+    "enroot_py.features.limits": "settings flags process",
     "enroot_py.features.networks": "settings flags beside start",
     "pyxis_py.features.ssh": "verbs admin step.clean_up",
 }

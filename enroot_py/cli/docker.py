@@ -18,7 +18,10 @@ _VALUES: dict[str, str | None] = {
     "--name": "--name",
     "--gpus": "--device",
     **dict.fromkeys(("-p", "--publish"), "--publish"),
-    **dict.fromkeys(("--shm-size", "-m", "--memory", "--cpus", "--pull", "--platform"), None),
+    **dict.fromkeys(("-m", "--memory"), "--memory"),
+    "--cpus": "--cpus",
+    "--pids-limit": "--pids",
+    **dict.fromkeys(("--shm-size", "--pull", "--platform"), None),
     **dict.fromkeys(("--ulimit", "--security-opt", "--cap-add", "-h", "--hostname", "--restart"), None),
     **dict.fromkeys(("-u", "--user", "--net", "--network", "--ipc", "--pid"), ""),
 }

@@ -287,6 +287,8 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         )
     if options.name and not options.detach:
         raise mistake(verb, "--name needs --detach", _NAME_HINT.format(called_as()))
+    if settings.is_extended:
+        prepare_process(settings)
     if options.detach:
         from enroot_py.cli import detached
 
@@ -303,6 +305,14 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         joined = joins(settings) and not options.on_disk
         container = enter_shared(settings, options) if joined else enter_own(settings, options)
     execute(container, settings, options.command, superuser=superuser)
+
+
+def prepare_process(settings: Settings) -> None:
+    """Let features change this process, or execute its command again. Raises PenrootError."""
+    from enroot_py.base.features import plugged
+
+    for feature in plugged("process"):
+        feature.prepare(settings)
 
 
 def execute(container: Container, settings: Settings, command: tuple[str, ...], *, superuser: bool) -> NoReturn:

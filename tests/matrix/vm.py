@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .roots import CHECKOUT, MatrixError, Root, tail
 
-PACKAGES = ("libbpf1", "systemd-sysv", "libpam-systemd", "dbus-user-session", "udev")
+PACKAGES = ("libbpf1", "systemd-sysv", "dbus", "libpam-systemd", "dbus-user-session", "udev")
 DISK = "24G"  # sparse
 MEMORY = "6G"
 KERNEL_SPEAKS = "Linux version"

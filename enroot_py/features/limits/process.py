@@ -1,0 +1,148 @@
+"""Move a start into a control group of its own: cgroups(7), the kernel's admin-guide/cgroup-v2, systemd-run(1).
+
+systemd makes the group as a scope of the user, unless the process is in a Slurm job: a scope would take it out of the
+job. Otherwise the group is made in one that was delegated to the user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from enroot_py.base import cgroups
+from enroot_py.base.errors import ContainerError
+from enroot_py.features.limits.settings import SETTINGS, LimitSettings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from enroot_py.config.settings import Settings
+
+_SYSTEMD_RUN = "/usr/bin/systemd-run"
+_PERIOD_US = 100_000  # of cpu.max
+_PREFIX = "penroot-"
+
+
+class _Limit:
+    """A limit of ``controller``: a file of a control group, and properties of a systemd unit."""
+
+    __slots__ = ("controller", "value", "properties")
+
+    def __init__(self, controller: str, value: str, *properties: str) -> None:
+        self.controller, self.value, self.properties = controller, value, properties
+
+
+def prepare(settings: Settings) -> None:
+    """Move this process into a group with its limits, if it has any. May execute the command again.
+
+    Raises ContainerError.
+    """
+    limits = _limits(LimitSettings(settings))
+    if not limits:
+        return
+    origin = next(settings.origin(row) for row in SETTINGS.values() if settings.text(row) not in ("", "0"))
+    group = _own_group()
+    if group and os.path.basename(group).startswith(f"{_PREFIX}{os.getpid()}-"):  # systemd has executed this command
+        _check(group, limits, origin)
+        return
+    is_in_job = "SLURM_JOB_ID" in os.environ
+    if group and not is_in_job and (manager := _manager()):
+        _execute_again(manager, limits)
+    parent = _delegated(group, {limit.controller for limit in limits}, is_in_job=is_in_job) if group else ""
+    if not parent:
+        hint = "start it in a login session of systemd, or let root run: loginctl enable-linger USER"
+        hint = "limit the step instead: srun --mem, --cpus-per-task" if is_in_job else hint
+        raise ContainerError(f"{origin}: you may not make control groups on {os.uname().nodename}", hint=hint)
+    _create(parent, limits, origin)
+
+
+def _limits(settings: LimitSettings) -> list[_Limit]:
+    limits = []
+    if memory := settings.limit_memory:
+        limits.append(_Limit("memory", str(memory), f"MemoryMax={memory}", "MemorySwapMax=0"))
+    if cpus := settings.limit_cpus:
+        limits.append(_Limit("cpu", f"{round(cpus * _PERIOD_US)} {_PERIOD_US}", f"CPUQuota={cpus * 100:g}%"))
+    if pids := settings.limit_pids:
+        limits.append(_Limit("pids", str(pids), f"TasksMax={pids}"))
+    return limits
+
+
+def _own_group() -> str:
+    """Return the directory of this process's group of version 2, or "" if there is none."""
+    return next((mount + path for mount, path, is_v2 in cgroups.places("self", "") if is_v2), "")
+
+
+def _manager() -> list[str]:
+    """Return the options of systemd-run for the user's service manager, or none if it does not run."""
+    uid = os.geteuid()
+    directory = "/run" if uid == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    if not os.path.exists(f"{directory}/systemd/private") or not os.access(_SYSTEMD_RUN, os.X_OK):
+        return []
+    return ["--system" if uid == 0 else "--user"]
+
+
+def _execute_again(manager: list[str], limits: list[_Limit]) -> NoReturn:
+    """Execute this command in a scope, which keeps the PID, the descriptors and the environment."""
+    unit = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+    words = [_SYSTEMD_RUN, *manager, "--scope", "--quiet", "--collect", f"--unit={unit}"]
+    words += [f"--property={text}" for limit in limits for text in limit.properties]
+    environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}", **os.environ}
+    os.execve(words[0], [*words, "--", sys.executable, *sys.orig_argv[1:]], environ)
+
+
+def _check(group: str, limits: list[_Limit], origin: str) -> None:
+    """Raise ContainerError for a limit that systemd could not set: its controller is not delegated to the user."""
+    for limit in limits:
+        if _read(f"{group}/{limit.controller}.max").split() != limit.value.split():
+            hint = f"add {limit.controller} to Delegate= of user@.service: systemctl edit user@.service"
+            raise ContainerError(f"{origin}: systemd does not limit {limit.controller} for users", hint=hint)
+
+
+def _delegated(group: str, controllers: set[str], *, is_in_job: bool) -> str:
+    """Return the nearest group above ``group`` that the user may divide, or "". A job must not be left by root."""
+    if is_in_job and os.geteuid() == 0:
+        return ""
+    while (group := os.path.dirname(group)) != "/":
+        enabled = _read(f"{group}/cgroup.subtree_control").split()
+        if controllers <= {*enabled} and os.access(group, os.W_OK) and os.access(f"{group}/cgroup.procs", os.W_OK):
+            return group
+    return ""
+
+
+def _create(parent: str, limits: list[_Limit], origin: str) -> None:
+    """Make a group with the limits and enter it. Remove the groups of ended containers."""
+    group = f"{parent}/{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        for name in os.listdir(parent):
+            if name.startswith(_PREFIX):
+                _remove(f"{parent}/{name}")
+        os.mkdir(group)
+        for limit in limits:
+            _write(f"{group}/{limit.controller}.max", limit.value)
+        if os.path.exists(f"{group}/memory.swap.max"):
+            _write(f"{group}/memory.swap.max", "0")
+        _write(f"{group}/cgroup.procs", "0")  # this process
+    except OSError as e:
+        _remove(group)
+        raise ContainerError(f"{origin}: cannot make the control group {group}: {e.strerror}") from e
+
+
+def _remove(group: str) -> None:
+    try:
+        os.rmdir(group)
+    except OSError:  # a container is running in it
+        return
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,29 @@
+"""The settings for limits of containers."""
+
+from __future__ import annotations
+
+from enroot_py.config.table import FeatureTable, Int, Setting, Size, rows
+
+
+class Cpus(Setting):
+    """A number of processors: 0.5, 2."""
+
+    kind = "cpus"
+
+    def parse(self, text: str) -> float:
+        whole, _, part = text.partition(".")
+        if not (whole + part).isdecimal() or not (whole + part).isascii() or not 0.01 <= float(text) <= 1e6:
+            raise ValueError("must be a number of processors, such as 0.5 or 2")
+        return float(text)
+
+    def __get__(self, instance: LimitSettings, owner: type) -> float:
+        return self.parse(text) if (text := instance.text(self)) else 0.0
+
+
+class LimitSettings(FeatureTable):
+    limit_memory = Size("0", "memory limit of a container, such as 500M; it uses no swap space; 0: none")
+    limit_cpus = Cpus("", "limit of the processor time of a container, in processors, such as 1.5; empty: none")
+    limit_pids = Int("0", "maximum number of processes and threads of a container; 0: none")
+
+
+SETTINGS = rows(LimitSettings)

@@ -1,0 +1,103 @@
+"""start --memory --cpus --pids: a control group for one container."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+
+from .conftest import REGISTRY, Node, as_root
+
+EATER = "head -c 400M /dev/zero | tail; echo survived"
+LIMITS = ("--memory=150M", "--cpus=0.5", "--pids=60")
+FILES = {"memory.max": "149999616", "memory.swap.max": "0", "cpu.max": "50000 100000", "pids.max": "60"}
+# Divide a group that systemd has delegated: its processes move to a leaf, and its controllers serve the others.
+DIVIDE = """\
+group=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)
+mkdir $group/leaf && echo $$ > $group/leaf/cgroup.procs
+echo '+memory +cpu +pids' > $group/cgroup.subtree_control || exit
+export XDG_RUNTIME_DIR=/nowhere
+"$@"; status=$?
+"$@"; ls -d $group/penroot-* | wc -l
+exit $status
+"""
+
+
+@pytest.fixture(scope="module")
+def image(node: Node) -> str:
+    node.run("penroot", "import", "--force", "-o", "/tmp/limits.sqsh", f"docker://{REGISTRY}#minimal:1")
+    return "/tmp/limits.sqsh"
+
+
+@pytest.fixture
+def manager(node: Node) -> Iterator[str]:
+    """The variable that leads to the manager of alice's services."""
+    uid = node.run("id", "-u").stdout.strip()
+    as_root("loginctl", "enable-linger", "alice")
+    until(lambda: Path(f"/run/user/{uid}/bus").exists(), "the manager of the user's services", 300)
+    try:
+        yield f"XDG_RUNTIME_DIR=/run/user/{uid}"
+    finally:
+        as_root("loginctl", "disable-linger", "alice")
+
+
+def group_of(pid: str) -> Path:
+    return Path("/sys/fs/cgroup" + Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition(":")[2])
+
+
+@pytest.mark.parity("start --memory", "start --cpus", "start --pids")
+def test_limits_are_those_of_a_scope(node: Node, image: str, manager: str) -> None:
+    start = ("env", manager, "penroot", "start", *LIMITS, image, "sh", "-c", "echo up; read go; exit 3")
+    with node.popen(*start) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        pids = subprocess.run(["pgrep", "-u", "alice", "-f", "read go"], capture_output=True, text=True).stdout.split()
+        groups = {group_of(pid) for pid in pids if "penroot-" in str(group_of(pid))}
+        (group,) = groups
+        assert {name: (group / name).read_text().strip() for name in FILES} == FILES
+        process.communicate("go\n", timeout=600)
+    assert process.returncode == 3
+    until(lambda: not group.exists(), "the end of the scope", 60)
+
+
+def test_memory_beyond_the_limit_ends_the_program(node: Node, image: str, manager: str) -> None:
+    done = node.run("env", manager, "penroot", "start", LIMITS[0], image, "sh", "-c", EATER, check=False)
+    assert "survived" not in done.stdout or done.returncode != 0, done
+    assert node.run("env", manager, "penroot", "start", image, "echo", "free").stdout == "free\n"
+
+
+def test_container_in_the_background_has_limits(node: Node, image: str, manager: str) -> None:
+    penroot = ("env", manager, "penroot")
+    name = node.run(*penroot, "start", "--detach", *LIMITS, image, "sleep", "1000").stdout.strip()
+    pid = subprocess.run(["pgrep", "-u", "alice", "-x", "sleep"], capture_output=True, text=True).stdout.split()[0]
+    group = group_of(pid)
+    assert (group / "pids.max").read_text() == "60\n"
+    node.run(*penroot, "stop", name)
+    node.run(*penroot, "remove", "--force", name)
+    until(lambda: not group.exists(), "the end of the scope", 60)
+
+
+def test_delegated_group_is_divided(node: Node, image: str, manager: str) -> None:
+    """The next limited start removes the group of the last one."""
+    scope = ["systemd-run", "--machine=alice@", "--user", "--pipe", "--wait", "--quiet", "-p", "Delegate=yes"]
+    path = node.command("true")[6]
+    inside = ["env", path, "HOME=/home/alice", "penroot", "start", *LIMITS, image, "sh", "-c", "ulimit -t; exit 3"]
+    done = subprocess.run([*scope, "sh", "-c", DIVIDE, "sh", *inside], capture_output=True, text=True, timeout=600)
+    assert (done.stdout.split()[-1], done.returncode) == ("1", 3), done
+
+
+def test_job_keeps_its_processes(node: Node, image: str, manager: str) -> None:
+    """A scope would take them out of the job's control group."""
+    done = node.run("env", manager, "srun", "penroot", "start", LIMITS[0], image, "true", check=False)
+    assert done.returncode != 0
+    assert "--memory: you may not make control groups" in done.stderr and "srun --mem" in done.stderr
+
+
+def test_without_a_manager_there_are_no_limits(node: Node, image: str) -> None:
+    done = node.run("env", "XDG_RUNTIME_DIR=/nowhere", "penroot", "start", LIMITS[1], image, "true", check=False)
+    assert done.returncode != 0
+    assert "--cpus: you may not make control groups" in done.stderr and "enable-linger" in done.stderr
