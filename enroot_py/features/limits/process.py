@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SYSTEMD_RUN = "/usr/bin/systemd-run"
 _PERIOD_US = 100_000  # of cpu.max
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PREFIX = "penroot-"
 
 
@@ -59,7 +60,7 @@ def prepare(settings: Settings) -> None:
 
 def _limits(settings: LimitSettings) -> list[_Limit]:
     limits = []
-    if memory := settings.limit_memory:
+    if memory := settings.limit_memory // _PAGE_BYTES * _PAGE_BYTES:  # as the kernel rounds it
         limits.append(_Limit("memory", str(memory), f"MemoryMax={memory}", "MemorySwapMax=0"))
     if cpus := settings.limit_cpus:
         limits.append(_Limit("cpu", f"{round(cpus * _PERIOD_US)} {_PERIOD_US}", f"CPUQuota={cpus * 100:g}%"))
