@@ -15,14 +15,15 @@ from .conftest import PREFIX, REGISTRY, Node, as_root
 LIMITS = ("--memory=150M", "--cpus=0.5", "--pids=60")
 FILES = {"memory.max": "149999616", "memory.swap.max": "0", "cpu.max": "50000 100000", "pids.max": "60"}
 # Divide a group that systemd has delegated: its processes move to a leaf, and its controllers serve the others.
-DIVIDE = """\
-group=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)
-mkdir $group/leaf && echo $$ > $group/leaf/cgroup.procs
-echo '+memory +cpu +pids' > $group/cgroup.subtree_control || exit
-export XDG_RUNTIME_DIR=/nowhere
-"$@"; status=$?
-"$@"; ls -d $group/penroot-* | wc -l
-exit $status
+DIVIDE = """
+import glob, os, subprocess, sys
+group = "/sys/fs/cgroup" + open("/proc/self/cgroup").read().strip().rpartition(":")[2]
+os.mkdir(f"{group}/leaf")
+for name, text in {"leaf/cgroup.procs": "0", "cgroup.subtree_control": "+memory +cpu +pids"}.items():
+    with open(f"{group}/{name}", "w") as file:
+        file.write(text)
+statuses = [subprocess.run(sys.argv[1:]).returncode for _ in range(2)]
+print(statuses, len(glob.glob(f"{group}/penroot-*")))
 """
 
 
@@ -83,20 +84,11 @@ def test_container_in_the_background_has_limits(node: Node, image: str, manager:
 def test_delegated_group_is_divided(node: Node, image: str, manager: str) -> None:
     """The next limited start removes the group of the last one."""
     scope = ["systemd-run", "--machine=alice@", "--user", "--pipe", "--wait", "--quiet", "-p", "Delegate=yes"]
-    inside = [
-        "env",
-        f"PATH={PREFIX}/bin:/usr/bin",
-        "HOME=/home/alice",
-        "penroot",
-        "start",
-        *LIMITS,
-        image,
-        "sh",
-        "-c",
-        "ulimit -t; exit 3",
-    ]
-    done = subprocess.run([*scope, "sh", "-c", DIVIDE, "sh", *inside], capture_output=True, text=True, timeout=600)
-    assert (done.stdout.split()[-1:], done.returncode) == (["1"], 3), done
+    variables = ["env", f"PATH={PREFIX}/bin:/usr/bin", "HOME=/home/alice", "XDG_RUNTIME_DIR=/nowhere"]
+    words = ["penroot", "start", *LIMITS, image, "sh", "-c", "exit 3"]
+    command = [*scope, *variables, "/usr/bin/python3", "-c", DIVIDE, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "[3, 3] 1\n", done.stderr
 
 
 def test_job_keeps_its_processes(node: Node, image: str, manager: str) -> None:
