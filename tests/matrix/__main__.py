@@ -19,7 +19,7 @@ from .roots import MatrixError, Root, prepared, tail
 
 RELEASES = ("bookworm", "trixie", "forky")
 # Tests of Slurm that differ from release to release: ten minutes.
-QUICK = ("steps", "mpi", "lifecycle", "gpus", "plugstack")
+QUICK = ("steps", "mpi", "lifecycle", "gpus", "plugstack", "extern")
 # Run side by side, as in tests/all: the lab spends half of its time waiting for Slurm.
 LANES = (("unit", "kernel"), ("slurm",))
 # Tests that need systemd, and so a machine.

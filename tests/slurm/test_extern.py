@@ -30,7 +30,8 @@ def extern(lab: Lab, newer: bool) -> Iterator[Lab]:
     """Yield a cluster of one node, with jobs that have an extern step, and containers removed with their jobs."""
     more = Lab(lab.root + "-extern")
     flags = "RunInJob" if newer else "Contain"
-    more.up(nodes=1, prefix=PREFIX, plugin="# not yet", slurm_conf=[f"PrologFlags={flags}", "KillWait=60"])
+    conf = [f"PrologFlags={flags}", "KillWait=60", *(["SlurmctldParameters=enable_stepmgr"] if newer else [])]
+    more.up(nodes=1, prefix=PREFIX, plugin="# not yet", slurm_conf=conf)
     compiler = '#!/bin/sh\nexec cc -DEXTERN_ENDS_LAST=1 "$@"\n'
     more.run("mkdir /home/opt; cat > /home/opt/cc; chmod 755 /home/opt/cc", user="root", input=compiler)
     build = [f"{PREFIX}/bin/pyxis-py", "build", "--output", "/home/opt/spank_pyxis.so"]
@@ -70,3 +71,18 @@ def test_container_in_use_stays_until_its_step_ends(extern: Lab, newer: bool) ->
     until(lambda: not containers(extern), "the extern step has removed it")
     extern.run("rm go")
     assert extern.residue("n1") == []
+
+
+@pytest.mark.parity("srun --async")
+def test_async_step_runs_in_its_container(extern: Lab) -> None:
+    """srun returns at once, and the job's step manager, without srun's options, launches the step."""
+    if "--async" not in extern.run(["srun", "--help"]).stdout:
+        pytest.skip("this Slurm has no srun --async")
+    script = "sleep 0.5; cd /home/alice && test -e /etc/lab-release && hostname > async.new && mv async.new async"
+    step = f"srun --async --output=/dev/null {IMAGE} --container-mounts=/home/alice sh -c '{script}'"
+    wait = "for n in $(seq 300); do test -e async && break; sleep 0.1; done"
+    try:
+        extern.run(["salloc", "-Q", "--stepmgr", "sh", "-c", f"{step} && test ! -e async && {wait}"], cwd="/home/alice")
+        assert extern.run(["cat", "/home/alice/async"]).stdout == "n1\n"
+    finally:
+        extern.run(["rm", "-f", "/home/alice/async", "/home/alice/async.new"])

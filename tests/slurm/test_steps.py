@@ -321,18 +321,3 @@ def test_words_of_the_program_are_no_options_of_slurm(lab: Lab) -> None:
     echo = [image(), "echo", "--wait-for-children", "--no-shell"]
     assert lab.run(["salloc", "-Q", "-w", "n1", *echo]).stdout == "--wait-for-children --no-shell\n"
     assert lab.run(["srun", "-w", "n1", *echo]).stdout == "--wait-for-children --no-shell\n"
-
-
-@pytest.mark.parity("srun --async")
-def test_async_step_runs_in_its_container(lab: Lab) -> None:
-    """srun returns at once, and a daemon without srun's options launches the step."""
-    if "--async" not in lab.run(["srun", "--help"]).stdout:
-        pytest.skip("this Slurm has no srun --async")
-    script = "sleep 0.5; test -e /etc/lab-release && hostname >> /home/alice/async"
-    step = f"srun --async -N2 {image()} --container-mounts=/home/alice sh -c '{script}'"
-    wait = "for n in $(seq 300); do test $(cat async 2>/dev/null | wc -l) = 2 && break; sleep 0.1; done"
-    try:
-        lab.run(["salloc", "-Q", "-N2", "sh", "-c", f"{step} && test ! -e async && {wait}"], cwd="/home/alice")
-        assert sorted(lab.run(["cat", "/home/alice/async"]).stdout.split()) == ["n1", "n2"]
-    finally:
-        lab.run(["rm", "-f", "/home/alice/async"])
