@@ -316,10 +316,10 @@ def _confine(*, root: bool, superuser: bool, keyring: bool) -> None:
 
 
 def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
-    """Let penroot-init keep capabilities that programs lack, so that no program can trace it: ptrace(2).
+    """Protect penroot-init from being traced by programs, by keeping capabilities that programs lack: ptrace(2).
 
-    Its bounding set is empty, so processes that join it get no capabilities. In a container with root, programs have
-    the same capabilities as penroot-init.
+    The bounding set is empty, so joining processes get no capabilities. In a container with root, programs have the
+    same capabilities as penroot-init.
     """
     if not (root or superuser):
         supervise.keep_capabilities()

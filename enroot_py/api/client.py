@@ -67,7 +67,7 @@ class Launcher:
             raise PenrootError(f"cannot start the launcher {sys.executable}: {e.strerror}") from e
 
     def is_alive(self) -> bool:
-        """Return whether the launcher runs: the kernel closes its socket as soon as it is killed."""
+        """Return whether the launcher runs. The kernel closes the socket of a killed launcher at once."""
         poll = select.poll()
         poll.register(self._socket, 0)
         return not poll.poll(0)

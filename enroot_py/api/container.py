@@ -193,7 +193,7 @@ class Container:
             timeout: seconds, after which the program and its process group are killed.
             check: raise subprocess.CalledProcessError unless the program exits with 0.
 
-        The other arguments and errors are those of popen().
+        For other arguments and errors see popen().
 
         Raises:
             subprocess.TimeoutExpired: after ``timeout`` seconds.

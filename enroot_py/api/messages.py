@@ -82,7 +82,7 @@ def send_with_fds(socket: _socket.socket, data: bytes, fds: tuple[int, ...]) -> 
 
 
 def receive_with_fds(socket: _socket.socket, max_bytes: int, max_fds: int) -> tuple[bytes, list[int]]:
-    """Return one packet and its descriptors without waiting. Raises OSError."""
+    """Return a packet with descriptors, without waiting. Raises OSError."""
     room, flags = _socket.CMSG_SPACE(4 * max_fds), _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
     data, controls, _, _ = socket.recvmsg(max_bytes, room, flags)
     return data, [fd for _, _, content in controls for fd in _numbers(content)]

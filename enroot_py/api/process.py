@@ -29,7 +29,7 @@ class Process(subprocess.Popen[Any]):
 
     It has the attributes and methods of subprocess.Popen: ``stdin``, ``stdout``, ``stderr``, ``pid``, ``returncode``,
     ``poll()``, ``wait()``, ``communicate()``, ``send_signal()``, ``terminate()`` and ``kill()``. The program is not a
-    child of this process, and has its own session. It ends no later than its container.
+    child of this process, and has its own session. The end of the container kills the program.
     """
 
     def __init__(self, launch: Launch, send_signal: Signal, argv: Sequence[str], **options: Any) -> None:

@@ -1,10 +1,10 @@
-"""Changes for devices of the host in a container: decided first, then described, then executed.
+"""Add devices of the host to a container. Hooks decide on the changes; this module describes and executes them.
 
-A device needs nodes in /dev, files of its driver, links, variables and entries in the loader's cache. The hooks decide;
-this module knows no vendor.
+A device needs nodes in /dev, files of its driver, links, variables and entries in the loader's cache. This module knows
+no vendor.
 
-A container has the host's /dev or a private one. A node of the host's /dev cannot be removed. To hide it, it is
-bind-mounted on itself with ``nodev``: then open(2) fails with EACCES, as it fails with EPERM under a device cgroup.
+A container has the host's /dev or a private one. A node of the host's /dev cannot be removed. To hide a node,
+bind-mount it on itself with ``nodev``: then open(2) fails with EACCES. A device cgroup would return EPERM.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FLAGS = os.O_PATH | os.O_CLOEXEC
 
 
 class Host:
-    """A tree with the paths of a host: the host itself, a driver's tree, or a test's.
+    """A tree with the paths of a host: the host itself, a driver's tree, or a test's tree.
 
-    Raises HookError where the tree does not exist.
+    Raises HookError if the tree does not exist.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -45,7 +45,7 @@ class Host:
                 self._root = os.open(self.prefix, _FLAGS | os.O_DIRECTORY)
             except OSError as e:
                 raise HookError(f"cannot look for devices beneath {prefix}: {e.strerror}") from e
-            # As the kernel names what is beneath it.
+            # The kernel shows files beneath the tree under this path.
             self.prefix = os.readlink(f"/proc/self/fd/{self._root}").rstrip("/")
 
     def __del__(self) -> None:
@@ -54,7 +54,7 @@ class Host:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Host:
-        """Return the host's tree, or PENROOT_HOST_ROOT: the caller gains nothing by that variable."""
+        """Return the host's tree, or PENROOT_HOST_ROOT. The variable gives the caller no further access."""
         return cls(environ.get("PENROOT_HOST_ROOT", ""))
 
     def beneath(self, path: str) -> Host:
@@ -72,7 +72,7 @@ class Host:
             return ""
 
     def exists(self, path: str) -> bool:
-        # Nodes of a tree made for a test are nodes, not links that could lead out of it.
+        # In a test's tree, device nodes are never links, so they cannot lead out of the tree.
         if not self.prefix or path.startswith("/dev/"):
             return os.path.exists(self.prefix + path)
         return bool(self.real(path))
@@ -103,33 +103,33 @@ class Edits:
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
-        self.programs: list[list[str]] = []  # run first, with the container's root as their last argument
-        self.nodes: dict[str, str] = {}  # by path in the container, from that of the host
+        self.programs: list[list[str]] = []  # run first, with the container's root as last argument
+        self.nodes: dict[str, str] = {}  # device nodes: path in the container -> path on the host
         self.hidden: list[str] = []
-        self.emptied: list[str] = []  # directories of /dev that are to hold what is given here, and no more
-        self.files: dict[str, tuple[str, int]] = {}  # likewise, with the attributes of the mount
+        self.emptied: list[str] = []  # directories of /dev that must have only the nodes above
+        self.files: dict[str, tuple[str, int]] = {}  # path in the container -> path on the host, mount attributes
         self.tmpfs: list[str] = []
         self.links: dict[str, str] = {}
         self.environ: dict[str, str] = {}
-        self.directories: dict[int, str] = {}  # of libraries, by their width
-        self.libraries: list[ldcache.Library] = []  # for the loader's cache, with paths of the container
+        self.directories: dict[int, str] = {}  # of libraries, by width in bits
+        self.libraries: list[ldcache.Library] = []  # for the loader's cache, with paths in the container
 
     def node(self, host: Host, path: str, target: str = "") -> bool:
-        """Add a device node of the host; return False if it does not exist."""
+        """Add a device node of the host. Return False if it does not exist."""
         if not host.exists(path):
             return False
         self.nodes[target or path] = host.path(path)
         return True
 
     def file(self, host: Host, path: str, target: str = "", *, writable: bool = False) -> bool:
-        """Add a file, directory or socket of the host; return False if it does not exist."""
+        """Add a file, directory or socket of the host. Return False if it does not exist."""
         real = host.real(path)
         if real:
             self.files[target or path] = (host.path(real), _FILE if writable else _FILE | _RDONLY)
         return bool(real)
 
     def describe(self) -> list[str]:
-        """Yield one line for each change, in order of execution."""
+        """Return a line for each change, in order of execution."""
         lines = [f"program  {' '.join(command)}" for command in self.programs]
         lines += [f"hide     {path}" for path in self.hidden]
         lines += [f"empty    {path}" for path in self.emptied]
@@ -141,7 +141,7 @@ class Edits:
         return lines + [f"variable {name}={value}" for name, value in sorted(self.environ.items())]
 
     def execute(self, context: Context) -> None:
-        """Execute the changes. Raises HookError for a device that cannot be added; for a file, print a warning."""
+        """Execute the changes. Raises HookError if a device cannot be added; warns if a file cannot be added."""
         whole = shared_dev(context)
         if not whole:
             self.hidden = self.emptied = []  # a private /dev has only added nodes
@@ -175,7 +175,7 @@ class Edits:
         for target, source in self.nodes.items():
             emptied = target.startswith(tuple(f"{path}/" for path in self.emptied))
             if whole and not emptied and (source == host + target or context.exists(target)):
-                continue  # with the rest of /dev
+                continue  # present in the shared /dev
             try:
                 place.bind(target, source)
             except OSError as e:
@@ -189,7 +189,7 @@ class Edits:
         try:
             new = ldcache.extend(old, self.libraries)
         except ldcache.DAMAGE:
-            # Damaged; the libraries are where the loader looks without it too.
+            # The cache is damaged. The loader also searches the libraries' directory without a cache.
             log.debug(f"{self.origin}: {_CACHE} of the image cannot be read")
             return
         if new != old:
@@ -224,7 +224,7 @@ def shared_dev(context: Context) -> bool:
 
 
 class _Places:
-    """Targets in a container; directories are looked up once."""
+    """Targets of changes in a container. Each directory is opened once."""
 
     def __init__(self, root: int) -> None:
         self.root = root
@@ -243,17 +243,16 @@ class _Places:
         return self.directories[path]
 
     def own_directory(self, path: str) -> int:
-        """Return a directory in which to create something, never one of the host. Raises OSError."""
+        """Open a directory in which to create an entry. Raises OSError, also for a directory of the host."""
         directory = self.directory(path)
         paths.check_own(self.root, path)
         return directory
 
     def bind(self, path: str, source: str, attributes: int = 0) -> None:
-        """Bind ``source`` of the host on ``path``: a node, or with attributes a file or directory. Raises OSError."""
+        """Bind the host's ``source`` on ``path``: a node, or a file or directory with ``attributes``. Raises OSError."""
         above, _, name = path.rpartition("/")
         parent = self.directory(above or "/")
-        # A directory with what is mounted in it: a lone clone of it is refused
-        # where the parent namespace locked those mounts.
+        # Clone a directory with its submounts, because the kernel does not leave out submounts that are locked.
         directory = bool(attributes) and stat.S_ISDIR(os.stat(source).st_mode)
         recursive = linux.AT_RECURSIVE if directory else 0
         flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | recursive
@@ -264,7 +263,7 @@ class _Places:
             linux.move_mount(tree, "", parent, name, linux.MOVE_MOUNT_F_EMPTY_PATH)
 
     def _make(self, above: str, name: str, directory: bool) -> None:
-        """Create a mount point. A symlink is replaced: a mount through it would cover its target."""
+        """Create a mount point. Replace a symlink, because a mount would cover the symlink's target."""
         parent = self.directory(above)
         try:
             if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -279,7 +278,7 @@ class _Places:
             os.mknod(name, 0o644, dir_fd=parent)
 
     def link(self, path: str, target: str) -> None:
-        """Create a symbolic link; it replaces anything but a directory. Raises OSError."""
+        """Create a symbolic link, in place of any entry except a directory. Raises OSError."""
         above, _, name = path.rpartition("/")
         parent = self.own_directory(above or "/")
         try:
@@ -298,7 +297,7 @@ class _Places:
         try:
             hidden = paths.open_in(self.root, path)
         except OSError:
-            return  # what is not there is hidden
+            return  # there is no such device
         flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_EMPTY_PATH
         with hidden, linux.open_tree(hidden, "", flags) as tree:
             attributes = _NODE | linux.MOUNT_ATTR_NODEV | _RDONLY
@@ -306,7 +305,7 @@ class _Places:
             mounting.attach(tree, hidden)
 
     def tmpfs(self, path: str) -> None:
-        """Cover a directory with an empty one. Raises OSError."""
+        """Cover a directory with an empty file system. Raises OSError."""
         attributes = _FILE | linux.MOUNT_ATTR_NOEXEC
         with (
             paths.make_directory(self.root, path) as target,
@@ -316,9 +315,9 @@ class _Places:
 
 
 def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Library, real: str = "") -> str:
-    """Add a library of ``tree`` to a directory of the container's loader, with its link and its cache entry.
+    """Add a library of ``tree`` to a directory of the container's loader, with link and cache entry.
 
-    ``real`` is its resolved path, if known. Returns the directory in the container.
+    ``real`` is the resolved path of the library, if known. Returns the directory in the container.
     """
     flags, name, path = library
     real = real or tree.real(path)
@@ -335,18 +334,18 @@ def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Lib
 
 
 def shown(value: str) -> str:
-    """Shorten a value for a message: an image may contain anything, at any length."""
+    """Shorten and escape a value for a message: a value from an image may have any length and any characters."""
     short = value if len(value) <= 200 else value[:200] + "..."
     return short if short.isprintable() else ascii(short)[1:-1]
 
 
 def bits(flags: int) -> int:
-    """Return the width of a library by its flags in the loader's cache; without an architecture it is i386."""
+    """Return the width of a library in bits, by its flags in the loader's cache. Without an architecture it is i386."""
     return 64 if flags & 0xFF00 else 32
 
 
 def library_directory(context: Context, width: int) -> str:
-    """Return the directory that the container's loader searches without a cache: Debian's, or the usual one."""
+    """Return a directory that the container's loader searches without a cache: Debian's, or the usual one."""
     if width == 32:
         return "/usr/lib/i386-linux-gnu" if context.exists("/usr/lib/i386-linux-gnu") else "/usr/lib"
     machine = os.uname().machine
