@@ -36,14 +36,14 @@ def copy(above: int, name: str, below: int, new: str, depth: int = 0) -> None:
     elif stat.S_ISREG(state.st_mode):
         _copy_file(above, name, below, new)
     elif depth:
-        log.warn(f"not copied: {name}, which is no file, directory or link")
+        log.warn(f"not copied: {name}: not a file, directory or link")
     else:
-        raise OSError(0, "it is no file, directory or link", name)
+        raise OSError(0, "not a file, directory or link", name)
 
 
 def _copy_directory(above: int, name: str, below: int, new: str, state: os.stat_result, depth: int) -> None:
     if depth == _MAX_DIRECTORY_DEPTH:
-        raise OSError(0, f"more than {_MAX_DIRECTORY_DEPTH} directories in each other", name)
+        raise OSError(0, f"more than {_MAX_DIRECTORY_DEPTH} nested directories", name)
     is_new = False
     if new != ".":
         try:

@@ -26,7 +26,7 @@ def refusal() -> tuple[str, str] | None:
     needed = _MIN_BUFFER_BYTES + _OVERHEAD_BYTES
     if not limit or limit >= needed:
         return None
-    message = f"writing an image takes {needed >> 20} MiB of memory, and {limit >> 20} are allowed here"
+    message = f"writing an image takes {needed >> 20} MiB of memory, but only {limit >> 20} MiB are allowed"
     return message, "in a Slurm job, ask for more --mem"
 
 

@@ -259,7 +259,7 @@ def foreign_group(error: BaseException) -> str:
     if not isinstance(error, OSError) or error.errno != errno.EOVERFLOW:
         return ""
     fix = "run newgrp GROUP, or use $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
-    return f"the files of the image or container are of another group than this process: {fix}"
+    return f"the files of the image or container belong to another group than this process: {fix}"
 
 
 def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:

@@ -28,7 +28,7 @@ def fault(fd: int, offset: int = 0) -> tuple[str, str]:
     except BlockingIOError:  # a FIFO whose writer writes nothing
         block, size = b"", 0
     if block[:4] != _MAGIC:
-        return "is no squashfs file", "make one with penroot import or mksquashfs"
+        return "is not a squashfs file", "make one with penroot import or mksquashfs"
     again = "import or copy it again"
     if len(block) < SIZE_BYTES:
         return f"is truncated: {size} bytes", again

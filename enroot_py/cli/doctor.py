@@ -59,7 +59,11 @@ def kernel() -> Finding:
         linux.mount_setattr(-1, "", 0, 0, 0, 0)
     except OSError as e:
         if e.errno == errno.ENOSYS:
-            return Finding("bad", f"the kernel is Linux {release}, and containers need {linux.FLOOR}", "upgrade it")
+            return Finding(
+                "bad",
+                f"the kernel is Linux {release}, but containers need {linux.FLOOR} or later",
+                "upgrade the kernel",
+            )
     return Finding("ok", f"the kernel is Linux {release}")
 
 

@@ -50,7 +50,7 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
         setting = f"user.max_{name}_namespaces"
         value = sysctl(setting, root)
         if value is not None and value < _MIN_NAMESPACES:
-            yield Finding(verdict, f"{setting} is {value}: users cannot start {purpose}, or few", _fix(setting, 15000))
+            yield Finding(verdict, f"{setting} is {value}: users can start few or no {purpose}", _fix(setting, 15000))
         elif value is not None and verdict == "bad":
             yield Finding("ok", f"{setting} is {value}")
     for setting, wrong, right, verdict in (

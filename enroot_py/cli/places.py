@@ -156,7 +156,7 @@ def acls(settings: Settings) -> Iterator[Finding]:
             yield Finding("bad", what, fix)
         if others:
             is_open = any(os.stat(path).st_mode & 0o020 for path in others)  # with an ACL, these bits are its mask
-            what = f"{others[0]} has an ACL: users whom it names may {'change' if is_open else 'read'} your images"
+            what = f"{others[0]} has an ACL: users in it may {'change' if is_open else 'read'} your images"
             yield Finding("bad" if is_open else "warn", what, fix)
         if not inherited and not others and _has_acl(filesystems.existing(place)):
             yield Finding("ok", f"{place} has a default ACL; images and containers do not inherit it")

@@ -298,7 +298,7 @@ class HttpClient:
                     "check the clock here with date(1); if it is right, ask the registry's admin for a new certificate"
                 )
             elif "mismatch" in cause:
-                hint = "call the registry by a name that its certificate has"
+                hint = "use a name of the registry that is in its certificate"
             return Unreachable(f"the certificate of {self.host} is not trusted: {cause}", hint=hint)
         hint = "check the name, the network and http_proxy/https_proxy"
         if not self._may_be_plain:

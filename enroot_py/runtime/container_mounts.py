@@ -73,7 +73,7 @@ class MountEntry:
         """Raise ValueError for an impossible mount. A path that begins with ``variable`` is checked in the job."""
         source, target = self.source, self.target
         if self.is_squashfs and source in _SPECIAL_FLAGS:
-            raise ValueError(f"{source!r} is no squashfs file", f"a file of that name is ./{source}")
+            raise ValueError(f"{source!r} is not a squashfs file", f"a file of that name is ./{source}")
         is_file = self.is_squashfs and not source.startswith("~")
         if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS and not is_file:
             hint = f"a relative path begins with a dot: ./{source}; a comma in a path is \\,"

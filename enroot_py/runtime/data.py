@@ -31,7 +31,7 @@ def serve(mounts: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
 
 
 class _File:
-    """A squashfs file, its server, and the directory where it is mounted at the first use."""
+    """A squashfs file, its server, and its mount point. The file is mounted at the first use."""
 
     def __init__(self, path: str, place: str, *, superuser: bool) -> None:
         self._path = path

@@ -231,7 +231,7 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
 
 
 def _report(level: str, text: str) -> bool:
-    """Send a message to the process that waits for the start. If nobody reads it, write it to the log: False."""
+    """Send a message to the process that waits for the start, or write it to the log and return False."""
     try:
         return os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0")) > 0
     except OSError:

@@ -181,8 +181,8 @@ def make_scratch(start: Start) -> str:
 def share(start: Start, scratch: str) -> Entry | None:
     """Return the entry of the image's server, or None if the container gets a server of its own.
 
-    A step does not share its server: it has one container, and its helper watches the server. A superuser that keeps
-    its privileges has no user namespace to share.
+    A step does not share a server: a step has one container, and the helper watches its server. A superuser has no user
+    namespace to share.
     """
     if not start.is_served or not start.source.image or start.in_step or start.superuser or start.is_overlaid:
         return None

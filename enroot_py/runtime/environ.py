@@ -94,7 +94,7 @@ def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
             if not line.strip() or key.startswith("#"):
                 continue
             if not equals or not is_name(key):
-                log.warn(f"{origin}:{number}: {line.strip()!r} is not KEY=VALUE, and means nothing")
+                log.warn(f"{origin}:{number}: {line.strip()!r} is not KEY=VALUE: ignored")
             elif not key.startswith("ENROOT_"):
                 environ[key] = unquoted(substitute(value, host, defaults=True))
     return environ
@@ -166,7 +166,7 @@ def is_rank(host: Mapping[str, str]) -> bool:
 
 
 def rank(host: Mapping[str, str]) -> list[str]:
-    """Return words that identify a rank and its launcher; the words of other processes are empty."""
+    """Return words that identify a rank and its launcher, or empty words in other processes."""
     return [host.get(name, "") for name in _RANK]
 
 

@@ -138,7 +138,7 @@ def _drop_long_variables(env: dict[str, str]) -> bool:
     for name in long:
         del env[name]
     if long:
-        log.warn(f"not set, as the kernel limits a variable to {limit >> 10} KiB: {', '.join(long)}")
+        log.warn(f"not set, because the kernel limits a variable to {limit >> 10} KiB: {', '.join(long)}")
     return bool(long)
 
 
@@ -150,7 +150,7 @@ def withhold(*, new_keyring: bool) -> None:
     try:
         linux.withhold_descriptors()
     except OSError as e:
-        raise ContainerError(f"cannot look through the open descriptors: {e.strerror}") from e
+        raise ContainerError(f"cannot check the open descriptors: {e.strerror}") from e
     if not new_keyring:
         return
     try:

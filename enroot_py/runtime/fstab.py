@@ -85,12 +85,12 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
     if "\0" in "".join(fields):
-        raise ConfigError(f"{origin}: no path holds a NUL byte")
+        raise ConfigError(f"{origin}: a path contains a NUL byte")
     if not fields:
         raise ConfigError(f"{origin}: there is nothing to mount", hint="write SOURCE:TARGET")
     if len(fields) > 6:
         raise ConfigError(
-            f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 make sense", hint="write a space as \\040"
+            f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 are allowed", hint="write a space as \\040"
         )
     try:
         # The dump frequency is ignored: a single number is the passno.
@@ -161,7 +161,7 @@ def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:
     ``SRC:DST:OPTIONS`` is a bind mount, as in docker and srun. Raises ConfigError.
     """
     if text.startswith(":"):
-        raise ConfigError(f"{origin}: there is no SOURCE", hint="a variable in it may be unset or empty")
+        raise ConfigError(f"{origin}: SOURCE is missing", hint="a variable in it may be unset or empty")
     try:
         mount = parse(text.replace(":", " "), variables, origin)
     except ConfigError as e:

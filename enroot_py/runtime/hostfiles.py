@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 ROOT = "the root file system"  # served by fuse-overlayfs
 _MAX_SERVERS = 16  # the limit of follow.c
-DELAY_MS = 200  # start the process later: it would cost a short-lived container 4 % of its time
+DELAY_MS = 200  # a delayed start of the process saves short-lived containers 4 % of their time
 _PROGRAM = "penroot-follow"
 _PATH = f"{LIBRARY}/libexec/{_PROGRAM}"
 

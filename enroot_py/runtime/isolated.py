@@ -63,7 +63,7 @@ def enter(
     forked: Callable[[int], object] | None = None,
     beside: Callable[[], int] = lambda: 0,
 ) -> int:
-    """Enter as namespaces.enter() does, and enter the container's ``own`` namespaces too.
+    """Enter the namespaces of namespaces.enter() and the container's ``own`` namespaces.
 
     With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
     namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root

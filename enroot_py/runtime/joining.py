@@ -67,7 +67,7 @@ class Joined:
 def _check_owner(spaces: dict[str, int], pid: int) -> None:
     """Refuse to enter another user's container, which root could. Raises ContainerError.
 
-    That user's files would decide what the node's root executes there, and the container's root could trace it.
+    Otherwise files of that user would decide what root of the node executes, and root of the container could trace it.
     """
     if "user" in spaces and (owner := processes.owner_of(spaces["user"])) != os.geteuid():
         raise ContainerError(

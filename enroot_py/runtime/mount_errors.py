@@ -26,7 +26,7 @@ def _fix(mount: Mount, error: OSError) -> str:
             return f"to mount its content: {_spelled(mount, mount.target, (), SQUASHFS)}; {named}"
         return named
     if isinstance(error, NotADirectoryError):
-        return "a directory mounts on a directory, a file on a file"
+        return "mount a directory on a directory, or a file on a file"
     if error.errno == errno.ENODEV:
         return _fix_type(mount)
     if error.errno == errno.EROFS:

@@ -24,8 +24,8 @@ _SET = {
     "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
     "strictatime": linux.MOUNT_ATTR_STRICTATIME,
 }
-# These words only undo earlier words of the same line: a user namespace cannot
-# clear flags that the parent namespace locked, see mount_namespaces(7).
+# Each word cancels an earlier word of the same line. It cannot clear flags that the parent namespace locked:
+# mount_namespaces(7).
 _UNSET = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "atime": "noatime", "diratime": "nodiratime"}
 _PROPAGATION = {
     "shared": linux.MS_SHARED,
@@ -190,7 +190,7 @@ class Mount:
     def _check_confined(self, root: int, target: int) -> None:
         """Refuse to let an image cover a host mount such as /proc, or the root."""
         if os.path.sameopenfile(root, target):
-            raise LeftOut("it is the root directory")
+            raise LeftOut("the target is the root directory")
         if not paths.is_own(root, target):
             raise LeftOut(f"{self.target} is mounted from {os.uname().nodename}")
 
@@ -262,7 +262,7 @@ class Mount:
         return self._target(root)
 
     def _target(self, root: int, mode: int = 0) -> Fd:
-        """Open the target; create it if an option asks for that.
+        """Open the target. With x-create, create a missing target.
 
         A created target has no permissions: as in enroot, an export then knows that it is not part of the image. In a
         directory of the host, a target is created only if the caller named this path.
@@ -298,8 +298,8 @@ def attach(mount: int, target: int) -> None:
         if onto == stat.S_ISDIR(os.fstat(mount).st_mode):
             raise
         if onto:  # the kernel returns EINVAL in both cases
-            raise IsADirectoryError(errno.EISDIR, "the target is a directory, and the source is none") from e
-        raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
+            raise IsADirectoryError(errno.EISDIR, "the target is a directory, but the source is not") from e
+        raise NotADirectoryError(errno.ENOTDIR, "the target is a file, but the source is a directory") from e
 
 
 def attach_at(mount: int, path: str) -> None:

@@ -1,7 +1,7 @@
 """Make PMIx work in a container: the server's rendezvous files, and a credential that both sides support.
 
-Slurm's mpi/pmix and mpirun listen on a socket and keep files under PMIX_SERVER_TMPDIR; a client needs both. PMI2 uses
-an inherited file descriptor, which needs nothing here. Source: slurm.conf(5), MpiDefault; PMIx client environment.
+Slurm's mpi/pmix and mpirun listen on a socket and keep files under PMIX_SERVER_TMPDIR; a client needs both. PMI2 needs
+only its inherited file descriptor. Source: slurm.conf(5), MpiDefault; PMIx client environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
-# Directories where ld.so(8) of a distribution searches.
+# Library directories of distributions: ld.so(8).
 _LIBRARIES = (*(f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"), "/usr/local/lib")
 _OPEN_MPI = ("libpmix.so.2", "libmpi.so.40")
 _MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
@@ -79,9 +79,9 @@ def check_root(environ: Mapping[str, str], tasks: int, option: str = "--containe
     lack = _without_munge(environ) if used(environ) else ""
     if not lack:
         return ""
-    reason = f"PMIx refuses clients that are root of a user namespace, as {lack}"
+    reason = f"PMIx refuses clients that are root of a user namespace, because {lack}"
     if tasks > 1:
-        hint = "with MPI: leave out --root; a program without: ENROOT_MPI=no"
+        hint = "omit --root, or set ENROOT_MPI=no for a program without MPI"
         if option != "--root":
             hint = (
                 "use --no-container-remap-root, or --mpi=pmi2 if the image's MPI supports it; without MPI, use "
@@ -165,7 +165,7 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
         reason = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx accepts only MUNGE here"
         hint = "install libmunge (Debian: libmunge2) and a PMIx with MUNGE in the image"
         if remap_root:
-            hint += ", or be no root inside"
+            hint += ", or do not be root inside"
         if not left:
             hint += ", or let the site offer more: PMIxEnv=PMIX_MCA_psec=munge,native in mpi.conf"
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Find settings of the machine or the pod that keep users from starting containers.
 
-Imported only after a failed start, and by ``penroot doctor``, so that both print the same hints.
+Imported only by ``penroot doctor`` and after a failed start. Both print the same hints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def advice(error: OSError, proc: str = "/proc") -> str:
         return f"too many namespaces on {node}: see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
     if error.errno == errno.EACCES:
         profile = _profile(proc)
-        named = f"AppArmor's profile {profile}" if profile else "a security module, as AppArmor or SELinux,"
+        named = f"AppArmor's profile {profile}" if profile else "a security module, such as AppArmor or SELinux,"
         return f"{named} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
     if error.errno in (errno.EPERM, errno.ENOSYS) and _status(proc, "Seccomp") == _FILTERED:
         return (
@@ -75,14 +75,14 @@ def without_fuse(instead: str) -> str:
     """Return a hint for a /dev/fuse that cannot be opened; ``instead`` works without it."""
     if not is_made():
         return f"on {os.uname().nodename} as root: modprobe fuse; chmod 666 /dev/fuse; or: {instead}"
-    return f"this pod needs the device /dev/fuse, of a device plugin or with privileged: true; or, without: {instead}"
+    return f"this pod needs the device /dev/fuse, from a device plugin or with privileged: true; without it: {instead}"
 
 
 def volume(setting: str) -> str:
     """Return a hint for a store on an overlay, as in a pod or a live image."""
     if not is_made():
-        return f"another file system, as of a disk or a tmpfs, for {setting}"
-    return f"a volume of the pod, as an emptyDir, for {setting}"
+        return f"use another file system for {setting}, such as a disk or a tmpfs"
+    return f"use a volume of the pod for {setting}, such as an emptyDir"
 
 
 def is_on_overlay(path: str) -> bool:

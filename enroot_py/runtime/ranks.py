@@ -1,7 +1,7 @@
 """MPI ranks: get the launcher's variables, and share one container between the ranks of a node.
 
 UCX and cross-memory attach work only within one user namespace, so ranks that a launcher starts one by one join the
-container of the first rank. Only the ranks hold the container. A rank locks the record while it makes or joins it.
+container of the first rank. Only the ranks hold the container. A rank locks the record while making or joining it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Record:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             reason = "" if locks.flock(self._fd) else _await_rank(self._fd)
         except OSError as e:
-            raise ContainerError(f"cannot lock {self._path}: {e.strerror}", hint="ENROOT_JOIN=no does without") from e
+            raise ContainerError(
+                f"cannot lock {self._path}: {e.strerror}", hint="set ENROOT_JOIN=no for one container per rank"
+            ) from e
         if reason:
             hint = "check that process, or set ENROOT_JOIN=no for one container per rank"
             raise ContainerError(f"cannot join the other ranks: {reason}", hint=hint)

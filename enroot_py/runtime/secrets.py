@@ -18,7 +18,7 @@ SECRET_PARTS = (  # anywhere in a name
     *("APIKEY", "ACCESSKEY", "ACCOUNTKEY", "PRIVATEKEY", "SSHKEY"),
     *("CONNECTION_STRING", "CONNECTIONSTRING", "CONN_STR", "CONNSTR"),
 )
-_DIGESTS = ("sha256:", "sha512:")  # these follow the "@" of an image reference
+_DIGESTS = ("sha256:", "sha512:")  # after the "@" of an image reference
 
 
 def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
@@ -26,9 +26,7 @@ def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
     left = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
         del left[name]
-        log.warn(
-            f"/etc/environment of the image asks for {name}, which looks like a secret: --env {name} would give it"
-        )
+        log.warn(f"/etc/environment of the image asks for {name}, which looks like a secret: pass it with --env {name}")
     return left
 
 

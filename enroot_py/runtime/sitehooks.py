@@ -63,7 +63,7 @@ def _captured(function: Callable[..., T], *arguments: object) -> T:
 
 
 class _Redirected:
-    """Redirect stderr to a pipe that a thread reads, so that no writer blocks. Use in a ``with``."""
+    """Redirect stderr to a pipe within the ``with``. A thread reads the pipe, so no writer blocks."""
 
     def __init__(self, output: capture.Capture) -> None:
         self._output = output

@@ -46,7 +46,7 @@ def fork() -> int:
 
 
 def _end_with_parent(lifetime: int, held: int) -> None:
-    """End this child with its parent, which holds the other end of the pipe ``lifetime``.
+    """Let this child end with its parent. The parent holds the other end of the pipe ``lifetime``.
 
     The parent may have ended before prctl(2). getppid(2) does not show this: in a new PID namespace it returns 0.
     """

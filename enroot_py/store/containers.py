@@ -283,7 +283,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
     with recorded, _New(name, settings, force=force) as temporary:
         unsquashfs.unpack(real, temporary, settings)
         if os.path.lexists(f"{temporary}/{container_record.MARK}"):
-            message = f"the image {image} holds a file /{container_record.MARK}, by which penroot knows its containers"
+            message = f"the image {image} has a file /{container_record.MARK}, a name that penroot reserves"
             raise ContainerError(message, hint=f"penroot start {image} needs no container")
     return open_container(name, settings)
 

@@ -39,7 +39,7 @@ def check(root: str, *, mark: bool) -> None:
             _upgrade(path)
         return
     is_later = number.isdecimal() and int(number) > FORMAT
-    age = "a later penroot made" if is_later else "an earlier penroot made" if number.isdecimal() else "nobody knows"
+    age = "a later penroot made" if is_later else "an earlier penroot made" if number.isdecimal() else "is unknown"
     raise ImageError(
         f"the store {root} has format {number}, which {age}: penroot {__version__} reads {FORMAT}",
         hint=f"{'use that penroot' if number.isdecimal() else 'remove the directory'}, or set ENROOT_CACHE_PATH to "

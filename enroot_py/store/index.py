@@ -60,7 +60,7 @@ def read(directory: str) -> Index:
     with open(f"{directory}/{INDEX}", "rb") as f:
         first, *lines = f.read().split(b"\n")
     if first != _VERSION:
-        raise ImageError(f"{directory}/{INDEX}: not of this version", hint="remove the store and import again")
+        raise ImageError(f"{directory}/{INDEX}: unknown version", hint="remove the store and import again")
     opaque, modes, implicit = False, dict[str, int](), set[str]()
     for line in lines:
         kind, _, rest = line.partition(b" ")

@@ -359,7 +359,7 @@ class Tree:
         if name.startswith(_WHITEOUT):
             return  # metadata of aufs
         if name in (b"", b".", b".."):
-            raise ImageError(f"{shown(path)}: a whiteout of nothing")
+            raise ImageError(f"{shown(path)}: a whiteout without a name")
         status = _lstat(parent, name)
         if status is None:
             make_whiteout(parent, name, mtime)

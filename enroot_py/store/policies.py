@@ -20,6 +20,6 @@ def admission(settings: Settings) -> Any:
     for module in plugged("admission"):
         return module
     raise PolicyError(
-        f"{settings.policies[0]} decides which images are admitted, and this installation cannot read it",
+        f"cannot check images against {settings.policies[0]}: this installation lacks a feature",
         hint="install penroot again: enroot_py/features lacks a folder",
     )

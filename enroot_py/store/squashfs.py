@@ -17,7 +17,9 @@ def check(path: str, offset: int = 0) -> None:
                 problem, hint = superblock.compression_fault(f.fileno(), offset)
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
-        hint = f"it must exist on the node {os.uname().nodename}" if missing else "give a squashfs file of your own"
+        hint = (
+            f"it must exist on the node {os.uname().nodename}" if missing else "use a squashfs file that you can read"
+        )
         raise ImageError(f"cannot read the image {path}: {e.strerror}", hint=hint) from e
     _refuse(path, problem, hint)
 

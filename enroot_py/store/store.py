@@ -98,7 +98,7 @@ def _locking(fd: int, lock: Callable[[], _T]) -> _T:
         path = os.readlink(f"/proc/self/fd/{fd}")
         raise ImageError(
             f"cannot lock {path}: {e.strerror}",
-            hint="mount its file system with flock(2) (of Lustre: -o flock), or set ENROOT_CACHE_PATH to another place",
+            hint="mount its file system with flock(2) (Lustre: -o flock), or set ENROOT_CACHE_PATH to another place",
         ) from e
 
 
@@ -199,8 +199,8 @@ class Store:
             return None
         if self._owner != os.geteuid():
             raise ImageError(
-                f"the store {self.root} belongs to uid {self._owner} and has trees of files, for its owner only",
-                hint="to fill it for others, set ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH elsewhere",
+                f"the store {self.root} belongs to uid {self._owner}, and only its owner can use its trees",
+                hint="to share it, set ENROOT_STORE_FORM=squashfs as its owner; or set ENROOT_CACHE_PATH elsewhere",
             )
         for lowerdir in lowerdirs:
             # A mount may succeed without this directory, and read as empty.

@@ -80,7 +80,7 @@ def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path
 def test_error_names_the_memory_that_is_missing(user: User, rootfs: pathlib.Path, limited: Limited) -> None:
     """The error comes before anything is read, and not from the OOM killer."""
     done = limited(100, "export", "box", status=1)
-    assert "writing an image takes 128 MiB of memory, and 100 are allowed here" in done.stderr
+    assert "writing an image takes 128 MiB of memory, but only 100 MiB are allowed" in done.stderr
     assert "--mem" in done.stderr
     assert not list(user.home.glob("*.sqsh"))
 
@@ -111,5 +111,5 @@ def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab) -> None:
     done = lab.run(["srun", "-w", "n1", *words, *sh("echo ran")], check=False)
     assert done.returncode != 0
     assert done.stdout == ""
-    assert "writing an image takes 128 MiB of memory, and 100 are allowed here" in done.stderr
+    assert "writing an image takes 128 MiB of memory, but only 100 MiB are allowed" in done.stderr
     assert "--mem" in done.stderr

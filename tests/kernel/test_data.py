@@ -128,7 +128,7 @@ def damage(path: pathlib.Path) -> None:
     ("mount", "said"),
     [
         ("{home}:/x:sqsh", "{home} is a directory, not a squashfs file"),
-        ("{home}/script:/x:sqsh", "{home}/script is no squashfs file"),
+        ("{home}/script:/x:sqsh", "{home}/script is not a squashfs file"),
         ("{home}/short:/x:sqsh", "{home}/short is truncated: 200 of"),
         ("{home}/pipe:/x:sqsh", "{home}/pipe is not a regular file"),
         ("/dev/null:/x:sqsh", "/dev/null is not a regular file"),
@@ -137,7 +137,7 @@ def damage(path: pathlib.Path) -> None:
         ("{home}/damaged:/x:sqsh", "{home}/damaged is damaged: squashfuse cannot read its root directory"),
         ("{home}/data.sqsh:/x:sqsh:rw", "a squashfs file is mounted read-only"),
         ("{home}/data.sqsh:/x:sqsh:rbind", "a squashfs file cannot be mounted with 'rbind'"),
-        ("{home}/data.sqsh:/bin/busybox:sqsh", "the target is a file, and the source a directory"),
+        ("{home}/data.sqsh:/bin/busybox:sqsh", "the target is a file, but the source is a directory"),
     ],
 )
 def test_unmountable_data_is_an_error(

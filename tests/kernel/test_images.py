@@ -862,7 +862,7 @@ def test_certificate_for_another_name_is_reported(
     with faulty(registry.host, tls=trust[1]) as front:
         uri = f"docker://localhost:{front.host.rpartition(':')[2]}/test/one:1"
         said = user.penroot("digest", uri, status=1, env={"SSL_CERT_FILE": str(trust[0])}).stderr
-        assert "mismatch" in said and "call the registry by a name that its certificate has" in said
+        assert "mismatch" in said and "use a name of the registry that is in its certificate" in said
 
 
 def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) -> None:
@@ -1192,7 +1192,7 @@ def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
         whole[: len(whole) // 2]: "is truncated",
         whole[:-4096]: "has no image record",
         whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]: "is damaged: checksum mismatch",
-        b"no image": "is no squashfs file",
+        b"no image": "is not a squashfs file",
     }.items():
         path.write_bytes(damage)
         assert f"{path} {words}" in ensure() and is_good()

@@ -172,7 +172,7 @@ def test_changes_are_kept_on_a_volume_alone(user: User, layout: pathlib.Path) ->
     script = f"penroot create --name box oci:{layout} && penroot start --rw box touch /new"
     done = user.run("sh", "-c", script, prefix=prefix, status=1)
     assert f"{user.data}/box/upper is on an overlay, as the root file system of a pod or a live image is" in done.stderr
-    assert "a volume of the pod, as an emptyDir, for ENROOT_DATA_PATH" in done.stderr
+    assert "use a volume of the pod for ENROOT_DATA_PATH, such as an emptyDir" in done.stderr
     user.environ["ENROOT_DATA_PATH"] = str(user.home / "volume/data")
     user.run("sh", "-c", script, prefix=prefix)
 

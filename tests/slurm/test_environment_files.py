@@ -120,7 +120,7 @@ def test_error_that_only_the_node_finds_names_the_line(lab: Lab) -> None:
     assert f"{LOGIN}/bad.toml:2: mounts: source path does not exist: {LOGIN}" in said
     write(lab, "bad", f'image = "{MINIMAL}"\nmounts = ["/etc/hostname:/x:sqsh"]\n')
     said = refused(lab, "--environment=bad", "true", env=ENV)
-    assert f"{LOGIN}/bad.toml:2: mounts: /etc/hostname is no squashfs file" in said and "Traceback" not in said
+    assert f"{LOGIN}/bad.toml:2: mounts: /etc/hostname is not a squashfs file" in said and "Traceback" not in said
     write(lab, "bad", f'image = "{MINIMAL}"\nworkdir = "/nowhere"\n')
     said = refused(lab, "--environment=bad", "true", env=ENV)
     assert f"working directory in the container ({LOGIN}/bad.toml:2: workdir): /nowhere: No such file" in said

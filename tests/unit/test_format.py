@@ -26,7 +26,7 @@ def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
 
 @pytest.mark.parity("a store has a mark of its format")
 @pytest.mark.parametrize(
-    ("given", "said"), [("99", "a later penroot made"), ("0", "an earlier penroot made"), ("x", "nobody knows")]
+    ("given", "said"), [("99", "a later penroot made"), ("0", "an earlier penroot made"), ("x", "is unknown")]
 )
 def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, given: str, said: str) -> None:
     root = str(tmp_path / "store")
@@ -46,5 +46,5 @@ def test_a_store_that_cannot_be_marked_is_used_as_before(tmp_path: Path) -> None
 
 def test_mark_must_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("1")
-    with pytest.raises(ImageError, match="nobody knows"):
+    with pytest.raises(ImageError, match="is unknown"):
         format.check(str(tmp_path), mark=False)

@@ -72,7 +72,7 @@ def test_a_number_that_stands_alone_is_the_pass(numbers: str, passno: int) -> No
 
 
 def test_a_source_that_is_nothing_is_no_mount_of_the_host() -> None:
-    with pytest.raises(ConfigError, match="--mount :/opt: there is no SOURCE"):
+    with pytest.raises(ConfigError, match="--mount :/opt: SOURCE is missing"):
         fstab.parse_option(":/opt", {}, "--mount :/opt")
 
 

@@ -61,8 +61,8 @@ def test_scarce_namespaces_name_what_fails(tmp_path: Path) -> None:
     root = sysctls(tmp_path, **{**values, "user__max_cgroup_namespaces": 0, "user__max_net_namespaces": 3})
     found = [finding for finding in limits.namespaces(root) if finding.verdict != "ok"]
     assert [(finding.verdict, finding.what.rpartition("start ")[2]) for finding in found] == [
-        ("bad", "containers, or few"),
-        ("warn", "containers with --net, or few"),
+        ("bad", "few or no containers"),
+        ("warn", "few or no containers with --net"),
     ]
     assert all(">> /etc/sysctl.d/80-penroot.conf" in finding.fix for finding in found)
 

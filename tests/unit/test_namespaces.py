@@ -65,7 +65,11 @@ def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined"
             ({"profile": f"{name} (enforce)"}, errno.EACCES, f"AppArmor's profile {name} refuses it on NODE")
             for name in ("docker-default", "cri-containerd.apparmor.d")
         ),
-        ({"profile": "docker-default (complain)"}, errno.EACCES, "a security module, as AppArmor or SELinux, refuses"),
+        (
+            {"profile": "docker-default (complain)"},
+            errno.EACCES,
+            "a security module, such as AppArmor or SELinux, refuses",
+        ),
     ],
 )
 def test_confinement_of_a_process_is_named(

@@ -80,7 +80,7 @@ def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     os.truncate(image(tmp_path / "cut"), SIZE - 1)
     for name, why in (
         *(("./x.sqsh", "No such file"), ("fifo", "not a regular file"), (str(tmp_path), "not a regular file")),
-        *(("./text", "is no squashfs file"), ("./cut", "truncated")),
+        *(("./text", "is not a squashfs file"), ("./cut", "truncated")),
     ):
         assert why in str(refusal(f"bcast:{name}", tmp_path))
     assert os.uname().nodename in refusal("bcast:./x.sqsh", tmp_path).hint

@@ -38,7 +38,7 @@ def test_other_files_are_no_images(tmp_path: Path, content: bytes | None) -> Non
         os.mkfifo(path)  # a read would block
     else:
         path.write_bytes(content)
-    with pytest.raises(ImageError, match="is no squashfs file"):
+    with pytest.raises(ImageError, match="is not a squashfs file"):
         squashfs.check(str(path))
 
 
