@@ -249,7 +249,7 @@ class _Places:
         return directory
 
     def bind(self, path: str, source: str, attributes: int = 0) -> None:
-        """Bind the host's ``source`` on ``path``: a node, or a file or directory with ``attributes``. Raises OSError."""
+        """Bind ``source`` of the host on ``path``: a device, file or directory. Raises OSError."""
         above, _, name = path.rpartition("/")
         parent = self.directory(above or "/")
         # Clone a directory with its submounts, because the kernel does not leave out submounts that are locked.

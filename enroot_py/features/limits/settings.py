@@ -6,18 +6,20 @@ from enroot_py.config.table import FeatureTable, Int, Setting, Size, rows
 
 
 class Cpus(Setting):
-    """A number of processors: 0.5, 2."""
+    """A number of processors: 0.5, 2. An empty value means 0."""
 
     kind = "cpus"
 
     def parse(self, text: str) -> float:
+        if not text:
+            return 0.0
         whole, _, part = text.partition(".")
         if not (whole + part).isdecimal() or not (whole + part).isascii() or not 0.01 <= float(text) <= 1e6:
             raise ValueError("must be a number of processors, such as 0.5 or 2")
         return float(text)
 
     def __get__(self, instance: LimitSettings, owner: type) -> float:
-        return self.parse(text) if (text := instance.text(self)) else 0.0
+        return self.parse(instance.text(self))
 
 
 class LimitSettings(FeatureTable):
