@@ -32,7 +32,10 @@ _MIN_BYTES_PER_S = 1000
 
 
 class _LimitedReader(io.RawIOBase):
-    """The bytes of a socket, with an error for a large head, or for ``stall_s`` seconds below _MIN_BYTES_PER_S."""
+    """A reader of a socket. It raises an error for a large head, and for a rate below _MIN_BYTES_PER_S.
+
+    ``stall_s`` is the time in seconds over which the rate is measured, or 0 for no limit.
+    """
 
     def __init__(self, raw: io.RawIOBase, stall_s: float) -> None:
         self._raw = raw

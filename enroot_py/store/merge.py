@@ -43,7 +43,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Merge a directory of a layer into ``target``. Implicit directories change neither mode nor time."""
+    """Merge a directory of a layer into ``target``, whose mode and time an implicit directory does not change."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, target_path = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"

@@ -23,9 +23,9 @@ class Cpus(Setting):
 
 
 class LimitSettings(FeatureTable):
-    limit_memory = Size("0", "memory limit of a container, such as 500M; it uses no swap space; 0: none")
-    limit_cpus = Cpus("", "limit of the processor time of a container, in processors, such as 1.5; empty: none")
-    limit_pids = Int("0", "maximum number of processes and threads of a container; 0: none")
+    limit_memory = Size("0", "memory limit for penroot start, such as 500M, without swap space; 0: none")
+    limit_cpus = Cpus("", "processor limit for penroot start, in processors, such as 1.5; empty: none")
+    limit_pids = Int("0", "maximum number of processes and threads for penroot start; 0: none")
 
 
 SETTINGS = rows(LimitSettings)

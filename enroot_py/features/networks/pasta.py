@@ -48,7 +48,9 @@ def begin(settings: Settings) -> None:
     program = squashfuse.installed("pasta")
     node = os.uname().nodename
     if namespaces.privileged(settings):
-        raise UsageError("--net=pasta needs a user namespace", hint="start as another user, or without ALLOW_SUPERUSER")
+        raise UsageError(
+            "--net=pasta needs a user namespace", hint="start as another user, or set ENROOT_ALLOW_SUPERUSER=no"
+        )
     if not program:
         raise ContainerError(f"--net=pasta: pasta is not installed on {node}", hint="install the package passt")
     try:

@@ -18,10 +18,10 @@ SECTIONS = (
         "penroot-srun.7",
         "DIGESTS OF TAGS",
         """\
-sbatch and salloc resolve the tag of an image, and steps and requeues of their job use that digest; If the registry does
-not answer, they warn, and each step resolves the tag. --container-pin says otherwise, or names the images of a script
-that is on the host. With a lock file, --container-lock, tags are what penroot-lock(1) has written down; a batch job has
-that file as it was, too.
+sbatch and salloc resolve the tag of an image once. All steps and requeues of the job use this digest. If the registry
+does not answer, they print a warning, and each step resolves the tag. --container-pin=no turns this off, and
+--container-pin=IMAGE,... adds the images of a script's steps. With --container-lock, the digests come from a file of
+penroot-lock(1). A batch job keeps the content of the file at submission.
 """,
         (
             (
