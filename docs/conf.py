@@ -1,7 +1,7 @@
-"""How Sphinx makes a site of the Markdown files as they lie in the repository: ``make docs``.
+"""Build a site from the Markdown files of the repository with Sphinx: ``make docs``.
 
-The lists in docs/README.md are the navigation, and those of a page that they name may have pages below it. All that
-a page needs is in the site: no font, no script and no search comes from elsewhere.
+The lists in docs/README.md are the navigation. A page of these lists may list further pages. The site works without a
+network: it contains its fonts, scripts and search.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ html_show_search_summary = False  # a browser lets no script read another file
 smartquotes = False  # an option has two hyphens, and no dash
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
-# What contents of a page says where, in the order of navigation.
+# Generated pages, in the order of the navigation.
 _MANUAL = "docs/made/manual/README"
 _MADE = [
     f"Commands and options </{_MANUAL}>",
@@ -46,7 +46,7 @@ _ITEM = re.compile(r"^- \[(.*?)\]\((\S+?)\.md\)", re.M)
 
 
 def _entries(page: str, text: str) -> list[str]:
-    """The lines of a toctree: what the list items of ``text`` begin with, as names of pages for the page ``page``."""
+    """Return the lines of a toctree: the pages that begin the list items of ``text``, relative to ``page``."""
     folder = Path(page).parent
     return [f"{title} </{_flat(folder / target)}>" for title, target in _ITEM.findall(text)]
 
@@ -61,7 +61,7 @@ def _toctree(entries: list[str], caption: str = "") -> str:
 
 
 def _add_navigation(app: Any, page: str, content: list[str]) -> None:
-    """Give the first page a list of all, and pages of pages a list of those."""
+    """Add a toctree of all pages to the first page, and of the manual pages to their index."""
     if page == root_doc:
         content[0] += _toctree(["All pages </docs/README>"])
         sections = re.split(r"^## (.*)\n", (ROOT / "docs/README.md").read_text(), flags=re.M)[1:]
@@ -73,13 +73,13 @@ def _add_navigation(app: Any, page: str, content: list[str]) -> None:
 
 
 def _write_index(app: Any, failure: Exception | None) -> None:
-    """The first page under the name that servers and people look for."""
+    """Copy the first page to index.html."""
     if not failure and app.builder.name == "html":
         shutil.copyfile(f"{app.outdir}/{root_doc}.html", f"{app.outdir}/index.html")
 
 
 def _keep_anchors(app: Any, document: Any) -> None:
-    """Let a heading have the anchor that it has in the repository beside that of Sphinx."""
+    """Give each heading the repository's anchor, besides the anchor of Sphinx."""
     anchors = app.env.metadata[app.env.docname].get("myst_slugs", {})
     of_ours = {of_sphinx: anchor for anchor, (_, of_sphinx, _) in anchors.items()}
     for section in document.findall(lambda node: node.tagname == "section"):

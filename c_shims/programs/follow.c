@@ -153,7 +153,7 @@ static void uncover(int root, const char *path)
 		(void)umount2(name + 1, MNT_DETACH | UMOUNT_NOFOLLOW);
 }
 
-/* In a child: bind the new files where the container shows the old ones. Returns a bit for each file that failed. */
+/* In a child: bind the new files over the old files of the container. Returns a bit for each file that failed. */
 static int show(pid_t pid)
 {
 	int status = enter(pid), failed = 0;
