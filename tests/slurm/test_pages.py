@@ -82,7 +82,7 @@ def test_troubleshooting(lab: Lab, debian: None) -> None:
     assert_nothing_left(lab)
 
 
-@pytest.mark.parametrize("page", ["install-packages", "build-image", "disk-space", "background"])
+@pytest.mark.parametrize("page", ["install-packages", "build-image", "disk-space", "background", "variables"])
 def test_how_to_guide(lab: Lab, debian: None, home: None, page: str) -> None:
     follow(lab, f"howto/{page}.md")
 
