@@ -316,7 +316,7 @@ def _confine(*, root: bool, superuser: bool, keyring: bool) -> None:
 
 
 def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
-    """Protect penroot-init from being traced by programs, by keeping capabilities that programs lack: ptrace(2).
+    """Keep capabilities in penroot-init that programs lack, so that no program can trace it: ptrace(2).
 
     The bounding set is empty, so joining processes get no capabilities. In a container with root, programs have the
     same capabilities as penroot-init.

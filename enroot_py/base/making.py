@@ -192,7 +192,7 @@ def hold(path: str) -> Fd | None:
     Raises FileNotFoundError.
     """
     try:
-        fd = _open_whatever_its_modes(path, os.O_RDONLY)
+        fd = _open_to_remove(path, os.O_RDONLY)
     except FileNotFoundError:
         raise
     except OSError:
@@ -201,7 +201,7 @@ def hold(path: str) -> Fd | None:
     return fd
 
 
-def _open_whatever_its_modes(path: str, flags: int) -> Fd:
+def _open_to_remove(path: str, flags: int) -> Fd:
     """Open a file or directory before its removal. Make an unreadable directory readable first. Raises OSError."""
     try:
         return Fd(os.open(path, flags | _OPEN))
@@ -259,7 +259,7 @@ def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
     if not is_directory and not stat.S_ISREG(status.st_mode):
         return
     # NFS locks only files that are open for writing.
-    with _open_whatever_its_modes(path, os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_RDWR) as fd:
+    with _open_to_remove(path, os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_RDWR) as fd:
         free = locks.attempt(fd)
         if free is None:
             free = is_of_node and not os.path.exists(f"/proc/{pid}")

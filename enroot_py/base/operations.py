@@ -34,18 +34,18 @@ class Operation:
 
     def __enter__(self) -> OperationEvent | None:
         global event
-        self._around, self._event = event, None
+        self._outer, self._event = event, None
         if self._wanted:
             from enroot_py.base.features import plugged
 
             for recorder in plugged("recorder"):
-                self._event = recorder.begin(self._kind, self._settings, self._timed, self._facts, self._around)
+                self._event = recorder.begin(self._kind, self._settings, self._timed, self._facts, self._outer)
             event = self._event or event
         return self._event
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         global event
-        event = self._around
+        event = self._outer
         if self._event is not None:
             self._event.end(error)
 

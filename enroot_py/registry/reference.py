@@ -155,7 +155,7 @@ _warned = False
 
 
 def of_command_line(text: str, cwd: str = "") -> Reference | LocalImage:
-    """Parse a reference that may have a password, as enroot's may. Raises ImageReferenceError."""
+    """Parse a reference that may contain a password, as in enroot. Raises ImageReferenceError."""
     global _warned
     if "@" not in text or text.startswith(SCHEMES) and not text.startswith(DOCKER):
         return parse(text, cwd)

@@ -446,9 +446,9 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
 
 
 def begin_features(settings: Settings) -> int:
-    """Let features start processes in the container's PID namespace, and in the network namespace of its caller.
+    """Let features start processes in the container's PID namespace and the caller's network namespace.
 
-    Returns the namespaces over which root in the container must have no power, as flags of unshare(2).
+    Returns the namespaces in which root of the container must not be privileged, as flags of unshare(2).
     """
     if not settings.is_extended:
         return 0
