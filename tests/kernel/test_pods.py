@@ -110,7 +110,7 @@ def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Pa
     prefix = pod(volumes=(user.home,))
     done, out = works(user, prefix, "start", str(image), "true")
     assert not done
-    assert "or, without: penroot create IMAGE; ENROOT_UNPACK=yes" in out
+    assert "without it: penroot create IMAGE; ENROOT_UNPACK=yes" in out
     assert user.start(str(image), "echo", "it runs", prefix=prefix, env={"ENROOT_UNPACK": "yes"}) == "it runs\n"
     user.penroot("create", "--name", "made", str(image), prefix=prefix)
     assert user.start("--rw", "made", "sh", "-c", "echo x > /new; cat /new", prefix=prefix) == "x\n"
@@ -159,7 +159,7 @@ def test_fuse_overlayfs_needs_dev_fuse(user: User, rootfs: pathlib.Path) -> None
     done, out = works(user, pod(volumes=(user.home,)), "start", "box", "true")
     assert not done
     assert "cannot open /dev/fuse: No such file or directory" in out
-    assert "or, without: ENROOT_NATIVE_OVERLAYFS=yes" in out
+    assert "without it: ENROOT_NATIVE_OVERLAYFS=yes" in out
 
 
 @pytest.mark.parity("a store on the root file system of the pod")
