@@ -44,8 +44,8 @@ class Tag:
     """A tag that moves; ``image`` is its name for --container-image."""
 
     def __init__(self, registry: Server, shown: Faulty, repository: str) -> None:
-        self._registry, self._repository = registry, f"pins/{repository}"
-        self.image = f"{shown.host}#{self._repository}:a"
+        self._registry, self.repository = registry, f"pins/{repository}"
+        self.image = f"{shown.host}#{self.repository}:a"
         self.shown = shown
         self.number = 0
         self.move()
@@ -55,12 +55,12 @@ class Tag:
         self.number += 1
         made = numbered(self.number)
         self.digest = made.digest()
-        self._registry.pusher.image(self._repository, "a", made)
+        self._registry.pusher.image(self.repository, "a", made)
 
     @property
     def asked(self) -> list[str]:
         """Return the methods of all requests for the tag."""
-        return [each.method for each in self.shown.seen if each.path.endswith(f"{self._repository}/manifests/a")]
+        return [each.method for each in self.shown.seen if each.path.endswith(f"{self.repository}/manifests/a")]
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_missing_digest_is_reported_with_the_job_that_pinned_it(lab: Lab, tag: T
     old = tag.digest
     job = submit(lab, "--hold", f"--container-image={tag.image}")
     tag.move()
-    delete(registry, "pins/a-digest-that-is-gone-is-told-with-who-wants-it", old)
+    delete(registry, tag.repository, old)
     lab.run(["scontrol", "release", job])
     until(lambda: "FAILED" in show(lab, job), "the job fails")
     out = lab.run("cat out").stdout
