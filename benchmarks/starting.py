@@ -33,6 +33,10 @@ def once() -> None:
     enroot_py.run("box", ["true"], check=True)
 
 
+def once_of_file() -> None:
+    enroot_py.run(f"{os.environ['HOME']}/box.sqsh", ["true"], check=True)
+
+
 def container() -> None:
     with enroot_py.Container("box") as box:
         box.run(["true"], check=True)
@@ -46,6 +50,7 @@ KINDS: dict[str, Callable[[], None]] = {
     "bare interpreter": interpreter,
     "penroot start NAME true": command_line,
     "enroot_py.run": once,
+    "enroot_py.run of x.sqsh": once_of_file,
     "enroot_py.run, writable": writable,
     "Container and run": container,
 }

@@ -69,6 +69,12 @@ def preload() -> None:
         return
 
 
+def _load_servers() -> None:
+    """Load once, for all children, what starts of squashfs files need."""
+    from enroot_py.runtime import sharing, squashfuse  # noqa: F401
+    from enroot_py.store import squashfs  # noqa: F401
+
+
 def can_clone() -> bool:
     """Return whether this process can clone a child into new namespaces: a seccomp filter may lack clone3(2)."""
     try:
@@ -145,15 +151,19 @@ class Plan:
         self._image: Image | None = None
         self._site: Site | None = None
         image, host = request["image"], request["environ"]
+        is_file = isinstance(image, str) and os.path.isfile(os.path.join(request["cwd"], image))
         is_name = not isinstance(image, str) or "/" not in image and ":" not in image
-        if not may_prepare or not is_name or os.path.isfile(f"{request['cwd']}/{image}"):
+        if is_file:
+            _load_servers()
+            is_name = image.startswith("/") and not self.is_writable
+        if not may_prepare or not is_name:
             return
         self._settings(host)
         if not self.settings.policies and not self.settings.is_extended:
             source = self._find()
             self._describe(throwaway.over(source, "later") if self.is_writable else source)
             self._site = enter.prepare(self.start)
-        if self._site is not None:
+        if self._site is not None and not self.start.is_served:
             self.flags = NAMESPACES
 
     @property
@@ -177,8 +187,11 @@ class Plan:
     def enter(self, forked: Callable[[int], None], keep: Callable[[Directory], None]) -> Container:
         """In a child: enter the container. ``keep`` gets the directory of the changes. Raises PenrootError."""
         _enter_directory(self._request)
-        if self._site is not None:
+        if self.flags:
             namespaces.map_user(*self._ids, self._ids)
+            container = enter.enter(self.start, self._site, entered=True)
+        elif self._site is not None:
+            self._describe(self.start.source, forked)
             container = enter.enter(self.start, self._site)
         else:
             self._settings(self._request["environ"])

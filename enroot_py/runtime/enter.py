@@ -89,13 +89,13 @@ class Site:
 
 
 def prepare(start: Start) -> Site | None:
-    """Read the configuration of a start, outside of its container, in a process that clones a child for the start.
+    """Read the configuration of a start, outside of its container, in a process that makes a child for the start.
 
-    Returns None if the start is not simple: if it needs root, another process, or namespaces beyond the PID namespace.
-    Raises PenrootError.
+    Returns None if the start is not simple: if it needs root, another process than the server of an image, or
+    namespaces beyond the PID namespace. Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
-    if start.is_served or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
+    if start.is_overlaid or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
         return None
     if namespaces.own(settings) != linux.CLONE_NEWPID or hooks.look_outside(settings, start.host):
         return None
@@ -107,11 +107,11 @@ def prepare(start: Start) -> Site | None:
     return site if simple and caller_sysfs(linux.CLONE_NEWPID) is None else None
 
 
-def enter(start: Start, prepared: Site | None = None) -> Container:
+def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) -> Container:
     """Move this process into a new container and return the container.
 
-    If the start is ``prepared``, this is process 1 of the new user and PID namespaces already. The process keeps its
-    capabilities in the container's user namespace. After a PenrootError, none of its mounts remains.
+    If the start is ``prepared`` and ``entered``, this is process 1 of the new user and PID namespaces already. The
+    process keeps its capabilities in the container's user namespace. After a PenrootError, none of its mounts remains.
     """
     gc.disable()  # the start leaves no garbage; a collection would cost a tenth of a start with device hooks
     settings, own = start.settings, namespaces.own(start.settings)
@@ -131,7 +131,7 @@ def enter(start: Start, prepared: Site | None = None) -> Container:
     if follower:
         os.waitpid(follower, 0)  # the program must not inherit an unknown child
     nested = not start.superuser and (uid == 0 or settings.remap_root)
-    inner = enter_namespaces(inside, 0 if prepared else own, start, nested=nested, entered=bool(prepared))
+    inner = enter_namespaces(inside, 0 if entered else own, start, nested=nested, entered=entered)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     operations.phase("rootfs")
