@@ -8,7 +8,6 @@ rejects users without an entry. Nothing is copied from the host's shadow files. 
 
 from __future__ import annotations
 
-import grp
 import os
 
 from enroot_py.base import log, paths
@@ -34,7 +33,7 @@ def run(context: Context) -> None:
         passwd.append(entry(user.pw_name, user.pw_uid, user.pw_gid, user.pw_gecos, home(user.pw_dir), shell))
     group = ["root:x:0:", f"nogroup:x:{OVERFLOW_ID}:"]
     if user.pw_gid:
-        group.append(entry(group_name(user.pw_gid), user.pw_gid, ""))
+        group.append(entry(context.group, user.pw_gid, ""))
     for database, shadow, ours, suffix in (
         ("/etc/passwd", "/etc/shadow", passwd, ":*:::::::"),
         ("/etc/group", "/etc/gshadow", group, ":*::"),
@@ -73,13 +72,6 @@ def defaults(context: Context, *files: str) -> dict[str, str]:
             if len(words) > 1 and not line.startswith("#"):
                 values[words[0]] = words[1]
     return values
-
-
-def group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"group{gid}"
 
 
 def merge(ours: list[str], content: bytes) -> bytes:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import _signal
 import _socket
 import gc
-import grp
 import os
-import pwd
 import resource
 import select
 import sys
@@ -62,11 +60,7 @@ class Tools:
 def preload() -> None:
     """Load once, for all children, what starts need: our hooks, and the libraries of nsswitch.conf(5)."""
     hooks.preload()
-    try:
-        pwd.getpwuid(os.geteuid())
-        grp.getgrgid(os.getegid())
-    except KeyError:
-        return
+    hooks.caller({}, os.geteuid(), os.getegid())
 
 
 def _load_servers() -> None:

@@ -33,16 +33,18 @@ OURS = (STANDARD, *(f"{LIBRARY}/{place}/hooks" for place in folders("hooks")))
 
 
 class Caller(Frozen):
-    """The caller of a start: environment, passwd(5) entry, and two files of /proc/self."""
+    """The caller of a start: environment, passwd(5) entry, name of the group, and two files of /proc/self."""
 
     host: Mapping[str, str]
     user: struct_passwd
+    group: str = ""
     cgroups: str = ""
     mountinfo: str = ""
 
 
 def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
-    """Return the caller with the environment ``host``. A caller without a passwd(5) entry gets one from these IDs."""
+    """Return the caller with the environment ``host``. A caller without entries in the databases gets names of IDs."""
+    import grp
     import pwd
 
     try:
@@ -51,7 +53,11 @@ def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
         user = pwd.struct_passwd((*entry[:3], gid, entry[4], entry[5] or "/", entry[6] or "/bin/sh"))
     except KeyError:
         user = pwd.struct_passwd((f"user{uid}", "x", uid, gid, "", "/", "/bin/sh"))
-    return Caller(host=host, user=user, cgroups=_of_proc("cgroup"), mountinfo=_of_proc("mountinfo"))
+    try:
+        group = grp.getgrgid(gid).gr_name
+    except KeyError:
+        group = f"group{gid}"
+    return Caller(host=host, user=user, group=group, cgroups=_of_proc("cgroup"), mountinfo=_of_proc("mountinfo"))
 
 
 def _of_proc(name: str) -> str:
@@ -74,6 +80,7 @@ class Context:
         self.environ = environ
         self.host = {**settings.passed_on, **caller.host} if settings.passed_on else caller.host
         self.user = caller.user
+        self.group = caller.group
         self.cgroups = caller.cgroups
         self.mountinfo = caller.mountinfo  # the file in the container has three times as many mounts
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of present and later mounts

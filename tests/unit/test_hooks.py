@@ -37,7 +37,7 @@ class Box:
         user = pwd.struct_passwd(("me", "x", uid, 1234, "Me", "/home/me", "/bin/zsh"))
         root = os.open(self.root, os.O_PATH | os.O_DIRECTORY)
         loaded = settings.load({"HOME": "/home/me", "ENROOT_SYSCONF_PATH": str(self.root)}).replace("test", **changes)
-        return hooks.Context(root, "", loaded, {}, hooks.Caller(host={"HOME": "/home/me"}, user=user))
+        return hooks.Context(root, "", loaded, {}, hooks.Caller(host={"HOME": "/home/me"}, user=user, group="us"))
 
     def run(self, hook: str, uid: int = 1234, **changes: bool) -> None:
         fakehost.hook(f"{hook}.py")["run"](self.context(uid, **changes))
