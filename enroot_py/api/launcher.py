@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _signal
 import _socket
+import errno
 import gc
 import os
 import resource
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from enroot_py.base.making import Directory
 
 _PACKET_BYTES = 8192  # more than PATH_MAX
+_FDS = {"signal": 0, "once": 5, "join": 5}  # descriptors of a request, if not 1
 _MAX_FDS = 5
 _PLAN_S = 0.5  # starts reuse the settings and hooks of the last start for this time
 _GRACE_S = 30  # to end all containers after the API process has ended
@@ -98,13 +100,16 @@ class Launcher:
         if not data:
             self._end_all()
         verb, *numbers = data.decode().split()
-        act = getattr(self, f"_do_{verb}")
-        if not fds:
+        act, expected = getattr(self, f"_do_{verb}"), _FDS.get(verb, 1)
+        if not expected:
             act(*map(int, numbers))
+        if not expected or not fds:  # without room for the conversation, the peer learns of the end
             return
         conversation = Conversation(_socket.socket(fileno=fds[0]))
         try:
             log.sink = conversation.log
+            if len(fds) < expected:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             act(conversation, fds, *map(int, numbers))
         except Exception as e:
             conversation.fail(e)
@@ -161,21 +166,21 @@ class Launcher:
         """Run a program as process 1 of a container. The launcher or a child waits for it."""
         lines = conversation.lines()
         tools, plan, request = self._tools, self._planned(next(lines)), decoded(next(lines))
-        changes = plan.make_changes()
+        changes, status = plan.make_changes(), _copy(fds[1])
         act = partial(children.run_once, tools, conversation, fds[1:], request, plan, changes)
         pid = self._fork(conversation, fds, act, plan.flags)
         if plan.flags:
             self._hold(number, 0, changes)
             self._programs[pid] = number
-            self._statuses[number] = _socket.socket(fileno=os.dup(fds[1]))
+            self._statuses[number] = status
             conversation.send({"ok": {"pid": pid, "is_watched": False}})
 
     def _do_join(self, conversation: Conversation, fds: list[int], number: int, program: int) -> None:
         """Run a program in a container."""
         tools, first, request = self._tools, self._first(number), next(conversation.receive())
-        act = partial(children.join, tools, conversation, first, program, fds[2:], request)
+        act, status = partial(children.join, tools, conversation, first, program, fds[2:], request), _copy(fds[1])
         self._joining[self._fork(conversation, fds, act)] = program
-        self._statuses[program] = _socket.socket(fileno=os.dup(fds[1]))
+        self._statuses[program] = status
 
     def _do_copy(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Copy files into a container, or out of it."""
@@ -209,8 +214,8 @@ class Launcher:
         """End a container. Close the conversation when the container is gone."""
         held = self._held.get(number)
         if held is not None:
-            held.waiting.append(_socket.socket(fileno=os.dup(fds[0])))
             self._kill(held)
+            held.waiting.append(_copy(fds[0]))
 
     def _kill(self, held: Held) -> None:
         held.is_ending = True
@@ -303,6 +308,11 @@ class Launcher:
                 self._ended(*os.waitpid(-1, 0))
         except ChildProcessError:
             os._exit(0)
+
+
+def _copy(fd: int) -> _socket.socket:
+    """Return a copy of a socket. Raises OSError: before a fork, because the child could not be forgotten."""
+    return _socket.socket(fileno=os.dup(fd))
 
 
 def main(requests: int) -> NoReturn:

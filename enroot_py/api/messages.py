@@ -82,10 +82,16 @@ def send_with_fds(socket: _socket.socket, data: bytes, fds: tuple[int, ...]) -> 
 
 
 def receive_with_fds(socket: _socket.socket, max_bytes: int, max_fds: int) -> tuple[bytes, list[int]]:
-    """Return a packet with descriptors, without waiting. Raises OSError."""
+    """Return a packet with descriptors, without waiting. Raises OSError.
+
+    If this process has no room for all descriptors, it gets at most the first one.
+    """
     room, flags = _socket.CMSG_SPACE(4 * max_fds), _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
-    data, controls, _, _ = socket.recvmsg(max_bytes, room, flags)
-    return data, [fd for _, _, content in controls for fd in _numbers(content)]
+    data, controls, flags, _ = socket.recvmsg(max_bytes, room, flags)
+    fds = [fd for _, _, content in controls for fd in _numbers(content)]
+    while flags & _socket.MSG_CTRUNC and len(fds) > 1:
+        os.close(fds.pop())
+    return data, fds
 
 
 def _numbers(data: bytes) -> list[int]:
