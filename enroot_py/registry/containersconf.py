@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SYSTEM = "/etc/containers"
 _DOCKER_CERTS = "/etc/docker/certs.d"
 _VARIABLE = "CONTAINERS_REGISTRIES_CONF"
+AUTH_FILES = "containers-auth.json"  # the credential helper that stands for the files of logins
 _HUB = "docker.io"  # the name of Docker Hub in these files
 
 
@@ -104,14 +105,34 @@ def paths(environ: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{fragments}/{name}" for name in sorted(files.names(fragments)) if name.endswith(".conf"))
 
 
+def credential_helpers(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return ``credential-helpers`` of the last file that has some, or AUTH_FILES. Raises ConfigError."""
+    helpers: tuple[str, ...] = ()
+    for path in paths(environ):
+        if data := _content(path, b"credential-helpers"):
+            from enroot_py.registry import containerstoml
+
+            helpers = containerstoml.credential_helpers(path, data) or helpers
+    return helpers or (AUTH_FILES,)
+
+
 def _read(path: str) -> tuple[containerstoml.Table, ...]:
-    data = files.content(path) or b""
-    lines = [line for line in data.splitlines() if not line.lstrip().startswith(b"#")]
-    if not any(word in line for line in lines for word in (b"location", b"prefix", b"[registries")):
-        return ()  # without tables, as distributions ship it: the parser's import takes longer than the start of Python
+    data = _content(path, b"location", b"prefix", b"[registries")
+    if not data:
+        return ()
     from enroot_py.registry import containerstoml
 
     return containerstoml.parse(path, data)
+
+
+def _content(path: str, *words: bytes) -> bytes:
+    """Return the file's content if a line that is no comment has one of the words, or b"".
+
+    Most distributions ship only comments, and the parser's import takes longer than the start of Python.
+    """
+    data = files.content(path) or b""
+    lines = [line for line in data.splitlines() if not line.lstrip().startswith(b"#")]
+    return data if any(word in line for line in lines for word in words) else b""
 
 
 def certificates(registry: str, environ: Mapping[str, str]) -> Certificates | None:

@@ -26,10 +26,7 @@ _PULLS = {"": (True, True), "all": (True, True), "digest-only": (True, False), "
 
 def parse(path: str, data: bytes) -> tuple[Table, ...]:
     """Return the tables of a file. Raises ConfigError."""
-    try:
-        document = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(f"{path}: {' '.join(str(e).split())}", hint="write TOML: " + _FILE_HINT) from e
+    document = _document(path, data)
     version_1 = _value(document, "registries", dict, path)
     raw = _value(document, "registry", list, path)
     if version_1 and raw:
@@ -39,6 +36,21 @@ def parse(path: str, data: bytes) -> tuple[Table, ...]:
     tables = tuple(_table(entry, f"{path}: registry[{number}]") for number, entry in enumerate(raw))
     _check_conflicts(tables, path)
     return tables
+
+
+def credential_helpers(path: str, data: bytes) -> tuple[str, ...]:
+    """Return the names in ``credential-helpers``. Raises ConfigError."""
+    names = _value(_document(path, data), "credential-helpers", list, path)
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}: bad value of credential-helpers", hint="write an array of strings")
+    return tuple(names)
+
+
+def _document(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}: {' '.join(str(e).split())}", hint="write TOML: " + _FILE_HINT) from e
 
 
 def _from_version_1(document: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:

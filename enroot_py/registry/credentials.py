@@ -21,6 +21,7 @@ from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings
 from enroot_py.config.words import base_directories, cut
+from enroot_py.registry import containersconf
 from enroot_py.registry.reference import DOCKER_HUB, Reference, spelling
 
 _HUB_KEY = "https://index.docker.io/v1/"
@@ -73,8 +74,8 @@ def find(
         hosts += _hosts(realm)
     query = _Query(hosts, reference.repository, reference.user, environ)
     credential = _Netrc(netrc_path(settings)).find(query)
-    for path in _docker_paths(environ):
-        credential = credential or _from_docker(path, query)
+    for helper in () if credential else containersconf.credential_helpers(environ):
+        credential = credential or _from_helper(helper, query)
     return credential
 
 
@@ -112,8 +113,14 @@ def config(path: str) -> dict[str, Any]:
     return document
 
 
-def helper_of(config: Mapping[str, Any], registry: str) -> str:
-    """Return NAME of the registry's credential helper docker-credential-NAME, or "" if the file keeps the login."""
+def helper_of(config: Mapping[str, Any], registry: str, environ: Mapping[str, str]) -> str:
+    """Return NAME of the program docker-credential-NAME that keeps the registry's login, or "" for the file.
+
+    As in podman, the first of ``credential-helpers`` in registries.conf takes precedence over the file's own.
+    """
+    first = containersconf.credential_helpers(environ)[0]
+    if first != containersconf.AUTH_FILES:
+        return first
     helpers = _helpers(config)
     return str(next((helpers[host] for host in _hosts(registry) if host in helpers), config.get("credsStore") or ""))
 
@@ -124,11 +131,10 @@ def _helpers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def tell_helper(name: str, verb: str, stdin: str, environ: Mapping[str, str]) -> bool:
     """Store or erase a login with a credential helper. Return False if it has no login to erase. Raises ConfigError."""
-    program = f"docker-credential-{name}"
-    path = shutil.which(program, path=environ.get("PATH"))
-    if path is None or "/" in name:
-        hint = "install it, or remove it from credHelpers and credsStore of the file"
-        raise ConfigError(f"{program} is not in PATH", hint=hint)
+    path = _helper_path(name, environ)
+    if path is None:
+        hint = "install it, or remove it from credHelpers, credsStore and credential-helpers"
+        raise ConfigError(f"docker-credential-{name} is not in PATH", hint=hint)
     answer, failure = _run([path, verb], environ, stdin)
     if failure and verb == "erase" and _NOT_FOUND in f"{answer}{failure}":
         return False
@@ -269,6 +275,15 @@ def _run(command: Sequence[str], environ: Mapping[str, str], text: str = "") -> 
         return stdout.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace"), failure
 
 
+def _from_helper(name: str, query: _Query) -> Credential | None:
+    """Find a login with an entry of credential-helpers: containers-registries.conf(5)."""
+    if name == containersconf.AUTH_FILES:
+        logins = (_from_docker(path, query) for path in _docker_paths(query.environ))
+    else:
+        logins = (_ask_helper(name, host, query.environ) for host in query.hosts)
+    return next((login for login in logins if login and query.user in ("", login.user)), None)
+
+
 def _from_docker(path: str, query: _Query) -> Credential | None:
     document = config(path)
     try:
@@ -281,15 +296,16 @@ def _from_docker(path: str, query: _Query) -> Credential | None:
 
 
 def _docker_credentials(config: Any, path: str, query: _Query) -> Iterator[Credential | None]:
-    """Yield the logins for each host, from the file and then from its helper, which runs as late as possible."""
+    """Yield the logins for each host: from credHelpers, as in podman, then auths, then credsStore."""
     auths = config.get("auths") or {}
-    helpers = _helpers(config)
+    helpers, store = _helpers(config), config.get("credsStore")
     for host in query.hosts:
+        if helper := helpers.get(host):
+            yield _ask_helper(str(helper), host, query.environ)
         for key in _keys(auths, host, query.repository):
             yield _docker_auth(auths[key], path) if auths[key] else None
-        helper = helpers.get(host) or config.get("credsStore")
-        if helper:
-            yield _ask_helper(str(helper), host, query.environ)
+        if store and not helper:
+            yield _ask_helper(str(store), host, query.environ)
 
 
 def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
@@ -310,9 +326,8 @@ def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
 
 def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
     """Get a login from docker-credential-NAME: docker-login(1), "Credential helper protocol"."""
-    program = f"docker-credential-{name}"
-    path = shutil.which(program, path=environ.get("PATH"))
-    if path is None or "/" in name:
+    program, path = f"docker-credential-{name}", _helper_path(name, environ)
+    if path is None:
         log.warn(f"{program} is not in PATH: it may have a login for {host}")
         return None
     answer, failure = _run([path, "get"], environ, key(host))
@@ -329,6 +344,12 @@ def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential 
     if not secret:
         return None
     return Credential("" if user == "<token>" else user, secret, program, identity_token=user == "<token>")
+
+
+def _helper_path(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return the path of docker-credential-NAME in PATH, or None, also for a NAME with unusual characters."""
+    usual = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+    return shutil.which(f"docker-credential-{name}", path=environ.get("PATH")) if usual else None
 
 
 def _docker_auth(entry: Mapping[str, str], path: str) -> Credential | None:

@@ -93,7 +93,7 @@ class AuthFile:
         key = credentials.key(reference.registry)
         with self._changed() as config:
             auths = _table(config, "auths", self.path)
-            if helper := credentials.helper_of(config, reference.registry):
+            if helper := credentials.helper_of(config, reference.registry, self._environ):
                 secret = {"ServerURL": key, "Username": login.user, "Secret": login.secret}
                 credentials.tell_helper(helper, "store", json.dumps(secret), self._environ)
                 auths[key] = {}  # docker lists registries by these keys
@@ -110,7 +110,7 @@ class AuthFile:
             keys = list(credentials.keys(auths, reference.registry))
             for key in keys:
                 del auths[key]
-            helper = credentials.helper_of(config, reference.registry)
+            helper = credentials.helper_of(config, reference.registry, self._environ)
             erased = bool(helper) and credentials.tell_helper(
                 helper, "erase", credentials.key(reference.registry), self._environ
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pathlib
@@ -160,6 +161,73 @@ def test_skopeo_reads_what_we_write_and_we_forget_what_it_writes(user: User, fro
     login = ("skopeo", "login", "--tls-verify=false", "-u", "me", "-p", SECRET, front.host)
     env = {"REGISTRY_AUTH_FILE": auth}
     user.run(*login, env=env)
+    assert "401 from" not in user.penroot("digest", f"docker://{front.host}#x", env=env, status=1).stderr
+    user.penroot("logout", front.host, env=env)
+    user.run("skopeo", "login", "--get-login", front.host, env=env, status=1)
+
+
+HELPERS = {
+    "one": """#!/bin/sh\nread host; echo '{"ServerURL":"x","Username":"one","Secret":"SECRET"}'\n""",
+    "none": "#!/bin/sh\necho credentials not found in native keychain; exit 1\n",
+    "broken": "#!/bin/sh\necho 'the keyring is locked'; exit 2\n",
+}
+# registries.conf, keys of auth.json beside a login of "file", and the user of the login that counts.
+HELPED: dict[str, tuple[str, dict[str, object], str]] = {
+    "no helper": ("", {}, "file"),
+    "a comment": ("# credential-helpers = ['one']", {}, "file"),
+    "empty": ("credential-helpers = []", {}, "file"),
+    "helper": ("credential-helpers = ['one']", {}, "one"),
+    "file before helper": ("credential-helpers = ['containers-auth.json', 'one']", {}, "file"),
+    "without a login": ("credential-helpers = ['none', 'containers-auth.json']", {}, "file"),
+    "broken": ("credential-helpers = ['broken', 'containers-auth.json']", {}, "file"),
+    "without the file": ("credential-helpers = ['none']", {}, ""),
+    "not installed": ("credential-helpers = ['missing']", {}, ""),
+    "a path": ("credential-helpers = ['../one']", {}, ""),
+    "wrong type": ("credential-helpers = 'one'", {}, ""),
+    "not a name": ("credential-helpers = [1]", {}, ""),
+    "credHelpers": ("", {"credHelpers": {"HOST": "one"}}, "one"),
+    "credHelpers of another": ("", {"credHelpers": {"other.test": "one"}}, "file"),
+}
+
+
+@pytest.mark.parity("credential-helpers and credHelpers of podman and skopeo")
+@pytest.mark.parametrize("situation", HELPED)
+def test_credential_helpers_mean_the_same_to_skopeo(user: User, front: Faulty, situation: str) -> None:
+    require(shutil.which("skopeo"), "skopeo is not installed")
+    text, more, name = HELPED[situation]
+    user.write(".config/containers/registries.conf", text)
+    login = {"auths": {front.host: {"auth": base64.b64encode(f"file:{SECRET}".encode()).decode()}}, **more}
+    auth = user.write("auth.json", json.dumps(login).replace("HOST", front.host))
+    for helper, script in HELPERS.items():
+        user.write(f"bin/docker-credential-{helper}", script.replace("SECRET", SECRET), 0o755)
+    env = {"REGISTRY_AUTH_FILE": str(auth), "PATH": f"{user.home}/bin:{user.environ['PATH']}"}
+    done = user.run("skopeo", "login", "--get-login", front.host, env=env, status=None)
+    assert front.login and done.stdout.strip() == name, done.stderr
+    for other in ("file", "one"):
+        front.login.users = {other: SECRET}
+        said = user.penroot("digest", f"docker://{front.host}#x", env=env, status=1).stderr
+        assert said.count("[ERROR]") == 1 and "Traceback" not in said
+        accepted = "has no repository x" in said
+        assert accepted == (other == name), said
+
+
+@pytest.mark.parity("credential-helpers and credHelpers of podman and skopeo")
+def test_login_goes_to_the_first_credential_helper(user: User, front: Faulty) -> None:
+    """skopeo finds what penroot stores there, and does not find what penroot erases."""
+    require(shutil.which("skopeo"), "skopeo is not installed")
+    box = """#!/bin/sh
+case $1 in
+store) exec cat > "$HOME/box";;
+get) cat "$HOME/box" 2>/dev/null || { echo credentials not found in native keychain; exit 1; };;
+erase) rm "$HOME/box";;
+esac
+"""
+    user.write("bin/docker-credential-box", box, 0o755)
+    user.write(".config/containers/registries.conf", "credential-helpers = ['box']\n")
+    env = {"PATH": f"{user.home}/bin:{user.environ['PATH']}"}
+    assert "as me: docker-credential-box" in log_in(user, "-u", "me", front.host, env=env).stderr
+    assert kept(user) == {front.host: {}}
+    assert user.run("skopeo", "login", "--get-login", front.host, env=env).stdout == "me\n"
     assert "401 from" not in user.penroot("digest", f"docker://{front.host}#x", env=env, status=1).stderr
     user.penroot("logout", front.host, env=env)
     user.run("skopeo", "login", "--get-login", front.host, env=env, status=1)
