@@ -201,14 +201,42 @@ def test_credential_helpers_mean_the_same_to_skopeo(user: User, front: Faulty, s
     for helper, script in HELPERS.items():
         user.write(f"bin/docker-credential-{helper}", script.replace("SECRET", SECRET), 0o755)
     env = {"REGISTRY_AUTH_FILE": str(auth), "PATH": f"{user.home}/bin:{user.environ['PATH']}"}
-    done = user.run("skopeo", "login", "--get-login", front.host, env=env, status=None)
+    check_login(user, front, "x", name, ("file", "one"), env)
+
+
+def check_login(
+    user: User, front: Faulty, repository: str, name: str, others: tuple[str, ...], env: dict[str, str]
+) -> None:
+    """Check that skopeo and penroot log in as ``name`` and as none of the others, or not at all if that is ""."""
+    done = user.run("skopeo", "login", "--get-login", f"{front.host}/{repository}", env=env, status=None)
     assert front.login and done.stdout.strip() == name, done.stderr
-    for other in ("file", "one"):
+    for other in others:
         front.login.users = {other: SECRET}
-        said = user.penroot("digest", f"docker://{front.host}#x", env=env, status=1).stderr
+        said = user.penroot("digest", f"docker://{front.host}#{repository}", env=env, status=1).stderr
         assert said.count("[ERROR]") == 1 and "Traceback" not in said
-        accepted = "has no repository x" in said
-        assert accepted == (other == name), said
+        assert (f"has no repository {repository}" in said) == (other == name), said
+
+
+# The repository, the keys of auth.json with the users of their logins, and the user of the login that counts.
+KEYED: dict[str, tuple[str, dict[str, str], str]] = {
+    "host": ("team/x", {"HOST": "one"}, "one"),
+    "repository": ("team/x", {"HOST": "one", "HOST/team": "two", "HOST/team/x": "three"}, "three"),
+    "part": ("team/y", {"HOST": "one", "HOST/team": "two", "HOST/team/x": "three"}, "two"),
+    "part of a word": ("teams/y", {"HOST": "one", "HOST/team": "two"}, "one"),
+    "another part": ("other/y", {"HOST/team": "two"}, ""),
+    "address": ("team/x", {"https://HOST/v1/": "one"}, "one"),
+    "another host": ("team/x", {"other.test": "one"}, ""),
+}
+
+
+@pytest.mark.parity("auth.json of podman and skopeo")
+@pytest.mark.parametrize("situation", KEYED)
+def test_keys_of_logins_mean_the_same_to_skopeo(user: User, front: Faulty, situation: str) -> None:
+    require(shutil.which("skopeo"), "skopeo is not installed")
+    repository, keys, name = KEYED[situation]
+    auths = {key: {"auth": base64.b64encode(f"{one}:{SECRET}".encode()).decode()} for key, one in keys.items()}
+    auth = user.write("auth.json", json.dumps({"auths": auths}).replace("HOST", front.host))
+    check_login(user, front, repository, name, ("one", "two", "three"), {"REGISTRY_AUTH_FILE": str(auth)})
 
 
 @pytest.mark.parity("credential-helpers and credHelpers of podman and skopeo")
