@@ -49,7 +49,7 @@ class Log:
         ``verified_by`` is the DER form of the certificate or public key. Raises Unproved.
         """
         if not signature.entry:
-            raise Unproved("it has no entry of a transparency log")
+            raise Unproved("it has no entry of a transparency log with a signed time, as Rekor 1 makes it, not Rekor 2")
         try:
             entry = unique_json(signature.entry)
             payload, timestamp = entry["Payload"], base64.b64decode(entry["SignedEntryTimestamp"], validate=True)
