@@ -146,5 +146,5 @@ def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, regist
         subprocess.run(["chmod", "-R", "a+rX", store], check=True)
         said[form] = user.penroot(*words, env={"ENROOT_CACHE_PATH": store}, status=int(form == "tree"))
     assert said["squashfs"].stdout == "7"
-    assert "belongs to uid 0 and has trees of files" in said["tree"].stderr
+    assert "belongs to uid 0, and only its owner can use its trees" in said["tree"].stderr
     assert "ENROOT_STORE_FORM=squashfs" in said["tree"].stderr

@@ -182,7 +182,7 @@ def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
 @pytest.mark.security("H21")
 def test_an_allocation_without_a_shell(lab: Lab) -> None:
     said = submitted(lab, "salloc", "--no-shell", "-w", "n1", IMAGE)
-    assert "--no-shell: steps get salloc" in said
+    assert "--no-shell: salloc passes container options" in said
 
 
 @pytest.mark.security("H20")
