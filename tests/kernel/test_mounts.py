@@ -72,7 +72,7 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
     ("mount", "way_out"),
     [
         ("/etc/hosts:/etc", "name the file: /etc/hosts:/etc/hosts"),
-        ("/etc:/bin/busybox", "a directory mounts on a directory"),
+        ("/etc:/bin/busybox", "mount a directory on a directory"),
         ("/etc:/x:nope", "no file system of type 'nope' here"),
         ("etc:/x", "SOURCE on the host begins with / or ./"),
         ("/no/such:/x", f"the source must exist on the node {os.uname().nodename}"),

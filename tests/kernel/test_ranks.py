@@ -137,7 +137,7 @@ def test_root_whom_pmix_would_refuse(user: User, rootfs: pathlib.Path) -> None:
     given = {**RANK, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SECURITY_MODE": "native"}
     done = user.penroot("start", "--root", "box", "true", env=given, status=1)
     assert "[ERROR] --root: PMIx refuses" in done.stderr
-    assert "leave out --root" in done.stderr
+    assert "omit --root" in done.stderr
     # A shell that srun has started is a rank too, unlike the shell's children.
     alone = user.start("--root", "box", "env", env={**given, "OMPI_COMM_WORLD_SIZE": "1"})
     assert "PMIX_RANK" not in alone
