@@ -27,7 +27,7 @@ from enroot_py.base.fds import Fd
 
 _MAX_FILES = 4096  # per user, of 7 bytes each; they are reused
 _MAX_PID_DISTANCE = 64  # libfuse forks the server, so its PID follows the PID of the started process
-_SERVER_TIMEOUT_S = 0.2  # for the server that another start has begun
+_SERVER_TIMEOUT_S = 2.0  # for the server that another start has begun: on a busy node it takes 0.2 s
 _TICK_S = 0.001
 _PID_DIGITS = 7
 _NO_PID = 0  # the server was not found
