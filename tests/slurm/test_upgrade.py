@@ -53,7 +53,7 @@ cp -a {ROOT}/.venv/lib/python3*/site-packages/_cffi_backend* "$new"
 find "$new" -name __pycache__ -path '*_py/*' -exec rm -r {{}} +
 sed -i "s/^__version__ = .*/__version__ = \\"$1\\"/" "$new/enroot_py/__init__.py"
 sed -i "s/^PROTOCOL = .*/PROTOCOL = $2/" "$new/pyxis_py/request/job.py"
-sed -i "s/^_START_S = .*/_START_S = {STARTS}/" "$new/enroot_py/base/versions.py"
+sed -i "s/^_MAX_START_S = .*/_MAX_START_S = {STARTS}/" "$new/enroot_py/base/versions.py"
 find "$new/enroot_py" "$new/pyxis_py" -name '*.py' ! -path '*/enroot_py/__init__.py' \\
     ! -path '*/enroot_py/base/__init__.py' ! -path '*/enroot_py/base/pack.py' | while read -r file; do
     printf '%s' "$3" >> "$file"
