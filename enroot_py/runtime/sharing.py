@@ -91,6 +91,7 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
         with _open(f"{scratch}/servers", entry.key) as file:
             for _ in range(int(_SERVER_TIMEOUT_S / _TICK_S)):
                 if linux.flock(file, linux.LOCK_EX | linux.LOCK_NB):
+                    os.ftruncate(file, 0)  # the earlier server has ended
                     entry.lock = file.keep()
                     return entry
                 if not _find_server(entry, file, state):
@@ -132,7 +133,10 @@ def _open(directory: str, key: str) -> Fd:
     try:
         return Fd(os.open(path, flags, 0o600))
     except FileNotFoundError:
-        os.mkdir(directory, 0o700)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass  # another start was quicker
         return Fd(os.open(path, flags, 0o600))
 
 

@@ -51,6 +51,20 @@ def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) 
     until(lambda: not servers(user.home), "the last one ends the server")
 
 
+def test_containers_that_start_together_share_a_server(user: User, image: pathlib.Path) -> None:
+    """Their starts also make the directory of the entries together."""
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    command = (f"{PREFIX}/bin/penroot", "start", str(image), "sh", "-c", UP)
+    for _ in range(10):
+        shutil.rmtree(user.home / "run/servers", ignore_errors=True)
+        with contextlib.ExitStack() as stack:
+            runs = [stack.enter_context(user.running(*command, **pipes)) for _ in range(4)]
+            for run in runs:
+                assert run.stdout is not None and run.stdout.readline() == "up\n"
+            server(user)
+        until(lambda: not servers(user.home), "the last one ends the server")
+
+
 def test_exec_enters_a_container_of_a_shared_server(user: User, image: pathlib.Path) -> None:
     with up(user, "--root", str(image)), up(user, "--root", "--rw", str(image)) as second:
         server(user)
