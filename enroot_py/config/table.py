@@ -187,6 +187,14 @@ class Int(Setting):
         return self.parse(instance.text(self))
 
 
+class Float(Setting):
+    """A number; subclasses say which."""
+
+    def __get__(self, instance: Rows, owner: type) -> float:
+        number: float = self.parse(instance.text(self))
+        return number
+
+
 class Size(Setting):
     """A number of bytes: 500M, 20G, 2T, powers of 1000."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.table import Bool, Choice, Place, Rows, Setting
+from enroot_py.config.table import Bool, Choice, Float, Place, Rows, Setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,16 +12,13 @@ if TYPE_CHECKING:
 PLUGIN = "spank_pyxis.so"
 
 
-class Seconds(Setting):
+class Seconds(Float):
     kind = "seconds"
 
     def parse(self, text: str) -> float:
         if not text.isdecimal() or not 0 < int(text) <= 3600:
             raise ValueError("must be seconds, 1 to 3600")
         return float(text)
-
-    def __get__(self, instance: Rows, owner: type) -> float:
-        return self.parse(instance.text(self))
 
 
 class PluginSettings(Rows):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enroot_py.config.table import FeatureTable, Int, Setting, Size, rows
+from enroot_py.config.table import FeatureTable, Float, Int, Size, rows
 
 
-class Cpus(Setting):
+class Cpus(Float):
     """A number of processors: 0.5, 2. An empty value means 0."""
 
     kind = "cpus"
@@ -17,9 +17,6 @@ class Cpus(Setting):
         if not (whole + part).isdecimal() or not (whole + part).isascii() or not 0.01 <= float(text) <= 1e6:
             raise ValueError("must be a number of processors, such as 0.5 or 2")
         return float(text)
-
-    def __get__(self, instance: LimitSettings, owner: type) -> float:
-        return self.parse(instance.text(self))
 
 
 class LimitSettings(FeatureTable):
