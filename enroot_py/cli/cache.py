@@ -15,6 +15,9 @@ from enroot_py.config.table import Size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from enroot_py.store.inventory import Stored
     from enroot_py.store.store import Store
 
 
@@ -78,14 +81,15 @@ def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool)
 
     With IMAGE, a name or digest of penroot cache list, remove only these images.
     """
-    from enroot_py.store import prune
+    from enroot_py.store import inventory, prune
 
     try:
         limit = Size("0", "").parse(keep)
     except ValueError as e:
         raise UsageError(f"--keep {keep}: the value {e}", hint="penroot cache prune --keep 20G") from None
     store = _store()
-    only = frozenset(_digest(image, store) for image in images)
+    stored = inventory.images(store) if images else []
+    only = frozenset(_digest(image, stored) for image in images)
     pruned = prune.prune(store, settings.load(), prune.Bounds(limit, older * 86400, only), dry=dry_run)
     for digest, user in pruned.kept:
         log.info(f"kept {digest}: used by {user}")
@@ -96,18 +100,17 @@ def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool)
         raise PenrootError("not every image was removed", hint="end or remove the containers that use it")
 
 
-def _digest(text: str, store: Store) -> str:
+def _digest(text: str, images: Iterable[Stored]) -> str:
     """Return the digest of the stored image that a name, a URI or the beginning of a digest selects."""
     from enroot_py.base.errors import ImageReferenceError
     from enroot_py.registry.reference import of_command_line
-    from enroot_py.store import inventory
 
     names = {text}
     with contextlib.suppress(ImageReferenceError):
         names.add(str(of_command_line(text)))
     found = [
         image.digest
-        for image in inventory.images(store)
+        for image in images
         if names.intersection(image.names) or _is_short(text.removeprefix("sha256:"), image.digest.partition(":")[2])
     ]
     if len(found) != 1:
