@@ -298,10 +298,14 @@ def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested:
         return -1
     from enroot_py.runtime import isolated
 
-    def beside() -> int:
-        return begin_features(start.settings)
-
-    return isolated.enter(*inside, own, superuser=start.superuser, nested=nested, forked=start.forked, beside=beside)
+    return isolated.enter(
+        *inside,
+        own,
+        superuser=start.superuser,
+        nested=nested,
+        forked=start.forked,
+        beside=lambda: begin_features(start.settings),
+    )
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:
