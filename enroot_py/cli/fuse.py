@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from enroot_py.base import elf
+from enroot_py.base import carried, elf
 from enroot_py.base.fds import Fd
 from enroot_py.cli.findings import Finding
 from enroot_py.runtime import pods, squashfuse
@@ -43,7 +43,7 @@ def findings() -> Iterator[Finding]:
                 "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
                 pods.without_fuse(squashfuse.INSTEAD) if pods.is_made() else slurm_fix,
             )
-    if server := squashfuse.installed("squashfuse_ll", "squashfuse"):
+    if server := carried.installed("squashfuse_ll", "squashfuse"):
         yield squashfuse_version(server)
     else:
         yield Finding("bad", "squashfuse is not installed: squashfs images cannot be mounted", "install squashfuse")

@@ -11,7 +11,7 @@ import os
 import stat
 from _signal import SIG_IGN, SIG_SETMASK, pthread_sigmask, signal
 
-from enroot_py.base import linux, signals
+from enroot_py.base import carried, linux, signals
 from enroot_py.base.errors import ContainerError
 from enroot_py.runtime import hostfiles, mounting, rootfs, squashfuse
 
@@ -36,7 +36,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
 
     Raises ContainerError, ImageError, OSError.
     """
-    program = squashfuse.installed("fuse-overlayfs")
+    program = carried.installed("fuse-overlayfs")
     if not program:
         raise ContainerError(
             f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",

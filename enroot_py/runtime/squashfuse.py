@@ -300,9 +300,9 @@ def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> lis
                     owner = ["-o", f"uid={os.geteuid()},gid={os.getegid()}"]
         except OSError as e:
             raise ImageError(f"cannot read {image}: {e.strerror}") from e
-    quick = installed("squashfuse_ll")
-    program = quick if not owner or _takes_owner(quick) else installed("squashfuse")
-    if program := program or installed("squashfuse"):
+    quick = carried.installed("squashfuse_ll")
+    program = quick if not owner or _takes_owner(quick) else carried.installed("squashfuse")
+    if program := program or carried.installed("squashfuse"):
         command = [*(carried.command(os.path.basename(program)) or [program]), *offset_option, *owner]
         return [*command, *_KEEP_NAMES] if owner and program != quick else command
     unpack = f"the image: penroot create {image}" if opened < 0 else f"it: unsquashfs {image}"
@@ -318,17 +318,6 @@ def _takes_owner(program: str) -> bool:
         return False
     with Fd(os.open(program, os.O_RDONLY | os.O_CLOEXEC)) as text:
         return b"uid=%d" in text.content()
-
-
-def installed(*names: str) -> str:
-    """Return the path of the first installed FUSE server, or "". Ignores the user's PATH."""
-    for name in names:
-        if command := carried.command(name):
-            return command[-1]
-        for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
-            if os.access(f"{directory}/{name}", os.X_OK):
-                return f"{directory}/{name}"
-    return ""
 
 
 def open_device(instead: str) -> Fd:

@@ -19,13 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from enroot_py import LIBRARY, __version__
-from enroot_py.base import filesystems, log, making, run
+from enroot_py.base import carried, filesystems, log, making, run
 from enroot_py.base.errors import ImageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.table import Setting, all_settings
 from enroot_py.features.bundle import carry
-from enroot_py.runtime import squashfuse
 from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
 COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}  # squashfs_fs.h
@@ -63,7 +62,7 @@ class Bundle:
             raise ImageError("cannot write a bundle to stdout", hint="use --output FILE")
         mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
-        if not squashfuse.installed("squashfuse_ll", "squashfuse"):
+        if not carried.installed("squashfuse_ll", "squashfuse"):
             log.warn("squashfuse is not installed on this host: the bundle will unpack its image at every run")
         with _readable(self.image, self.settings) as source:
             runtime = self._runtime(source)

@@ -305,7 +305,7 @@ class Bundled:
         _report("Overlay file system in a user namespace", "optional", _succeeds(self._mount_overlay))
         benefit = "optional: starts without extracting"
         _report("/dev/fuse", benefit, _succeeds(_mount_fuse))
-        _report("squashfuse", benefit, bool(squashfuse.installed("squashfuse_ll", "squashfuse")))
+        _report("squashfuse", benefit, bool(carried.installed("squashfuse_ll", "squashfuse")))
         return not is_able
 
     def _mount_overlay(self) -> None:
@@ -350,7 +350,7 @@ class Bundled:
                 self.place.remove()
                 sys.exit()
             return Source(os.path.basename(target), directory=target)
-        if squashfuse.installed("squashfuse_ll", "squashfuse") and _succeeds(_mount_fuse):
+        if carried.installed("squashfuse_ll", "squashfuse") and _succeeds(_mount_fuse):
             source = Source(self.path, image=self.path)
             source.offset = self.offset
             return source

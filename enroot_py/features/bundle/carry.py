@@ -25,12 +25,12 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 
 from enroot_py import LIBRARY
-from enroot_py.base import pack, run
+from enroot_py.base import carried, pack, run
 from enroot_py.base.elf import interpreter
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.features import FEATURES
 from enroot_py.config import files as configuration
-from enroot_py.runtime import hooks, squashfuse
+from enroot_py.runtime import hooks
 
 ABOUT = "about"
 ENTRANCE = ("enroot_py.main", "enroot_py.features.bundle.bundled")
@@ -116,7 +116,7 @@ def _programs() -> dict[str, str]:
     """Return this interpreter, unsquashfs and each squashfuse that this node has. Raises PenrootError."""
     executable = getattr(sys, "_base_executable", "") or sys.executable
     programs = {"python3": executable, "unsquashfs": run.find("unsquashfs", package="squashfs-tools")}
-    programs |= {name: path for name in ("squashfuse", "squashfuse_ll") if (path := squashfuse.installed(name))}
+    programs |= {name: path for name in ("squashfuse", "squashfuse_ll") if (path := carried.installed(name))}
     return {name: os.path.realpath(path) for name, path in programs.items()}
 
 

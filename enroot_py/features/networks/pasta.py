@@ -10,11 +10,11 @@ import os
 import select
 import socket
 
-from enroot_py.base import linux, log, paths, signals
+from enroot_py.base import carried, linux, log, paths, signals
 from enroot_py.base.errors import ContainerError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.features.networks.settings import NetworkSettings, pasta_option
-from enroot_py.runtime import mounting, namespaces, squashfuse, supervise
+from enroot_py.runtime import mounting, namespaces, supervise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _starting: _Starting | None = None
 def begin(settings: Settings) -> None:
     """Fork the process. Raises ContainerError, UsageError."""
     global _starting
-    program = squashfuse.installed("pasta")
+    program = carried.installed("pasta")
     node = os.uname().nodename
     if namespaces.privileged(settings):
         raise UsageError(
@@ -132,7 +132,7 @@ def _replace_resolver(context: Context) -> None:
         return
     lines = [line for line in lines if line not in servers]
     text = "\n".join([f"nameserver {_RESOLVER}", *lines, ""])
-    directory = f"{context.mount_point}.network"
+    directory = f"{context.mount_point}.network"  # of its own: rootfs.hide() has made the scratch unbindable
     os.mkdir(directory, 0o700)
     attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
     mounting.attach_at(mounting.mount_filesystem("tmpfs", "network", ["mode=755", "size=64k"], attributes), directory)
