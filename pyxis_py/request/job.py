@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.request.options import Request
 
-# Variables of the job that an import and the settings of a start ignore: these variables would select files of other
-# users, or belong to one task.
+# Variables of the job that imports and the settings of starts ignore: they would select other users' files, or belong
+# to one task.
 _DENIED = frozenset(
     (
         "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "PMIX_RANK",

@@ -1,4 +1,4 @@
-"""Real kernel, ordinary user: requirements of these tests, and the user who runs them."""
+"""Requirements of the tests with a real kernel, and the ordinary user who runs them."""
 
 from __future__ import annotations
 

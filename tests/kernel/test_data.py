@@ -188,7 +188,7 @@ def test_the_server_ends_with_the_container(user: User, rootfs: pathlib.Path, da
 def test_the_file_that_was_checked_is_the_one_that_is_mounted(
     user: User, rootfs: pathlib.Path, data: pathlib.Path
 ) -> None:
-    """The file is opened once; a hook that replaces it under its name changes nothing."""
+    """The file is opened once. A hook that then puts another file in its place changes nothing."""
     squash(user, "other.sqsh", file="of another\n")
     user.write("etc/hooks.d/50-swap.sh", f"#!/bin/sh\nmv {user.home}/other.sqsh {data}\n", 0o755)
     assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"

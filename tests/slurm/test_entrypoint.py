@@ -108,7 +108,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
-    """The entrypoint may write to the descriptor; if it closes it, the error says so."""
+    """An entrypoint may write to the descriptor. If it closes the descriptor, the error says so."""
     script, answer = USES[use]
     made = f"printf '%s\\n' '#!/bin/sh' '{script}' > /etc/rc; chmod 755 /etc/rc; rm -f /etc/rc.local"
     srun(lab, IMAGE, "--container-save=uses.sqsh", "--container-writable", *sh(made))

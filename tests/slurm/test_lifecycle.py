@@ -68,7 +68,7 @@ def test_signals_to_all_processes_reach_the_programs(lab: Lab, file: str, writab
     assert (step.returncode, out) == (0, "on\n"), err
 
 
-@pytest.mark.usefixtures("overtime")  # started here, so that its own test need not wait
+@pytest.mark.usefixtures("overtime")  # its job runs during these tests; its own test is below
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
 def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
