@@ -99,12 +99,15 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 	return fd;
 }
 
-/* fork(2) with `flags`, for a process of one thread: the C library does not notice. */
+/*
+ * fork(2) with `flags`, for a process of one thread: the C library does not notice. With CLONE_PARENT, the parent gets
+ * the signal that this process sends.
+ */
 static inline int linux_clone3(uint64_t flags)
 {
 	struct {
 		uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls;
-	} arguments = { .flags = flags, .exit_signal = SIGCHLD };
+	} arguments = { .flags = flags, .exit_signal = flags & CLONE_PARENT ? 0 : SIGCHLD };
 
 	return (int)syscall(NR_clone3, &arguments, sizeof(arguments));
 }

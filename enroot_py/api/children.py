@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from enroot_py.runtime.enter import Site
     from enroot_py.runtime.execute import Container
     from enroot_py.runtime.rootfs import Source
+    from enroot_py.runtime.sharing import Entry
+    from enroot_py.runtime.squashfuse import Server
     from enroot_py.store.store import Image
 
     Request = Mapping[str, Any]
@@ -127,6 +129,11 @@ def _enter_directory(request: Request) -> None:
         os.chdir("/")
 
 
+def _state(path: str) -> tuple[int, ...]:
+    state = os.stat(path)
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
 def _never(_: int) -> None:
     raise AssertionError("a prepared start does not fork")
 
@@ -141,9 +148,11 @@ class Plan:
         """Prepare a simple start in the launcher, if ``may_prepare``. Raises PenrootError."""
         self.flags = 0
         self._request = request
-        self._ids = os.geteuid(), os.getegid()
+        self._ids = self._outside = os.geteuid(), os.getegid()  # _outside: within the namespace above the container's
         self._image: Image | None = None
         self._site: Site | None = None
+        self._state: tuple[int, ...] = ()  # of a squashfs file
+        self._server: Server | None = None
         image, host = request["image"], request["environ"]
         is_file = isinstance(image, str) and os.path.isfile(os.path.join(request["cwd"], image))
         is_name = not isinstance(image, str) or "/" not in image and ":" not in image
@@ -157,12 +166,26 @@ class Plan:
             source = self._find()
             self._describe(throwaway.over(source, "later") if self.is_writable else source)
             self._site = enter.prepare(self.start)
-        if self._site is not None and not self.start.is_served:
+        if self.is_served:
+            self._state = _state(image)
+        elif self._site is not None:
             self.flags = NAMESPACES
 
     @property
     def is_writable(self) -> bool:
         return bool(self._request["writable"])
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether a FUSE server serves the image of a prepared start."""
+        return self._site is not None and self.start.is_served
+
+    def is_current(self) -> bool:
+        """Return whether the image's file is still the same."""
+        try:
+            return not self._state or self._state == _state(self._request["image"])
+        except OSError:
+            return False
 
     def make_changes(self) -> Directory | None:
         """In the launcher: create the directory for the changes of a prepared start. Raises ContainerError."""
@@ -173,6 +196,18 @@ class Plan:
         if changes:
             self.start.source.changes = changes.path
 
+    def find_server(self) -> Entry | None:
+        """In a zygote: return the entry of the image's server."""
+        return enter.share(self.start, enter.make_scratch(self.start))
+
+    def join_server(self, mount: int) -> None:
+        """In a child of a zygote: use a mount of the image's server. This process is in the container's namespaces."""
+        from enroot_py.runtime.squashfuse import Server
+
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # to map the user: namespaces.enter_user()
+        self._server = Server.mounted(self.start.source.image, mount)
+        self.flags, self._outside = NAMESPACES, (0, 0)
+
     def release(self) -> None:
         """Release the image that the children hold."""
         if self._image is not None:
@@ -182,8 +217,8 @@ class Plan:
         """In a child: enter the container. ``keep`` gets the directory of the changes. Raises PenrootError."""
         _enter_directory(self._request)
         if self.flags:
-            namespaces.map_user(*self._ids, self._ids)
-            container = enter.enter(self.start, self._site, entered=True)
+            namespaces.map_user(*self._ids, self._outside)
+            container = enter.enter(self.start, self._site, entered=True, server=self._server)
         elif self._site is not None:
             self._describe(self.start.source, forked)
             container = enter.enter(self.start, self._site)
@@ -242,7 +277,9 @@ class Plan:
         return containers.of_image(reference, stored)
 
 
-def start(tools: Tools, conversation: Conversation, number: int, plan: Plan, changes: Directory | None) -> NoReturn:
+def start(
+    tools: Tools, conversation: Conversation, _: list[int], plan: Plan, changes: Directory | None, number: int
+) -> NoReturn:
     """Create a container, and become its process 1."""
     plan.use(changes)
 
@@ -272,13 +309,13 @@ def run_once(
     tools: Tools,
     conversation: Conversation,
     fds: list[int],
-    request: Request,
     plan: Plan,
     changes: Directory | None,
+    request: Request,
 ) -> NoReturn:
     """Run a program as process 1 of a new container. Unless the start is prepared, the parent waits for the program."""
     plan.use(changes)
-    status, *standard = fds
+    _, status, *standard = fds
     directories: list[Directory] = []
 
     def forked(child: int) -> None:

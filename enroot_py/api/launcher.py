@@ -23,6 +23,7 @@ from functools import partial
 
 from enroot_py.api import children
 from enroot_py.api.messages import Conversation, decoded, receive_with_fds, send_status
+from enroot_py.api.zygote import Zygote
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError, NamespaceError
 from enroot_py.runtime import namespaces
@@ -76,6 +77,7 @@ class Launcher:
         self._statuses: dict[int, _socket.socket] = {}  # sockets of exit statuses, by number of the program
         self._plan: children.Plan | None = None  # of the last start
         self._last_line, self._plan_until = b"", 0.0
+        self._zygote: Zygote | None = None  # of the plan's image
         self._can_clone = children.can_clone()
         self._has_swept = False  # whether leftovers of killed launchers are removed
 
@@ -126,17 +128,34 @@ class Launcher:
 
     def _do_start(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Create a container."""
-        tools, plan = self._tools, self._planned(next(conversation.lines()))
+        plan = self._planned(next(conversation.lines()))
         changes = plan.make_changes()
-        act = partial(children.start, tools, conversation, number, plan, changes)
-        child = self._fork(conversation, fds, act, plan.flags)
-        self._hold(number, 0 if plan.flags else child, changes)
-        if plan.flags:
+        child, is_first = self._build("start", conversation, fds, plan, changes, number)
+        self._hold(number, 0 if is_first else child, changes)
+        if is_first:
             self._note_first(number, child)
+
+    def _build(
+        self,
+        verb: str,
+        conversation: Conversation,
+        fds: list[int],
+        plan: children.Plan,
+        changes: Directory | None,
+        argument: object,
+    ) -> tuple[int, bool]:
+        """Start a child that creates a container. Return its PID, and whether it is process 1 of the container."""
+        if self._zygote is not None and (child := self._zygote.clone(verb, fds, argument)):
+            return child, True
+        act = partial(getattr(children, verb), self._tools, conversation, fds, plan, changes, argument)
+        return self._fork(conversation, fds, act, plan.flags), bool(plan.flags)
 
     def _planned(self, line: bytes) -> children.Plan:
         """Return the plan of a start. If the request equals the last one, reuse the last plan for a short time."""
-        if line != self._last_line or time.monotonic() > self._plan_until:
+        if self._plan is not None and line == self._last_line and self._is_valid(self._plan):
+            if self._plan.is_served and self._zygote is None:
+                self._zygote = Zygote(self._plan, self._tools)
+        else:
             self._forget_plan()
             request = children.take_environment(decoded(line))
             may_prepare = self._can_clone and (self._has_swept or not request["writable"])
@@ -146,10 +165,16 @@ class Launcher:
         assert self._plan is not None
         return self._plan
 
+    def _is_valid(self, plan: children.Plan) -> bool:
+        return time.monotonic() <= self._plan_until and plan.is_current()
+
     def _forget_plan(self) -> None:
         if self._plan is not None:
             self._plan.release()
-        self._plan, self._last_line = None, b""
+        if self._zygote is not None:
+            self._zygote.close()
+        self._plan = self._zygote = None
+        self._last_line = b""
 
     def _hold(self, number: int, builder: int, changes: Directory | None = None) -> None:
         held = self._held[number] = Held(builder)
@@ -165,11 +190,10 @@ class Launcher:
     def _do_once(self, conversation: Conversation, fds: list[int], number: int) -> None:
         """Run a program as process 1 of a container. The launcher or a child waits for it."""
         lines = conversation.lines()
-        tools, plan, request = self._tools, self._planned(next(lines)), decoded(next(lines))
+        plan, request = self._planned(next(lines)), decoded(next(lines))
         changes, status = plan.make_changes(), _copy(fds[1])
-        act = partial(children.run_once, tools, conversation, fds[1:], request, plan, changes)
-        pid = self._fork(conversation, fds, act, plan.flags)
-        if plan.flags:
+        pid, is_first = self._build("run_once", conversation, fds, plan, changes, request)
+        if is_first:
             self._hold(number, 0, changes)
             self._programs[pid] = number
             self._statuses[number] = status
@@ -299,6 +323,7 @@ class Launcher:
         """End all containers, and this process."""
         _signal.alarm(_GRACE_S)
         os.close(self._life)
+        self._forget_plan()
         for held in self._held.values():
             self._kill(held)
         for pid in self._programs:

@@ -22,6 +22,7 @@ _NULL = ffi.NULL
 _ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as os.fsencode()
 
 # clone(2)
+CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000

@@ -107,11 +107,14 @@ def prepare(start: Start) -> Site | None:
     return site if simple and caller_sysfs(linux.CLONE_NEWPID) is None else None
 
 
-def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) -> Container:
+def enter(
+    start: Start, prepared: Site | None = None, *, entered: bool = False, server: Server | None = None
+) -> Container:
     """Move this process into a new container and return the container.
 
-    If the start is ``prepared`` and ``entered``, this is process 1 of the new user and PID namespaces already. The
-    process keeps its capabilities in the container's user namespace. After a PenrootError, none of its mounts remains.
+    If the start is ``prepared`` and ``entered``, this is process 1 of the new user and PID namespaces already;
+    its image may then have a ``server``. The process keeps its capabilities in the container's user namespace. After a
+    PenrootError, none of its mounts remains.
     """
     gc.disable()  # the start leaves no garbage; a collection would cost a tenth of a start with device hooks
     settings, own = start.settings, namespaces.own(start.settings)
@@ -121,9 +124,9 @@ def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) 
     scratch = make_scratch(start)
     first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
-    sysfs, entry = None if prepared else caller_sysfs(own), share(start, scratch)
+    sysfs, entry = None if prepared else caller_sysfs(own), None if server else share(start, scratch)
     follower = start_follower(start, [*(site.mounts if site else ()), *start.mounts], own, entry)
-    server, mount = serve(start, scratch, entry)
+    server, mount = (server, -1) if server else serve(start, scratch, entry)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
     await_servers(own)

@@ -58,13 +58,7 @@ class Server:
         of a data file. A ``superuser`` must obey the modes of a data file, and sees the owners of all files. Everybody
         else owns all files, as in an unpacked image.
         """
-        global _served
-        self.image = image
-        self.ended = False  # True if the server could not read the file
-        self.failure: ImageError | None = None
-        if opened < 0:
-            _served = image
-            errors.of_image = why
+        self._note(image, is_root=opened < 0)
         self._lifeline = hostfiles.lifelines.get(image, -1)
         if entry is not None and entry.pidfd >= 0 and self._join(entry):
             return
@@ -73,7 +67,7 @@ class Server:
         lock = entry.lock if entry is not None else -1
         name = ["-o", f"fsname={entry.key}"] if entry is not None and lock >= 0 else []
         with device as fuse:
-            self._mount = _mount(fuse, checks_modes=superuser or opened < 0)
+            self._mount = mount(fuse, checks_modes=superuser or opened < 0)
             try:
                 command = [*program, *name, image if opened < 0 else f"/dev/fd/{opened}", f"/dev/fd/{fuse}"]
                 self._starter = _spawn(command, {fuse, opened, self._lifeline, lock})
@@ -87,12 +81,29 @@ class Server:
         if entry is not None and lock >= 0:
             entry.note(self._starter)
 
+    @classmethod
+    def mounted(cls, image: str, mount: int) -> Server:
+        """Return the running server of a detached mount."""
+        self = cls.__new__(cls)
+        self._note(image, is_root=True)
+        self._mount, self._starter, self._lifeline = Fd(mount), 0, -1
+        return self
+
+    def _note(self, image: str, *, is_root: bool) -> None:
+        global _served
+        self.image = image
+        self.ended = False  # True if the server could not read the file
+        self.failure: ImageError | None = None
+        if is_root:
+            _served = image
+            errors.of_image = why
+
     def _join(self, entry: Entry) -> bool:
         """Mount the file system of the running server in ``entry``. Return False if that failed."""
         self._starter = 0
         try:
             with entry.open_device() as fuse:
-                self._mount = _mount(fuse)
+                self._mount = mount(fuse)
             joined = True
         except OSError:
             joined = False
@@ -333,7 +344,7 @@ def open_device(instead: str) -> Fd:
         raise NamespaceError(f"cannot open /dev/fuse: {e.strerror}", hint=pods.without_fuse(instead)) from e
 
 
-def _mount(fuse: int, *, checks_modes: bool = True) -> Fd:
+def mount(fuse: int, *, checks_modes: bool = True) -> Fd:
     """Mount, detached, the file system of the server that holds ``fuse``. Raises OSError."""
     attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
     options = mount_options(fuse, checks_modes=checks_modes)

@@ -1,0 +1,152 @@
+"""Many starts of one squashfs file from Python: a zygote clones process 1 of each container for the launcher."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.conftest import User, pack, servers
+from tests.kernel.test_api import nothing_is_left, python
+
+# run_by_zygote() repeats a start until the container's process 1 is a child of the launcher.
+HEAD = """
+from pathlib import Path
+from enroot_py.api import client
+
+def parent_of(sleeper):
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "cmdline").read_bytes() == b"sleep\\0%s\\0" % sleeper.encode():
+                return int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # the process has just ended
+            continue
+
+def run_by_zygote(image, seconds="0.21"):
+    for _ in range(100):
+        thread = threading.Thread(target=lambda: enroot_py.run(image, ["sleep", seconds], check=True))
+        thread.start()
+        while thread.is_alive():
+            parent = parent_of(seconds)
+            if parent == client.launcher()._process.pid:
+                return thread
+            time.sleep(0.01)
+    raise AssertionError("no start by a zygote")
+
+def zygotes():
+    launcher = client.launcher()._process.pid
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    exes = {pid: os.path.realpath(f"/proc/{pid}/exe") for pid in children}
+    return [int(pid) for pid, exe in exes.items() if exe == os.path.realpath(sys.executable)]
+
+def shown(*words):
+    return enroot_py.run(image, [*words], stdout=PIPE, stderr=subprocess.STDOUT, text=True).stdout
+"""
+
+
+def zygote(user: User, image: Path, text: str) -> list[str]:
+    """Run a Python program that knows the ``image``, and return the lines that it prints."""
+    return python(user, f"image = {str(image)!r}\n{HEAD}{textwrap.dedent(text)}").splitlines()
+
+
+def test_containers_of_a_zygote_are_as_others(user: User, rootfs: Path, image: Path) -> None:
+    lines = zygote(
+        user,
+        image,
+        """
+        facts = "id -u; id -g; cat /proc/self/uid_map; echo $$ $PPID; ls /proc/self/fd; stat -c '%a %u %n' /*"
+        first = shown("sh", "-c", facts)
+        with enroot_py.Container(image):  # its server stays
+            run_by_zygote(image).join()
+            print({shown("sh", "-c", facts) for _ in range(20)} == {first})
+            print({enroot_py.run(image, ["sh", "-c", "exit 5"]).returncode for _ in range(20)})
+            with enroot_py.Container(image) as box:
+                print(box.run(["sh", "-c", "echo $A"], env={"A": "b"}, stdout=PIPE).stdout)
+            try:
+                enroot_py.run(image, ["/missing"])
+            except enroot_py.PenrootError as e:
+                print(e)
+        """,
+    )
+    assert lines[:3] == ["True", "{5}", "b'b\\n'"] and "/missing" in lines[3]
+    nothing_is_left(user)
+
+
+def test_replaced_file_is_started_at_once(user: User, rootfs: Path, image: Path) -> None:
+    (rootfs / "etc/environment").write_text("NEW=yes\n")
+    user.own(pack(rootfs, user.home / "new.sqsh"))
+    lines = zygote(
+        user,
+        image,
+        """
+        with enroot_py.Container(image):
+            run_by_zygote(image).join()
+            os.rename("new.sqsh", image)
+            print(shown("cat", "/etc/environment"))
+        """,
+    )
+    assert lines[0] == "NEW=yes"
+    nothing_is_left(user)
+
+
+@pytest.mark.parametrize("victim", ["zygote", "server"])
+def test_starts_go_on_after_a_kill(user: User, rootfs: Path, image: Path, victim: str) -> None:
+    victims = {"zygote": "zygotes()", "server": "servers()"}[victim]
+    lines = zygote(
+        user,
+        image,
+        f"""
+        def servers():
+            return [*map(int, subprocess.check_output(["pgrep", f"--uid={{os.getuid()}}", "squashfuse"]).split())]
+        box = enroot_py.Container(image)
+        run_by_zygote(image).join()
+        for pid in {victims}:
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(20):
+            try:
+                print(enroot_py.run(image, ["true"]).returncode)
+            except enroot_py.PenrootError as e:
+                print(e)
+        """,
+    )
+    assert lines[-1] == "0" and set(lines[1:]) == {"0"}  # a kill may fail one start
+    nothing_is_left(user)
+
+
+def test_zygote_ends_soon_after_the_last_start(user: User, rootfs: Path, image: Path) -> None:
+    """It keeps the server of the image running, but not for long."""
+    lines = zygote(
+        user,
+        image,
+        """
+        box = enroot_py.Container(image)
+        run_by_zygote(image).join()
+        box.close()
+        for _ in range(300):
+            if not zygotes():
+                break
+            time.sleep(0.01)
+        print(len(zygotes()))
+        """,
+    )
+    assert lines == ["0"]
+    assert not servers(user.home)
+
+
+@pytest.mark.security("C14")
+def test_programs_of_a_zygote_inherit_no_descriptor(user: User, rootfs: Path, image: Path) -> None:
+    lines = zygote(
+        user,
+        image,
+        """
+        with enroot_py.Container(image):
+            run_by_zygote(image).join()
+            text = "for fd in /proc/$$/fd/*; do readlink $fd; done | grep -v '^pipe:\\\\|^/proc/'; true"
+            listing = ["sh", "-c", text]
+            for _ in range(20):
+                done = enroot_py.run(image, listing, stdin=subprocess.DEVNULL, stdout=PIPE, stderr=subprocess.STDOUT)
+                print(done.stdout)
+        """,
+    )
+    assert set(lines) == {"b'/dev/null\\n'"}
