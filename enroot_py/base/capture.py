@@ -77,7 +77,7 @@ def shared() -> Capture:
 
 
 def left_open() -> int:
-    """Return the descriptor of the shared pipe if a leftover process may write to it, else -1."""
+    """Close our end of the shared pipe. Return the reading end if a leftover process may still write, else -1."""
     if _shared is None:
         return -1
     os.close(_shared.writer)
