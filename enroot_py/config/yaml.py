@@ -10,8 +10,8 @@ clients, such as NVIDIA_* and proxies::
     environment:
       MELLANOX_VISIBLE_DEVICES: all
 
-An unknown key, a duplicate key and a value of the wrong type are errors with file and line. Off the start path:
-parsed.py caches the result.
+An unknown key, a duplicate key and a value of the wrong type are errors with file and line. Not on the start path,
+because parsed.py caches the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from enroot_py.config.words import nearest
 
 _SETTINGS = all_settings()
 _NAMES = {setting.name: variable for variable, setting in _SETTINGS.items()}
-# Hints by a part of PyYAML's message; the first match counts.
+# A hint for each part of a message of PyYAML; the first match counts.
 _HINTS = {
     r"'\t'": "use spaces instead of tabs",
     "cannot start any token": 'quote the value: KEY: "VALUE"',
@@ -90,7 +90,7 @@ def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.N
             raise ConfigError(f"{path}:{line}: the key is not a single word", hint="write KEY: VALUE")
         if key.value in seen:
             raise ConfigError(
-                f"{path}:{line}: {key.value} is set in line {seen[key.value]} already", hint="remove one of the lines"
+                f"{path}:{line}: {key.value} is already set in line {seen[key.value]}", hint="remove one of the lines"
             )
         seen[key.value] = line
         yield key, value
