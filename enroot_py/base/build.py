@@ -19,7 +19,7 @@ _PACKAGES = {"ssh": "penroot-ssh", "signatures": "penroot-signatures", "swarm": 
 
 
 def line() -> str:
-    """Return the text of ``--version``: penroot 1.0.0 (commit 0123456789ab of 2026-11-23, deb)."""
+    """Return the text of ``--version``, such as penroot 1.0.0 (commit 0123456789ab of 2026-11-23, deb)."""
     if not (words := _words()):
         return f"penroot {__version__} (a source tree)"
     commit, day, kind = words

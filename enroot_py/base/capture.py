@@ -53,7 +53,7 @@ class Capture:
 def wait(child: int, output: Capture) -> int:
     """Read ``output`` until ``child`` ends, and return the child's wait status.
 
-    Do not wait for processes that the child leaves behind, although they may still write.
+    Does not wait for processes that the child leaves behind, although they may still write.
     """
     with Fd(os.pidfd_open(child)) as process:
         poll = select.poll()

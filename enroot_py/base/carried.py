@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-directory = ""  # into which this bundle was unpacked; features/bundle/bundled.py sets it
+directory = ""  # the one into which this bundle was unpacked; features/bundle/bundled.py sets it
 
 
 def installed(*names: str) -> str:
@@ -22,10 +22,10 @@ def installed(*names: str) -> str:
 
 
 def command(name: str) -> list[str]:
-    """Return the words that execute a program of the bundle, to which the caller adds arguments; [] if it has none.
+    """Return the command line for a program of the bundle, without arguments; [] if there is no such program.
 
-    The words execute the loader. The kernel names a process after the executed file, so the bundle has a link to the
-    loader under each program's name.
+    The command line executes the loader. The kernel names a process after the executed file, so the bundle has a link
+    to the loader under each program's name.
     """
     program = f"{directory}/programs/{name}"
     if not directory or not os.path.exists(program):

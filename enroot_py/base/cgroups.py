@@ -30,7 +30,7 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
 
 
 def asleep(pid: int) -> str:
-    """Return the reason why a process does not run: suspended or stopped. Return "" if it may run or is not visible."""
+    """Return "its job is suspended", "it is stopped", or "" if the process is neither or is not visible."""
     try:
         if _is_frozen(pid):
             return "its job is suspended"

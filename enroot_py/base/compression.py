@@ -21,7 +21,7 @@ from enroot_py.base.errors import ImageError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-crc32: Callable[..., int] = isal_zlib.crc32  # (data, value so far)
+crc32: Callable[..., int] = isal_zlib.crc32  # crc32(data, value so far)
 adler32: Callable[[bytes], int] = isal_zlib.adler32
 
 _READ_BYTES = 1 << 18

@@ -109,7 +109,7 @@ def cause(error: BaseException) -> PenrootError | None:
     if reason is not None and reason.errno in (errno.EMFILE, errno.ENFILE):
         try:
             from enroot_py.base import filesystems
-        except ImportError:  # in the container: rootfs.import_no_files()
+        except ImportError:  # in the container, after rootfs.import_no_files()
             return None
         hint = filesystems.OF_PROCESS[reason.errno]
     elif reason is not None and reason.errno == errno.ENOTCONN and isinstance(error, CommandError) and not of_image:

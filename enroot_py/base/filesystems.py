@@ -1,4 +1,4 @@
-"""Find the file system of a path, know the shared ones, and explain errors such as a full disk."""
+"""Find the file system of a path, list the network file systems, and explain errors such as a full disk."""
 
 from __future__ import annotations
 

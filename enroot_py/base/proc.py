@@ -48,7 +48,7 @@ class Stat:
 
 
 def look(pid: int) -> Stat | None:
-    """Return the state of a process, or None if it has ended."""
+    """Return the Stat of a process, or None if the process has ended."""
     try:
         return Stat(pid)
     except OSError:

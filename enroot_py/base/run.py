@@ -18,7 +18,10 @@ _SHOWN_LINES = 10
 
 
 def find(program: str, *, package: str, path: str | None = None) -> str:
-    """Return the absolute path of ``program`` in ``path``, PATH or SBIN. Raises PenrootError with its ``package``."""
+    """Return the absolute path of ``program`` in ``path`` (default: PATH) or SBIN.
+
+    Raises PenrootError, whose hint names ``package``.
+    """
     executable = shutil.which(program, path=path) or shutil.which(program, path=SBIN)
     if executable is None:
         raise PenrootError(f"{program} is not installed", hint=f"install the package {package}")

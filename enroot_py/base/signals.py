@@ -1,4 +1,4 @@
-"""Sets of signals, signal(7). On the start path: not the module signal, which imports enum."""
+"""Sets of signals, signal(7). On the start path, so it does not use the module signal, which imports enum."""
 
 from __future__ import annotations
 

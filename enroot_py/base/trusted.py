@@ -146,7 +146,10 @@ def _check_above(path: str, state: os.stat_result, strict: bool) -> bool:
 
 
 def _root() -> int:
-    """Return the uid of root's files. Without root in the user namespace, it is the overflow uid, as of others."""
+    """Return the uid of root's files.
+
+    In a user namespace that does not map root, it is the overflow uid, which files of other unmapped users have too.
+    """
     return os.stat("/proc/sys").st_uid
 
 

@@ -164,7 +164,7 @@ def _job(pid: int) -> str:
 
 
 def job_of(groups: str, environ: bytes) -> str:
-    """Return the job that the control groups or the environment of a process name, or "".
+    """Return the job in the control groups of a process, else the job in its environment, else "".
 
     Slurm 26.05 and later name control groups after the job's SLUID, unless cgroup.conf has CgroupJobIdPaths=yes.
     squeue and scancel accept both. Sources: cgroup.conf(5); print_sluid() of Slurm's sluid.c.

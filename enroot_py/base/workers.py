@@ -32,7 +32,7 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def processors(most: int = 0) -> int:
-    """Return ``most``, or for 0 the number of CPUs on which this process may run."""
+    """Return ``most``, or if it is 0 the number of CPUs on which this process may run."""
     return most or len(os.sched_getaffinity(0))
 
 

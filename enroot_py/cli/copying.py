@@ -85,7 +85,7 @@ def _root(name: str) -> Fd:
     pid = running.find(name, settings)
     try:
         with Fd(os.open(f"/proc/{pid}/root", _PATH | os.O_DIRECTORY)) as root:
-            if running.find(name, settings) == pid:  # otherwise the PID may be reused by another process
+            if running.find(name, settings) == pid:  # otherwise another process may have the PID now
                 return root.keep()
     except OSError as e:
         raise ContainerError(f"cannot open the root directory of {name}: {e.strerror}") from e

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.processes import Process
 
-_FANCY = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")  # as enroot
+_FANCY = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")  # enroot's columns
 _SHORT = ("NAME", "STATE", "PID", "STARTED", "COMMAND")
 _PROCESS = ("PID", "STATE", "STARTED", "TIME", "COMMAND")
 

@@ -99,7 +99,7 @@ def help_text() -> str:
 
 
 def command(function: Callable[..., None]) -> click.Command:
-    """Add a function as a verb under its own name."""
+    """Make a function a verb of penroot with the function's name."""
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 

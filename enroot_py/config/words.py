@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from _collections_abc import Callable, Iterable, Iterator, Mapping
 
-# Commands that enroot.conf of sites contains. expand() computes their output without a shell.
+# Commands that sites use in enroot.conf. expand() computes their output without a shell.
 COMMANDS: dict[str, Callable[[], object]] = {
     "id -u": lambda: _ids()[0],
     "id -g": lambda: _ids()[1],
