@@ -99,7 +99,7 @@ def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool)
         click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
     log.info(f"{'would free' if dry_run else 'freed'} {log.size(pruned.size)}, {log.many(pruned.layers, 'layer')}")
     if only and pruned.kept:
-        raise PenrootError("not every image was removed", hint="end or remove the containers that use it")
+        raise PenrootError("not every image was removed", hint="end or remove the containers that use the kept images")
 
 
 def _digest(text: str, images: Iterable[Stored]) -> str:

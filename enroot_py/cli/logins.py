@@ -81,7 +81,7 @@ def logout(authfile: str | None, registry: str) -> None:
     removed = file.remove(reference)
     other = credentials.find(reference, settings.load()) if authfile is None else None
     if not removed:
-        hint = f"there is one in {other.source}" if other else f"to add one: penroot login {reference.registry}"
+        hint = f"another login is in {other.source}" if other else f"to add one: penroot login {reference.registry}"
         raise ConfigError(f"{file.path} has no login for {reference.registry}", hint=hint)
     log.info(f"logged out of {reference.registry}")
     if other:

@@ -87,7 +87,7 @@ def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.N
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}:{line}: the key is not a single word", hint="write KEY: VALUE")
+            raise ConfigError(f"{path}:{line}: the key is a list or a mapping", hint="write KEY: VALUE")
         if key.value in seen:
             raise ConfigError(
                 f"{path}:{line}: {key.value} is already set in line {seen[key.value]}", hint="remove one of the lines"
@@ -98,5 +98,7 @@ def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.N
 
 def _scalar(path: str, node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag == "tag:yaml.org,2002:null":
-        raise ConfigError(f"{path}:{node.start_mark.line + 1}: the value is not a single word", hint="write KEY: VALUE")
+        raise ConfigError(
+            f"{path}:{node.start_mark.line + 1}: the value is empty, a list or a mapping", hint="write KEY: VALUE"
+        )
     return str(node.value)
