@@ -2,7 +2,7 @@
 
 import sys
 
-from enroot_py.base.pack import LIBRARY as LIBRARY  # the import also lets an installation import from the pack
+from enroot_py.base.pack import LIBRARY as LIBRARY  # this import also makes Python import from the pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _PUBLIC = {
 }
 __all__ = list(_PUBLIC)
 __version__ = "1.0.0rc2"
-ENROOT_VERSION = "4.2.1"  # the compatible version of enroot, which scripts compare
+ENROOT_VERSION = "4.2.1"  # penroot is compatible with this version; scripts compare it
 
 
 def version() -> str:
@@ -43,7 +43,7 @@ def version() -> str:
 
 
 def called_as() -> str:
-    """Return "enroot" if this process was called by that name, to behave like enroot; else "penroot"."""
+    """Return "enroot" if this process was called by that name and must behave like enroot, else "penroot"."""
     return "enroot" if sys.argv[0].rpartition("/")[2] == "enroot" else "penroot"
 
 

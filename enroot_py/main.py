@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 QUICK = ("cp", "exec", "list", "logs", "ps", "stop", "wait")  # the keys of quick.VERBS
-_LINES = {"start": "start", "batch": "start", **dict.fromkeys(QUICK, "exec"), "list": "list"}  # of base/pack.py
+# By verb: the line of the pack with the modules that the verb imports, see base/pack.py.
+_LINES = {"start": "start", "batch": "start", **dict.fromkeys(QUICK, "exec"), "list": "list"}
 
 
 def main(command: Callable[[list[str]], int] | None = None) -> None:
@@ -30,7 +31,8 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
         pack.load(line)
     from enroot_py.base.errors import PenrootError, cause
 
-    # If the parent ignored SIGCHLD, the kernel would drop the status of children, and Python would report success.
+    # A process inherits an ignored SIGCHLD from its parent. The kernel would then drop the exit status of our
+    # children, and Python would report success.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _open_standard_streams()
@@ -78,14 +80,14 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
 def _open_standard_streams() -> None:
     """Open /dev/null for closed standard streams: stdin write-only and stdout read-only, so that I/O fails.
 
-    Otherwise the next open(2) would get the number, and a program's output would go to that file.
+    Otherwise the next open(2) would return the number of a closed stream, and output would go to the opened file.
     """
     for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDWR)):
         try:
             os.fstat(number)
         except OSError:
             fd = os.open(os.devnull, flags)
-            os.dup2(fd, number)  # makes it inheritable
+            os.dup2(fd, number)  # also makes the descriptor inheritable
             if fd != number:
                 os.close(fd)
             else:
@@ -149,19 +151,19 @@ def _print_error(error: PenrootError) -> None:
 
 
 def _report(error: OSError) -> None:
-    """Report a failed system call without a message of its own."""
+    """Report an OSError that no caller has turned into a PenrootError."""
     import errno
 
     from enroot_py.base import log
 
     try:
         from enroot_py.base import filesystems
-    except ImportError:  # in the container: rootfs.import_no_files()
+    except ImportError:  # in the container, after rootfs.import_no_files()
         log.error(str(error))
         return
     message, hint = filesystems.in_words(error)
     if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush of buffered output fails at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise flushing the buffered output fails again at exit
         message = f"cannot write the output: {error.strerror}"
         hint = "check the file or pipe that stdout goes to: it is full, broken or closed"
     log.error(message)

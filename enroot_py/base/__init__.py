@@ -1,5 +1,5 @@
-"""Knows no containers: errors, the log, system calls under their man-page names, processes, and
-paths and trees that others may have made.
+"""Code that does not know of containers: errors, the log, system calls under their man-page names,
+processes, and paths and trees that other users may have made.
 
-Imports no other room.
+Imports no other package of penroot.
 """

@@ -53,7 +53,7 @@ class Capture:
 def wait(child: int, output: Capture) -> int:
     """Read ``output`` until ``child`` ends, and return the child's wait status.
 
-    Do not wait for processes that the child leaves behind, although they may still write.
+    Does not wait for processes that the child leaves behind, although they may still write.
     """
     with Fd(os.pidfd_open(child)) as process:
         poll = select.poll()
@@ -77,7 +77,7 @@ def shared() -> Capture:
 
 
 def left_open() -> int:
-    """Return the descriptor of the shared pipe if a leftover process may write to it, else -1."""
+    """Close our end of the shared pipe. Return the reading end if a leftover process may still write, else -1."""
     if _shared is None:
         return -1
     os.close(_shared.writer)

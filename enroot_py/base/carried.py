@@ -1,14 +1,17 @@
-"""Programs of the host, and of a bundle, which run with the bundle's loader and libraries. On the start path."""
+"""Find programs of the host and of a bundle. A bundle's programs run with its own loader and libraries.
+
+On the start path.
+"""
 
 from __future__ import annotations
 
 import os
 
-directory = ""  # where a bundle has unpacked itself; features/bundle/bundled.py sets it
+directory = ""  # the one into which this bundle was unpacked; features/bundle/bundled.py sets it
 
 
 def installed(*names: str) -> str:
-    """Return the path of the first program that the bundle or the host has, or "". Ignores the user's PATH."""
+    """Return the path of the first of the programs that the bundle or the host has, or "". Ignores the user's PATH."""
     for name in names:
         if carried := command(name):
             return carried[-1]
@@ -19,9 +22,10 @@ def installed(*names: str) -> str:
 
 
 def command(name: str) -> list[str]:
-    """Return the command that runs a program of the bundle, without arguments, or [] outside a bundle.
+    """Return the command line for a program of the bundle, without arguments; [] if there is no such program.
 
-    The kernel names a process after the executed file, so each program has a link to the loader.
+    The command line executes the loader. The kernel names a process after the executed file, so the bundle has a link
+    to the loader under each program's name.
     """
     program = f"{directory}/programs/{name}"
     if not directory or not os.path.exists(program):

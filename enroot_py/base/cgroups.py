@@ -9,9 +9,9 @@ from enroot_py.base import mountinfo, proc
 
 
 def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
-    """Return (mount point, group beneath it, whether version 2) of each hierarchy that may have ``controller``.
+    """Return the mount point, the group's path and ``is_v2`` for each cgroup hierarchy that can hold ``controller``.
 
-    Raises OSError if the process is gone.
+    A v2 hierarchy is returned even if it lacks the controller. Raises OSError if the process has ended.
     """
     groups = {}
     with open(f"/proc/{pid}/cgroup", errors="surrogateescape") as f:
@@ -24,12 +24,13 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
         if not is_v2 and (mount.fstype != "cgroup" or controller not in {*groups} & {*mount.data.split(",")}):
             continue
         path = groups["" if is_v2 else controller].removeprefix(mount.root.rstrip("/"))
-        hierarchies.append((mount.target, "" if "/.." in path else path, is_v2))  # above the root of a cgroup namespace
+        # "/..": the group is outside the cgroup namespace, so return the mount point itself.
+        hierarchies.append((mount.target, "" if "/.." in path else path, is_v2))
     return hierarchies
 
 
 def asleep(pid: int) -> str:
-    """Return why a process is stopped or suspended, or "" if it may run or is not visible."""
+    """Return "its job is suspended", "it is stopped", or "" if the process is neither or is not visible."""
     try:
         if _is_frozen(pid):
             return "its job is suspended"

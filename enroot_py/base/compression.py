@@ -1,4 +1,4 @@
-"""Read a blob once as a stream: detect its compression, decompress it, and hash both forms.
+"""Read a blob once as a stream: detect its compression, decompress it, and hash compressed and decompressed data.
 
 Sources: RFC 1952 (gzip) and RFC 8878 (zstd).
 """
@@ -21,7 +21,7 @@ from enroot_py.base.errors import ImageError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-crc32: Callable[..., int] = isal_zlib.crc32  # (data, value so far)
+crc32: Callable[..., int] = isal_zlib.crc32  # crc32(data, value so far)
 adler32: Callable[[bytes], int] = isal_zlib.adler32
 
 _READ_BYTES = 1 << 18
@@ -103,7 +103,7 @@ class _Limited(_Decoder):
 
 
 class _ZstdSource:
-    """A blob with _END_FRAME appended, for zstandard: it does not report a truncated last frame."""
+    """A blob with _END_FRAME appended, because the library zstandard does not report a truncated last frame."""
 
     def __init__(self, data: bytes, more: Callable[[], bytes]) -> None:
         self._data = data
@@ -111,7 +111,7 @@ class _ZstdSource:
         self.ended = False
 
     def read(self, size: int) -> bytes:
-        """Return the next data, of any size."""
+        """Return the next data, ignoring ``size``; b"" at the end."""
         data, self._data = self._data or self._more(), b""
         if data or self.ended:
             return data
@@ -120,7 +120,8 @@ class _ZstdSource:
 
 
 _END = 16 * b"x"
-# RFC 8878: magic, header of a single segment of 16 bytes, one last RLE block: an x, 16 times.
+# A frame that decompresses to _END, RFC 8878: magic number, header (a single segment, 16 bytes of content), and a last
+# block of type RLE, which repeats "x" 16 times.
 _END_FRAME = bytes.fromhex("28b52ffd 20 10 830000 78")
 
 
@@ -137,7 +138,7 @@ def _xz() -> _Decoder:
 
 
 _ZSTD_SKIPPABLE = tuple(bytes((n,)) + b"\x2a\x4d\x18" for n in range(0x50, 0x60))
-# Media types lie (enroot d0402e0): only the first bytes count.
+# Detect the compression by the first bytes: a media type may be wrong (enroot, commit d0402e0).
 _MAGIC: tuple[tuple[tuple[bytes, ...], str, Callable[[], _Decoder] | None], ...] = (
     ((b"\x1f\x8b",), "gzip", _Gzip),
     ((b"\x28\xb5\x2f\xfd", *_ZSTD_SKIPPABLE), "zstd", None),  # pzstd begins with a skippable frame
@@ -148,12 +149,12 @@ MAGIC_BYTES = 8  # enough to identify each format
 
 
 def name_of(start: bytes) -> str:
-    """Return the name of the compression of data that begins with these MAGIC_BYTES bytes, or ``none``."""
+    """Return the name of the compression of a blob, or "none". ``start`` are its first MAGIC_BYTES bytes."""
     return next((name for magic, name, _ in _MAGIC if start.startswith(magic)), "none")
 
 
 class Decompressed:
-    """A stream that is decompressed and hashed in both forms. Use it in a ``with``.
+    """The decompressed data of a blob. Hashes the compressed and the decompressed data. Use it in a ``with``.
 
     One thread reads and decompresses a few chunks ahead, another hashes. Both release the GIL, so a large layer uses
     three CPUs and takes no longer than its decompression. The digests are complete when drain() has returned.
@@ -238,7 +239,7 @@ class Decompressed:
         import zstandard
 
         source = _ZstdSource(data, self._raw)
-        # A frame header requests the window's memory: 128 MiB after "zstd --long".
+        # A frame header states the window size, and the decoder allocates a window: 128 MiB after "zstd --long".
         decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
         reader = decoder.stream_reader(cast("IO[bytes]", source), read_across_frames=True, closefd=False)
         last = b""
@@ -261,7 +262,7 @@ class Decompressed:
         return ImageError(f"the {name} data of the layer is truncated after {self.blob_size} bytes")
 
     def _members(self, data: bytes, name: str, make: Callable[[], _Decoder]) -> Iterator[bytes]:
-        """Decompress the members of a blob in order: RFC 1952 allows several."""
+        """Decompress the members of a blob in order: a gzip file can have several members, RFC 1952."""
         decoder: _Decoder | None = None
         while data:
             if decoder is None:
@@ -359,8 +360,9 @@ class Decompressed:
     def copy(self, size: int, fd: int, offset: int) -> int:
         """Write the next ``size`` bytes to a file at ``offset``, and return their CRC-32.
 
-        Writes pieces as they arrive, from the CPU cache. Aligned writes of 1 MiB create folios of that size: the
-        kernel needed six times as long to fill them, and programs did not read them faster.
+        Writes each piece when it arrives, while it is in the CPU cache. Does not collect aligned writes of 1 MiB: for
+        these the kernel creates folios of 1 MiB. Filling them took six times as long, and programs did not read such
+        files faster.
         """
         at, end = self._at, self._at + size
         if end <= len(self._chunk):  # most files are small

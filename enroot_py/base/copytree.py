@@ -1,7 +1,7 @@
 """Copy files and trees between directories that are open.
 
-Another process may change names meanwhile, so nothing is opened through a link: a link that an earlier copy made must
-not lead a later copy elsewhere.
+Nothing is opened through a symlink. Another process may replace names meanwhile, and a symlink that an earlier copy
+made must not lead a later copy elsewhere.
 """
 
 from __future__ import annotations
@@ -19,65 +19,65 @@ _MAX_DIRECTORY_DEPTH = 250  # each level needs two descriptors
 _CHUNK_BYTES = 1 << 20
 
 
-def copy(above: int, name: str, below: int, new: str, depth: int = 0) -> None:
-    """Copy the entry ``name`` of one directory to the entry ``new`` of another. Raises OSError.
+def copy(source: int, name: str, target: int, new: str, depth: int = 0) -> None:
+    """Copy the entry ``name`` of the directory ``source`` to the entry ``new`` of ``target``. Raises OSError.
 
     Files are replaced and directories are merged. Links are copied as links. Special files in a directory are skipped
     with a warning.
     """
-    state = os.stat(name, dir_fd=above, follow_symlinks=False)
+    state = os.stat(name, dir_fd=source, follow_symlinks=False)
     if stat.S_ISDIR(state.st_mode):
-        _copy_directory(above, name, below, new, state, depth)
+        _copy_directory(source, name, target, new, state, depth)
     elif stat.S_ISLNK(state.st_mode):
-        content = os.readlink(name, dir_fd=above)
+        content = os.readlink(name, dir_fd=source)
         temporary = _temporary()
-        os.symlink(content, temporary, dir_fd=below)
-        _rename(temporary, new, below)
+        os.symlink(content, temporary, dir_fd=target)
+        _rename(temporary, new, target)
     elif stat.S_ISREG(state.st_mode):
-        _copy_file(above, name, below, new)
+        _copy_file(source, name, target, new)
     elif depth:
         log.warn(f"not copied: {name}: not a file, directory or link")
     else:
         raise OSError(0, "not a file, directory or link", name)
 
 
-def _copy_directory(above: int, name: str, below: int, new: str, state: os.stat_result, depth: int) -> None:
+def _copy_directory(source: int, name: str, target: int, new: str, state: os.stat_result, depth: int) -> None:
     if depth == _MAX_DIRECTORY_DEPTH:
         raise OSError(0, f"more than {_MAX_DIRECTORY_DEPTH} nested directories", name)
     is_new = False
     if new != ".":
         try:
-            os.mkdir(new, 0o700, dir_fd=below)
+            os.mkdir(new, 0o700, dir_fd=target)
             is_new = True
         except FileExistsError:
             pass
-    with Fd(os.open(name, _DIRECTORY, dir_fd=above)) as old, Fd(os.open(new, _DIRECTORY, dir_fd=below)) as made:
+    with Fd(os.open(name, _DIRECTORY, dir_fd=source)) as old, Fd(os.open(new, _DIRECTORY, dir_fd=target)) as made:
         for entry in sorted(os.listdir(old)):
             copy(old, entry, made, entry, depth + 1)
         if is_new:
             _copy_state(made, state)
 
 
-def _copy_file(above: int, name: str, below: int, new: str) -> None:
+def _copy_file(source: int, name: str, target: int, new: str) -> None:
     temporary = _temporary()
-    with Fd(os.open(name, _READ, dir_fd=above)) as old:
+    with Fd(os.open(name, _READ, dir_fd=source)) as old:
         state = os.fstat(old)
         if not stat.S_ISREG(state.st_mode):
             raise OSError(0, "it is being changed", name)
-        with Fd(os.open(temporary, _CREATE, 0o600, dir_fd=below)) as made:
+        with Fd(os.open(temporary, _CREATE, 0o600, dir_fd=target)) as made:
             try:
                 while data := os.read(old, _CHUNK_BYTES):
                     while data:
                         data = data[os.write(made, data) :]
                 _copy_state(made, state)
-                _rename(temporary, new, below)
+                _rename(temporary, new, target)
             except BaseException:
-                _unlink(temporary, below)
+                _unlink(temporary, target)
                 raise
 
 
 def _copy_state(made: int, state: os.stat_result) -> None:
-    os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777)  # drop set-user-ID of a container's file
+    os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777)  # without the set-user-ID bit of a container's file
     os.utime(made, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 

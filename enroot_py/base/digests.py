@@ -13,7 +13,7 @@ _ALGORITHM = "sha256:"
 
 
 class Pin(Frozen):
-    """The digest that a tag must have. Errors print ``origin``, then the digest, with ``hint``."""
+    """The digest that a tag must have. Messages print ``origin`` before the digest, and ``hint``."""
 
     digest: str
     origin: str = "the step resolved it to"
@@ -26,7 +26,7 @@ def is_digest(text: str) -> bool:
 
 
 def encoded(digest: str) -> str:
-    """Return the hex digits, a safe file name. Raises ImageError if ``digest`` is not a digest: it is untrusted."""
+    """Return the hex digits, which are a safe file name. Raises ImageError if the untrusted text is no digest."""
     if not is_digest(digest):
         raise ImageError(f"{digest!r} is not a sha256 digest")
     return digest.removeprefix(_ALGORITHM)

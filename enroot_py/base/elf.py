@@ -36,7 +36,7 @@ class Elf(Frozen):
     machine: str
     soname: str
     needed: tuple[str, ...]
-    paths: tuple[str, ...]  # DT_RUNPATH, or DT_RPATH: the loader searches these directories first
+    paths: tuple[str, ...]  # DT_RUNPATH, or else DT_RPATH: the loader searches these directories first
     needs: dict[str, tuple[str, ...]]
     versions: frozenset[str]
     symbols: frozenset[str]  # exported symbols with the requested prefix
@@ -65,7 +65,7 @@ class _ElfFile:
         machine = self._headers()
         size = self.tags.get(_STRSZ, 0)
         if size > _STRINGS:
-            raise NotElf(f"its names take {size >> 20} MiB")
+            raise NotElf(f"its string table is too large ({size >> 20} MiB)")
         self.strings = self._at(self.tags.get(_STRTAB, -1), size) if size else b""
         path = self.tags.get(_RUNPATH, self.tags.get(_RPATH))
         return Elf(
@@ -146,7 +146,7 @@ class _ElfFile:
             for _ in range(min(versions, left)):
                 left -= 1
                 _, flags, _, name, onward = unpack_from("=IHHII", part, place)
-                if not flags & 2:  # VER_FLG_WEAK: the loader only warns
+                if not flags & 2:  # VER_FLG_WEAK: the loader only warns if the version is missing
                     names.append(self._name(name))
                 place += onward
             listed.append((self._name(file), tuple(sorted(names))))

@@ -25,7 +25,7 @@ OWN_ERROR = 125  # as in docker: penroot failed, not the command
 
 
 def with_status(error: PenrootError, status: int) -> PenrootError:
-    """Set an error's exit status to that of its verb, unless the error's class defines a status."""
+    """Set the exit status of an error, unless the error's class defines a status."""
     if error.exit_code == PenrootError.exit_code:
         error.exit_code = status
     return error
@@ -44,11 +44,11 @@ class ConfigError(PenrootError):
 
 
 class ImageReferenceError(PenrootError):
-    """An image reference does not parse."""
+    """An image reference is invalid."""
 
 
 class RegistryError(PenrootError):
-    """A registry refused, failed or was not reached."""
+    """A registry refused a request, failed, or could not be reached."""
 
 
 class Unreachable(RegistryError):
@@ -56,7 +56,7 @@ class Unreachable(RegistryError):
 
 
 class WebPage(Unreachable):
-    """A web page came instead of the registry's answer: from a proxy, a login portal, or a host without a registry."""
+    """The answer is a web page: a proxy, a login portal or a host without a registry has sent it."""
 
 
 class RefusedError(RegistryError):
@@ -64,7 +64,7 @@ class RefusedError(RegistryError):
 
 
 class ImageError(PenrootError):
-    """An image is invalid: digest, format, missing layer."""
+    """An image is invalid: wrong digest, unknown format, missing layer."""
 
 
 class PolicyError(PenrootError):
@@ -76,7 +76,7 @@ class ContainerError(PenrootError):
 
 
 class MountError(PenrootError):
-    """A mount cannot be done: look at its source, target and flags."""
+    """A mount failed: look at its source, target and flags."""
 
 
 class NamespaceError(PenrootError):
@@ -93,12 +93,13 @@ class CommandError(PenrootError):
     exit_code = 126
 
 
-# Return the error of the image's mount if it caused the given error, else None. Set when an image is mounted.
+# A function that returns the error of the image's mount if it caused the given error, else None. The code that mounts
+# an image sets it.
 of_image: Callable[[BaseException], PenrootError | None] | None = None
 
 
 def cause(error: BaseException) -> PenrootError | None:
-    """Return the error with its root cause (a limit, or a failed image mount) as the hint, or None if unknown."""
+    """Return an error whose hint is the root cause: a limit, or a failed image mount. Return None if it is unknown."""
     import errno
 
     reason: BaseException | None = error
@@ -108,7 +109,7 @@ def cause(error: BaseException) -> PenrootError | None:
     if reason is not None and reason.errno in (errno.EMFILE, errno.ENFILE):
         try:
             from enroot_py.base import filesystems
-        except ImportError:  # in the container: rootfs.import_no_files()
+        except ImportError:  # in the container, after rootfs.import_no_files()
             return None
         hint = filesystems.OF_PROCESS[reason.errno]
     elif reason is not None and reason.errno == errno.ENOTCONN and isinstance(error, CommandError) and not of_image:

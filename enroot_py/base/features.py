@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# The limit of a feature's variable in a job. c_shims/spank/options.c has the other limits.
+# Maximum size of the data that a feature puts into one variable of a job. c_shims/spank/options.c has the other limits.
 CARRIED_BYTES = 64 << 10
 
 SOCKETS = {
@@ -47,15 +47,15 @@ PARTS = {
     "must_resolve": "(request): whether srun must resolve a tag, even if the site's configuration forbids it",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
     "shares": "(plugin): whether srun may offer images to nodes",
-    "offer": "(job, image, digest, allocation): with an invitation and serve(channel), the work of srun for its nodes",
+    "offer": "(job, image, digest, allocation): the work of srun for its nodes, with an invitation and serve(channel)",
     "peers": "(job, plugin): the other nodes of a step: Peers of registry/sources.py, or None",
-    "send": "(job, request, plugin, learns_later=): with serve(channel), a file that srun sends to its nodes",
-    "receive": "(job, request, plugin, settings): the file from send, in the store of a node",
+    "send": "(job, request, plugin, learns_later=): a file that srun sends to its nodes, with serve(channel)",
+    "receive": "(job, request, plugin, settings): the file that srun has sent, in the store of this node",
     "attach": "(step, held): additions to a running container when a step joins it: see pyxis_py/node/attached.py",
     "clean_up": "(job, notes): removes the feature's leftovers at the end of a job",
 }
 
-# The sockets of each feature, and its parts of a step. Rows, verbs and calls follow this order.
+# The sockets into which each feature plugs; step.PART names one of PARTS. Rows, verbs and calls follow this order.
 FEATURES = {
     "enroot_py.features.devices": "hooks settings flags",
     "enroot_py.features.fabric": "hooks outside settings verbs manual",
@@ -81,12 +81,12 @@ def parts(name: str) -> Iterator[Any]:
 
 
 def folders(name: str) -> Iterator[str]:
-    """Yield the path of each feature that has a folder for a socket."""
+    """Yield the path of each feature that has a folder named after the socket ``name``."""
     return (package.replace(".", "/") for package, sockets in FEATURES.items() if name in sockets.split())
 
 
 def plugged(socket: str) -> Iterator[ModuleType]:
-    """Import the module of each feature that plugs into a socket. ``step.PART`` selects features with that part."""
+    """Import and yield the module of each feature that plugs into a socket, or for ``step.PART`` has that part."""
     assert socket.partition(".")[0] in SOCKETS
     for package, sockets in FEATURES.items():
         if socket in sockets.split():

@@ -1,4 +1,4 @@
-"""Find the file system of a path, know the shared ones, and explain errors such as a full disk."""
+"""Find the file system of a path, list the network file systems, and explain errors such as a full disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NETWORK = frozenset(
     "fuse.glusterfs fuse.sshfs fuse.juicefs fuse.ceph-fuse fuse.cvmfs2 fuse.s3fs fuse.gcsfuse fuse.daosfs".split()
 )
 
-# Limits of a process or the machine: another directory does not help.
+# Hints for limits of a process or the machine. Another directory would not help.
 OF_PROCESS = {
-    errno.EAGAIN: "this user, or the job, may have no more processes: ulimit -u, pids.max of the control group",
+    errno.EAGAIN: "raise the process limit of this user or job: ulimit -u, pids.max of the control group",
     errno.ENOMEM: "out of memory: raise ulimit -v, or --mem of the job",
-    errno.EMFILE: "no more files may be open: ulimit -n",
-    errno.ENFILE: "no more files may be open on this machine: sysctl fs.file-max",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.ENFILE: "raise the limit of open files on this machine: sysctl fs.file-max",
 }
 
 
@@ -51,7 +51,7 @@ def hint_for(error: OSError, place: str, setting: str = "") -> str:
 
 
 def no_process() -> tuple[str, str]:
-    """Return why another process or thread cannot be started, and a hint."""
+    """Return the reason why no process or thread can be started, and a hint."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)

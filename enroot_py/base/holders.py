@@ -1,4 +1,4 @@
-"""Record the holder of a lock file: node, boot and process. flock(2) may not reach other nodes."""
+"""Record the holder of a lock file: node, boot and process. A lock of flock(2) may not reach other nodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Holder(Frozen):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether a process of this node has ended."""
+        """Return whether the process, which must be of this node, has ended."""
         return not linux.boot_id().startswith(self.boot) or not os.path.exists(f"/proc/{self.pid}")
 
     def asleep(self) -> str:
-        """Return why a process of this node is stopped or suspended, or "" if it may run or is elsewhere."""
+        """Return cgroups.asleep() for a process of this node; "" for a process of another node or boot."""
         return cgroups.asleep(self.pid) if self.is_here and linux.boot_id().startswith(self.boot) else ""
 
     def dumps(self) -> bytes:

@@ -2,7 +2,7 @@
 
 A start runs no program, and an image may have no ldconfig, or one for another machine, so this module
 writes the cache itself. It uses glibc's new format (sysdeps/generic/dl-cache.h), which every glibc since 2.2
-reads. In a file the old format may precede it.
+reads. A cache file may begin with a part in the old format.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NATIVE = _FLAGS.get(os.uname().machine, _OTHER_HWCAP)
 
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _SHT_NOTE = 7
-# Limits that no linker exceeds: an image may claim more.
+# Bytes of a section header, and limits that no linker exceeds. The headers of an untrusted image may state more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
 _MAX_SECTIONS = 64  # of a cache extension
 
@@ -65,7 +65,7 @@ def soname(path: str) -> Library | None:
     try:
         with open(path, "rb") as f:
             data = f.read(64)
-            # Only this byte order. Byte 4 tells 64 bits from 32.
+            # Accept only this machine's byte order. Byte 4 is 2 in a 64-bit file, 1 in a 32-bit file.
             if data[:4] != b"\x7fELF" or data[5] != (1 if sys.byteorder == "little" else 2):
                 return None
             wide = data[4] == 2
@@ -114,7 +114,7 @@ def drivers_of_compat(file: BinaryIO) -> set[int]:
 
 
 def extend(data: bytes, libraries: list[Library]) -> bytes:
-    """Insert ``libraries`` into the cache ``data``, before present libraries of the same names.
+    """Insert ``libraries`` into the cache ``data``, before existing entries of the same names.
 
     Returns ``data`` unchanged if the cache already has all libraries.
     """
@@ -122,7 +122,7 @@ def extend(data: bytes, libraries: list[Library]) -> bytes:
     entries = _entries(data)
     names = _Names(data, entries)
     ordered = sorted(set(libraries), key=lambda library: _order(library[1].encode()), reverse=True)
-    places = [(names.place(name.encode()), flags, name, path) for flags, name, path in ordered]
+    places = [(names.index_for(name.encode()), flags, name, path) for flags, name, path in ordered]
     places = [p for p in places if not names.holds(p[0], p[2].encode(), p[3].encode())]
     if not places:
         return data
@@ -137,7 +137,7 @@ def extend(data: bytes, libraries: list[Library]) -> bytes:
         last = place
         value = end + len(strings)
         text = path.encode("utf-8", "surrogateescape")
-        # As in glibc, the name shares the end of the path if it can.
+        # As in glibc, the name is not stored again if the path ends with it.
         key = value + len(text) - len(name) if path.endswith("/" + name) else value + len(text) + 1
         strings += text + b"\0" + (b"" if path.endswith("/" + name) else name.encode() + b"\0")
         merged.extend((flags, key, value, 0, 0, 0))
@@ -152,7 +152,8 @@ def extend(data: bytes, libraries: list[Library]) -> bytes:
 def _new_part(data: bytes) -> bytes:
     """Return the new-format part of a cache, with all offsets relative to that part; b"" if ``data`` is not a cache.
 
-    After an old-format part only the offsets of extensions are relative to the file.
+    If an old-format part precedes it, the offsets of extensions are relative to the file; all other offsets already are
+    relative to the part.
     """
     if data.startswith(_MAGIC):
         return data
@@ -245,8 +246,8 @@ class _Names:
         start = self.keys[index]
         return self.data[start : self.data.index(b"\0", start, start + _NAME)]
 
-    def place(self, name: bytes) -> int:
-        """Return where to insert ``name``: the order descends, and new entries precede equal names."""
+    def index_for(self, name: bytes) -> int:
+        """Return the index at which to insert ``name``: the order descends, and a new entry precedes equal names."""
         order = _order(name)
         low, high = 0, len(self.keys)
         while low < high:
@@ -259,9 +260,9 @@ class _Names:
                 high = middle
         return low
 
-    def holds(self, place: int, name: bytes, path: bytes) -> bool:
-        """Return whether the first entry of this name has this ``path``."""
-        if place >= len(self.keys) or self.name(place) != name:
+    def holds(self, index: int, name: bytes, path: bytes) -> bool:
+        """Return whether the entry at ``index`` has this ``name`` and ``path``."""
+        if index >= len(self.keys) or self.name(index) != name:
             return False
-        value = self.values[place]
+        value = self.values[index]
         return self.data[value : self.data.index(b"\0", value)] == path

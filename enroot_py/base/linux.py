@@ -1,7 +1,7 @@
 """System calls under the names of their man pages.
 
 Each function wraps one call, knows nothing of containers, and raises OSError with errno and path. Calls that Python
-offers (memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are used from os.
+offers (memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are not here: use them from os.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _NULL = ffi.NULL
-_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as os.fsencode()
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as os.fsencode() uses
 
 # clone(2)
 CLONE_PARENT = 0x00008000
@@ -204,7 +204,7 @@ def close_range(first: int, last: int, flags: int) -> None:
 
 
 def close_others(kept: Iterable[int]) -> None:
-    """Close all descriptors except ``kept``, in a child that uses no objects of its parent."""
+    """Close all descriptors except ``kept``. Call it in a child that uses no file objects of its parent."""
     numbers = sorted({*kept})
     for before, after in zip((-1, *numbers), (*numbers, 0x7FFFFFFF), strict=True):
         if before + 1 < after:
@@ -245,7 +245,7 @@ def install_filter() -> None:
 
 
 def withhold_descriptors() -> None:
-    """Close the caller's descriptors of directories, namespaces and of O_PATH at execve(2): c_shims/seccomp.h"""
+    """Close at execve(2) each descriptor of a directory or namespace, or with O_PATH: c_shims/seccomp.h"""
     _check(lib.penroot_withhold_descriptors())
 
 
@@ -273,9 +273,9 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
 
 
 def fork_below(path: str, name: str, word: str, fd: int) -> int:
-    """Fork a program with ``fd`` as descriptor 3; the program's child is a copy of this process: c_shims/guard.h
+    """Start a program with ``fd`` as descriptor 3, and fork this process as the program's child: c_shims/guard.h
 
-    Returns the PID of the program, or 0 in the copy. Block all signals before the call.
+    Returns the PID of the program, or 0 in its child. Block all signals before the call.
     """
     return _check(lib.penroot_fork_below(_text(path), name.encode(), word.encode(), fd), path)
 

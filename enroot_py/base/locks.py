@@ -1,17 +1,17 @@
-"""flock(2): locks of open files and directories, which end with their processes. On the start path."""
+"""Lock open files and directories with flock(2). A lock ends with its process. On the start path."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-# flock(2) raises these on file systems without locks; EBADF for a directory on NFS.
+# flock(2) fails with one of these on file systems without locks; with EBADF for a directory on NFS.
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
 
 def flock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file until its descriptors are closed. Return False if others have the lock. Raises OSError."""
-    import fcntl  # not for every start
+    """Lock an open file until its descriptors are closed. Return False if another process has it. Raises OSError."""
+    import fcntl  # here, because most starts need no lock
 
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -21,7 +21,7 @@ def flock(fd: int, *, shared: bool = False) -> bool:
 
 
 def attempt(fd: int) -> bool | None:
-    """Lock an open file. Return False if another process has the lock, None without locks. Raises OSError."""
+    """Lock an open file. Return False if another process has the lock, None if no locks work there. Raises OSError."""
     try:
         return flock(fd)
     except OSError as e:
@@ -60,15 +60,15 @@ def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
     finally:
         _signal.setitimer(_signal.ITIMER_REAL, 0)
         _signal.signal(_signal.SIGALRM, before or _signal.SIG_DFL)
-        if left:  # the caller's own deadline
+        if left:  # restore the caller's timer
             _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - began)), interval)
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Return whether the open file is still at ``path``, in case it was renamed or removed before the lock."""
+    """Return whether the open file is still at ``path``. Another process may have moved it before it was locked."""
     try:
         at_path = os.lstat(path)
     except FileNotFoundError:
         return False
-    here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (at_path.st_dev, at_path.st_ino)
+    opened = os.fstat(fd)
+    return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _debug = bool(os.environ.get("PENROOT_DEBUG"))
 
 
-_rewriting = False  # a line of progress is on the terminal
+_rewriting = False  # True while a line of progress is on the terminal
 RED, GREEN, YELLOW, CYAN = "31", "32", "33", "36"  # ECMA-48 SGR
 _COLOURS = {"ERROR": RED, "WARN": YELLOW, "HINT": CYAN}
 
@@ -50,7 +50,7 @@ def captured() -> bool:
 
 
 def rewrite(text: str) -> None:
-    """Replace the last line of rewrite(); "" removes it."""
+    """Replace the line that the last rewrite() has written; "" removes it."""
     global _rewriting
     _rewriting = bool(text)
     sys.stderr.write(f"\r\x1b[K{text}")
@@ -61,7 +61,7 @@ def silent(level: str, text: str) -> None:
     """Drop a line: a ``sink`` for a process whose output has no reader."""
 
 
-# Writes a line. The SPANK helper replaces it to send lines through slurmstepd.
+# The function that writes a line. The SPANK helper replaces it, to send lines through slurmstepd.
 sink: Callable[[str, str], None] = _stderr
 
 
@@ -113,5 +113,5 @@ def many(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-# Set by ``start --explain``: takes the description of each operation before it is executed.
+# ``start --explain`` sets it: a function that gets the description of each operation before the operation.
 explain: Callable[[str], None] | None = None

@@ -94,7 +94,8 @@ class Directory:
 class File:
     """A new file without its final name until publish(). The end of the ``with`` removes it if unpublished.
 
-    Before, the file has no name (open(2), O_TMPFILE), or a hidden name on file systems without O_TMPFILE such as NFS.
+    Until then, the file has no name (open(2), O_TMPFILE), or on file systems without O_TMPFILE, such as NFS, a hidden
+    name.
     """
 
     def __init__(self, path: str) -> None:
@@ -121,7 +122,7 @@ class File:
                     self._hidden, self.fd = path, fd.keep()
 
     def write(self, data: bytes) -> None:
-        """Write all of ``data``: a disk that fills up takes only a part at first. Raises OSError."""
+        """Write all of ``data``: write(2) may write only a part, for example if the disk fills up. Raises OSError."""
         while data:
             data = data[os.write(self.fd, data) :]
 
@@ -133,7 +134,7 @@ class File:
         self.appear(replace=replace)
 
     def appear(self, *, replace: bool) -> None:
-        """Publish without waiting for the disk: after a power cut the file may be empty. Raises as publish()."""
+        """Give the file its name without fsync(2): after a power cut it may be empty. Raises errors like publish()."""
         source = self._hidden or f"/proc/self/fd/{self.fd}"
         if not replace:
             _link(source, self._path)
@@ -152,9 +153,9 @@ class File:
 
 
 def write(path: str, data: bytes, mode: int | None = None, *, replace: bool = True) -> None:
-    """Write a file atomically but without fsync(2), for data that can be made again: see File.appear().
+    """Write a file atomically but without fsync(2), for data that can be created again: see File.appear().
 
-    Without ``mode`` the umask decides. Raises FileExistsError as File.publish(); OSError.
+    Without ``mode`` the umask decides. Raises FileExistsError like File.publish(), or OSError.
     """
     with File(path) as file:
         if mode is not None:
@@ -213,7 +214,7 @@ def _open_to_remove(path: str, flags: int) -> Fd:
 
 
 def _is_ours(fd: int, path: str) -> bool:
-    """Lock a new entry. Return False if another process's sweep() was faster. Raises OSError."""
+    """Lock a new entry. Return False if the sweep() of another process has taken it. Raises OSError."""
     return locks.attempt(fd) is not False and locks.is_at(fd, path)
 
 
@@ -235,7 +236,7 @@ def sweep(place: str) -> None:
     try:
         names = os.listdir(place)
     except OSError:
-        return  # the directory is missing, or the next process that makes a file in it reports the error
+        return  # the directory is missing; any other error is reported when a process creates a file in it
     left = [name for name in names if name.startswith(".") and name.endswith(("." + MAKING, "." + TRASH))]
     shared = bool(left) and filesystems.kind(place) in filesystems.NETWORK
     for name in left:

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 
 from enroot_py.base import cgroups
 
-_THREAD_BYTES = 32 << 20  # per compressor thread: about what the strongest compression needs
+_THREAD_BYTES = 32 << 20  # per compressor thread: about the need of the strongest compression
 _MIN_BUFFER_BYTES = 64 << 20  # mksquashfs accepts no less
 _MAX_BUFFER_BYTES = 512 << 20  # more does not help
-# File of the limit, file of the usage, and the prefix in memory.stat of sums over the whole group.
+# File of the limit, file of the usage, and the prefix of those fields of memory.stat that include child groups.
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 V2 = ("memory.max", "memory.current", "")
 _RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
-_OVERHEAD_BYTES = 64 << 20  # beside the buffers: the image's tables, and this process
+_OVERHEAD_BYTES = 64 << 20  # in addition to the buffers: the image's tables, and this process
 
 
 def refusal() -> tuple[str, str] | None:
-    """Return an error and a hint if the control groups allow too little memory to write an image, else None."""
+    """Return an error message and a hint if the control groups allow too little memory to write an image, else None."""
     limit = min((limit for limit, _ in _groups() if limit), default=0)
     needed = _MIN_BUFFER_BYTES + _OVERHEAD_BYTES
     if not limit or limit >= needed:
@@ -54,18 +54,18 @@ def _groups() -> Iterator[tuple[int, int]]:
 def limits(mount: str, path: str, names: tuple[str, str, str]) -> Iterator[tuple[int, int]]:
     """Yield (limit, unreclaimable bytes in use) of the group ``path`` and its parents; 0 means no limit."""
     while True:
-        here = mount + path.rstrip("/")
-        stat = _numbers(f"{here}/memory.stat", 1)
+        group = mount + path.rstrip("/")
+        stat = _numbers(f"{group}/memory.stat", 1)
         # The kernel reclaims cached files on demand; memory.stat counts tmpfs separately.
         free = sum(stat.get(names[2] + word, 0) for word in _RECLAIMABLE)
-        yield _number(f"{here}/{names[0]}"), max(0, _number(f"{here}/{names[1]}") - free)
+        yield _number(f"{group}/{names[0]}"), max(0, _number(f"{group}/{names[1]}") - free)
         if path in ("", "/"):
             return
         path = os.path.dirname(path)
 
 
 def _number(path: str) -> int:
-    """Return the number in a control group file; 0 for ``max``, for the "no limit" of version 1, or no file."""
+    """Return the number in a control group file. Return 0 for no file or no limit (``max``; version 1: 2**60)."""
     try:
         with open(path) as f:
             text = f.read().strip()

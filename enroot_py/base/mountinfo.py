@@ -1,4 +1,4 @@
-"""The mounts of a mount namespace: proc_pid_mountinfo(5)."""
+"""Read the mounts of a mount namespace: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mounted:
         self.options = options.split(",")
 
     def settings(self) -> list[tuple[str, str]]:
-        """Return the options of the file system: name and value."""
+        """Return name and value of each option of the file system."""
         pairs = (option.partition("=") for option in self.data.split(","))
         return [(name, unescape(value)) for name, _, value in pairs]
 

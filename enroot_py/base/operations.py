@@ -1,4 +1,7 @@
-"""Report operations to features that record events. Without such a feature this costs nothing. On the start path."""
+"""Report operations to features that record events. Without such a feature, a report costs nothing.
+
+On the start path.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ event: OperationEvent | None = None  # the current operation
 
 
 class Operation:
-    """Record the operation in the ``with`` as one event, if the settings ask for events or it is ``timed``.
+    """Record the operation in the ``with`` as one event, if the settings request events or ``timed`` is set.
 
     An event within another event is recorded too, and passes some facts to the outer event.
     """
@@ -51,7 +54,7 @@ class Operation:
 
 
 def phase(name: str) -> None:
-    """End a phase of the current event, which began at the last call."""
+    """End a phase of the current event. The phase began at the previous call."""
     if event is not None:
         event.phase(name)
 

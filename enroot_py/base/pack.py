@@ -2,17 +2,17 @@
 
 `make install` and packages keep the sources of our modules in MODULES, a zip archive, and packing.py compiles them to
 PACK. The first HEAD_BYTES of PACK are lines. The first line is the size and the time of the archive; a PACK of
-another archive or another Python is ignored. Each other line is
+another archive or another Python is ignored. Every further line is
 
     NAME LENGTH,LENGTH... OFFSET
 
 and locates a list of (module, file, code), in pieces written by marshal. Each module has a line. START has
-all modules that a start imports, and IMAGE the modules that a start of a squashfs file imports besides. EXEC and LIST
+all modules that a start imports, and IMAGE the further modules that a start of a squashfs file imports. EXEC and LIST
 have the modules of ``penroot exec`` and ``list``. CHECK and STEP have the modules that these verbs of
 pyxis_py/helper.py import. HOOKS has our hooks, and HELP the text of ``penroot --help``. Without a PACK, modules come
 from the archive; in a source tree, from files.
 
-A start takes 19.0 ms of a processor with PACK, 23.4 ms with files, 25.2 ms with a zip archive of compiled modules, and
+A start takes 19.0 ms of CPU time with PACK, 23.4 ms with files, 25.2 ms with a zip archive of compiled modules, and
 24.2 ms with an archive of only the modules of a start. Every command imports this module first, so it imports only
 built-in modules.
 """
@@ -49,14 +49,14 @@ class Pack:
     """Import the modules in PACK: a finder and a loader, see importlib.abc."""
 
     def __init__(self) -> None:
-        """Open PACK. Raises OSError if there is no PACK of this archive."""
+        """Open PACK. Raises OSError if there is no PACK, or only a PACK of another archive."""
         self._head = _read(HEAD_BYTES, 0)
         if not self._head.startswith(stamp()):
             raise FileNotFoundError(PACK)
         self._found: dict[str, Kept] = {}  # modules in C that load() found
 
     def load(self, line: str) -> None:
-        """Import the modules of a line. Their order satisfies all imports among them."""
+        """Import the modules of a line. In the line, a module comes after the modules that it imports."""
         for module in self.kept(line):
             if module[2] is None:
                 self._found[module[0]] = module

@@ -1,4 +1,4 @@
-"""Compile the modules of an installation to PACK: base/pack.py."""
+"""Compile the modules of an installation to PACK, which base/pack.py describes and reads."""
 
 from __future__ import annotations
 import __future__
@@ -22,18 +22,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.base.pack import Kept
 
-_PIECE_BYTES = 100_000  # less than 128 KiB, from which malloc(3) maps new memory that the kernel must clear
-_IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
+_PIECE_BYTES = 100_000  # less than 128 KiB: for a larger block, malloc(3) maps new memory, which the kernel must clear
+_IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # modules in C, and their directories
 
 
 def write() -> None:
-    """Compile the archive to pack.PACK in a Python without column numbers, which each start would have to load."""
+    """Compile the archive to pack.PACK, in a Python that omits column numbers: each start would have to load them."""
     code = f"import sys; sys.path.insert(0, {pack.LIBRARY!r}); from enroot_py.base import packing; packing.rewrite()"
     subprocess.run([sys.executable, "-ISB", "-X", "no_debug_ranges", "-c", code], stdout=subprocess.PIPE, check=True)
 
 
 def rewrite() -> None:
-    """Do the work of write(), in a process that has imported only this module of ours."""
+    """Do the work of write(). Call it in a process that has imported no other module of ours."""
     modules = dict(_modules())
     recorder = _Recorder(modules)
     sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not pack.current)]
@@ -66,7 +66,7 @@ def rewrite() -> None:
         head += f"{name} {','.join(str(len(piece)) for piece in pieces)} {offset}\n".encode()
         blobs += pieces
         offset += sum(map(len, pieces))
-    assert len(head) < pack.HEAD_BYTES, f"HEAD must be more than {len(head)}"
+    assert len(head) < pack.HEAD_BYTES, f"HEAD_BYTES must be more than {len(head)}"
     temporary = f"{pack.PACK}.{os.getpid()}"
     with open(temporary, "wb") as f:
         f.write(head.ljust(pack.HEAD_BYTES, b"\0") + b"".join(blobs))
@@ -74,7 +74,7 @@ def rewrite() -> None:
 
 
 class _Recorder(pack.Pack):
-    """Import compiled modules, and record the order in which they are complete."""
+    """Import compiled modules, and record the order in which their imports end."""
 
     def __init__(self, modules: dict[str, Kept]) -> None:
         self._modules = modules
@@ -94,14 +94,15 @@ class _Recorder(pack.Pack):
             sys.modules.pop(name, None)
             above, _, last = name.rpartition(".")
             if above in sys.modules:
-                vars(sys.modules[above]).pop(last, None)  # or "from above import last" would import nothing
+                # Otherwise "from above import last" would not import the module again.
+                vars(sys.modules[above]).pop(last, None)
         for name in names:
             import_module(name)
         return self._imported
 
 
 def _modules() -> Iterator[tuple[str, Kept]]:
-    """Return the modules in the archive and those in C, by name."""
+    """Yield the name and the code of each module: those in the archive, then those in C."""
     with ZipFile(pack.MODULES) as archive:
         for file in archive.namelist():
             name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -134,9 +135,9 @@ def _pieces(values: list[Any]) -> Iterator[list[Any]]:
 
 
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Return the code of a module without annotations and docstrings, which each start would load for nothing.
+    """Return the code of a module without annotations and docstrings: each start would load them, and uses none.
 
-    A decorated function keeps its docstring: click turns it into help.
+    A decorated function keeps its docstring, because click makes the help text from it.
     """
     tree = ast.parse(source, path)
     for node in ast.walk(tree):

@@ -1,10 +1,10 @@
 """Resolve paths beneath a root, so that no symlink and no ``..`` of an image leads outside.
 
-Every function takes ``root``, an open directory, and resolves paths as chroot(2) would: openat2(2), RESOLVE_IN_ROOT.
+The functions take ``root``, an open directory, and resolve paths as chroot(2) would: openat2(2), RESOLVE_IN_ROOT.
 
 Host trees are mounted beneath the root too, and an image may link into them: /etc to /dev/shm, a file to
 /proc/self/environ. Therefore these functions read and create files only on the root's mount or on a tmpfs of the
-container. They accept a path in a host tree only if it has no symlink, because then the user requested this path.
+container. They accept a path in a host tree only if no component is a symlink, because then the user named this path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 
 _MAXSYMLINKS = 40  # path_resolution(7)
-_MAX_FILE_BYTES = 16 << 20  # of an image's file to read into memory, such as /etc/passwd
+_MAX_FILE_BYTES = 16 << 20  # of a file of an image that is read into memory, such as /etc/passwd
 _MAX_SKELETON_FILES = 2000
 _OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -47,7 +47,7 @@ def open_mounted(root: int, path: str, known: tuple[int, int] | None) -> Fd:
             raise
     with open_in(root, path) as mounted:
         if inode(mounted) != known:
-            raise OSError(errno.EXDEV, "a link of the image leads to a mount with another name")
+            raise OSError(errno.EXDEV, "a symlink of the image leads to another mount")
         return mounted.keep()
 
 
@@ -77,7 +77,7 @@ class Foreign(OSError):
 
 
 def is_own(root: int, fd: int) -> bool:
-    """Return whether an open file is on the mount of ``root``, on a volume of it, or on a tmpfs only beneath it.
+    """Return whether an open file is on the mount of ``root``, on its volumes, or on a tmpfs mounted only beneath it.
 
     Call it only outside the container: it trusts /proc.
     """
@@ -108,8 +108,8 @@ def _is_beneath(path: str, directory: str) -> bool:
 def check_own(root: int, path: str, *, named: bool = False, entered: bool = False) -> bool:
     """Return whether the existing ``path`` belongs to the container.
 
-    For a path in a host mount, return False if ``named`` and the path has no symlink, else raise Foreign.
-    Pass ``entered`` in a process that has entered the container, because /proc is not trusted there. Raises OSError.
+    If the path is in a host mount, return False if ``named`` is set and no component is a symlink, else raise Foreign.
+    Set ``entered`` in a process that has entered the container, because /proc is not trusted there. Raises OSError.
     """
     try:
         with open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV):
@@ -178,7 +178,7 @@ def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = Fal
 
 
 def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
-    """Open the file ``path`` beneath ``root`` with O_PATH, or make it as make_directory() does. Raises OSError."""
+    """Open the file ``path`` beneath ``root`` with O_PATH. Creates it like make_directory(). Raises OSError."""
     return _Maker(root, named=named, entered=entered).make(path, mode, directory=False)
 
 
@@ -202,7 +202,7 @@ class _Maker:
             raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
         with self.make(above or ".", 0o755, directory=True, depth=depth + 1) as parent:
             if not check_own(self._root, above, named=self._named, entered=self._entered):
-                mode |= 0o755  # the new entry stays in the user's host tree
+                mode |= 0o755  # the new entry is in a host tree, where it stays after the container's end
             try:
                 if directory:
                     os.mkdir(name, mode, dir_fd=parent)
@@ -268,7 +268,8 @@ def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
     Raises OSError, also for a path in a host tree.
     """
     above, _, name = path.strip("/").rpartition("/")
-    temporary = f".penroot.{os.getpid()}"  # the same for all files: each new name costs a request to the FUSE server
+    # One name for all files, because each new name costs a request to the FUSE server.
+    temporary = f".penroot.{os.getpid()}"
     with make_directory(root, above or ".") as parent:
         check_own(root, above)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)

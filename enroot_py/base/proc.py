@@ -1,4 +1,4 @@
-"""State and children of a process: proc_pid_stat(5), proc_pid_task(5)."""
+"""Read state and children of a process: proc_pid_stat(5), proc_pid_task(5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enroot_py.base.fds import Fd
 
 
 class Stat:
-    """State, age and use of a process, and the name ``comm`` of its program."""
+    """State, parent, session, start time and CPU time of a process. ``comm`` is the name of its program."""
 
     __slots__ = ("comm", "_fields")
 
@@ -43,12 +43,12 @@ class Stat:
         return int(self._fields[19])
 
     def processor_s(self, *, with_children: bool = False) -> float:
-        """Return the CPU seconds of the process, and ``with_children`` also those of its ended children."""
+        """Return the CPU seconds of the process. ``with_children`` adds the CPU seconds of its ended children."""
         return sum(map(int, self._fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def look(pid: int) -> Stat | None:
-    """Return the state of a process, or None if it has ended."""
+    """Return the Stat of a process, or None if the process has ended."""
     try:
         return Stat(pid)
     except OSError:
@@ -56,7 +56,7 @@ def look(pid: int) -> Stat | None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of the first thread of a process, or none if the process has ended."""
+    """Return the children of the first thread of a process, or [] if the process has ended."""
     try:
         with Fd(os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             return [int(child) for child in fd.content().split()]

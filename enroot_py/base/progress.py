@@ -42,10 +42,10 @@ def bar(label: str, done: int, total: int, seconds: float, width: int, *facts: s
 
 
 class Progress:
-    """Count the bytes that several processes have read of ``total``, each process in its own part.
+    """Count how many of ``total`` bytes several processes have read. Each process counts in its own part.
 
-    Create this before forking the processes, because they count in shared memory. tick() calls ``go_on`` if a process
-    has read data since the last tick().
+    Create this before forking the processes, because the counts are in shared memory. tick() calls ``go_on`` if a
+    process has read data since the previous tick().
     """
 
     def __init__(self, label: str, parts: int, total: int, go_on: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class Progress:
             self.tick(0)  # before the fork: the log lines of the processes must clear this line
 
     def part(self, number: int) -> Callable[[int], None]:
-        """Return a function that sets the number of bytes read of a part, for use in any process."""
+        """Return a function that sets the number of bytes read of part ``number``. Any process can call it."""
 
         def count(size: int) -> None:
             _COUNT.pack_into(self._counts, number * _COUNT.size, size)

@@ -1,4 +1,4 @@
-"""Run other programs: only this module does. Not for the start path."""
+"""Run other programs. Not for the start path."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from enroot_py.base import filesystems, log, workers
 from enroot_py.base.errors import PenrootError
 
-SBIN = "/usr/sbin:/sbin:/usr/local/sbin"  # not in the PATH of every user
+SBIN = "/usr/sbin:/sbin:/usr/local/sbin"  # PATH does not include these for every user
 _SHOWN_LINES = 10
 
 
 def find(program: str, *, package: str, path: str | None = None) -> str:
-    """Return the absolute path of ``program`` in ``path`` or PATH. Raises PenrootError that names its package."""
+    """Return the absolute path of ``program`` in ``path`` (default: PATH) or SBIN.
+
+    Raises PenrootError, whose hint names ``package``.
+    """
     executable = shutil.which(program, path=path) or shutil.which(program, path=SBIN)
     if executable is None:
         raise PenrootError(f"{program} is not installed", hint=f"install the package {package}")
@@ -37,7 +40,7 @@ class Program:
     before: Callable[[], None] | None = None  # called in the child before execve(2)
     timeout: float | None = None  # seconds until it is killed
     tolerate: Callable[[int, list[str]], bool] | None = None  # whether a status with these lines of stderr is a success
-    warnings: bool = False  # show its stderr even if it succeeds
+    warnings: bool = False  # show the stderr of a program that succeeds
     expected: str = "\n"  # do not show stderr lines with this prefix
 
     def run(self) -> str:
@@ -65,7 +68,7 @@ class Program:
         def begin() -> None:
             if self.before:
                 self.before()
-            workers.die_with_parent(signal.SIGKILL)  # last: a change of credentials undoes it
+            workers.die_with_parent(signal.SIGKILL)  # last: a change of credentials cancels it, prctl(2)
             if os.getppid() != parent:
                 os._exit(128 + signal.SIGKILL)
 
@@ -78,7 +81,7 @@ class Program:
                 text=True,
                 errors="replace",
                 env=self.environ,
-                preexec_fn=begin,  # there is one thread
+                preexec_fn=begin,  # safe, because this process has one thread
                 timeout=self.timeout,
                 check=False,
             )
@@ -91,7 +94,7 @@ class Program:
             raise self.error(f"cannot execute {self.command[0]}: {reason}", hint=hint) from e
 
     def _judge(self, status: int, lines: list[str]) -> None:
-        """Raises ``error`` unless the exit status is tolerated."""
+        """Raise ``error`` unless the exit status is tolerated."""
         if self.tolerate and self.tolerate(status, lines):
             return
         program = self.command[0]

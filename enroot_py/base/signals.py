@@ -1,4 +1,4 @@
-"""Sets of signals, signal(7). On the start path: not the module signal, which imports enum."""
+"""Sets of signals, signal(7). On the start path, so it does not use the module signal, which imports enum."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ STOPPING = (_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU)
 OF_TERMINALS = (*STOPPING, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGWINCH)
 # A process that holds a container or serves its files ignores these signals, and ends only with the step or the
 # container: scancel may signal all processes of a step, not only its programs (cgroup.conf, SignalChildrenProcesses).
-# A fault in the process still ends it, and SIGCHLD still arrives.
+# SIGSEGV and similar signals from a fault of the process still end it. SIGCHLD is not in this set.
 UNHEARD = tuple(CATCHABLE - {_signal.SIGCHLD})
 
 
 def restore() -> None:
-    """Reset the signals that Python ignores: they would stay ignored across execve(2)."""
+    """Reset the signals that Python ignores. A program executed by execve(2) would ignore them too."""
     for number in (SIGPIPE, SIGXFSZ):
         signal(number, SIG_DFL)

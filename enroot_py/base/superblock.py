@@ -11,14 +11,15 @@ import os
 SIZE_BYTES = 96
 _MAGIC = b"hsqs"
 _LAST_COMPRESSION = 6  # zstd
-# A metadata block with one ID: size, with the bit for "not compressed", and ID. No program compresses four bytes.
+# The metadata block of the ID table if root is the only owner: the size with the bit for "not compressed", and ID 0.
+# No program compresses four bytes.
 _ONLY_ROOT = b"\x04\x80" + bytes(4)
 
 
 def fault(fd: int, offset: int = 0) -> tuple[str, str]:
-    """Return the fault of a newly opened squashfs file, and the fix; both are empty for a good file.
+    """Return the fault of a newly opened squashfs file, and the fix. Both are "" if the file has no fault.
 
-    The squashfs begins at ``offset``, because a bundle has other data first. Raises OSError.
+    The squashfs begins at ``offset``: in a bundle, other data precedes it. Raises OSError.
     """
     try:
         block, size = (
@@ -40,7 +41,7 @@ def fault(fd: int, offset: int = 0) -> tuple[str, str]:
 
 
 def compression_fault(fd: int, offset: int = 0) -> tuple[str, str]:
-    """Return an error for the unknown compression of a squashfs file, and the fix; both are empty if it is known.
+    """Return the fault of a squashfs file whose compression is unknown, and the fix. Both are "" if it is known.
 
     Raises OSError.
     """
@@ -51,7 +52,7 @@ def compression_fault(fd: int, offset: int = 0) -> tuple[str, str]:
 
 
 def is_all_root(fd: int, offset: int = 0) -> bool:
-    """Return whether root owns every file in the squashfs file at ``offset``, user and group. Raises OSError."""
+    """Return whether user and group of every file in the squashfs at ``offset`` are root. Raises OSError."""
     block = os.pread(fd, SIZE_BYTES, offset)
     if int.from_bytes(block[26:28], "little") != 1:  # number of distinct IDs
         return False

@@ -26,7 +26,7 @@ def make(path: str, mode: int) -> None:
             os.chown(path, -1, os.getegid())
             os.chmod(path, state.st_mode & 0o777)  # without set-group-ID: subdirectories would inherit the group
     except PermissionError:
-        return  # a file system with one group for all files, for example by its option gid=
+        return  # the file system has one group for all files, for example with the mount option gid=
     except FileNotFoundError:
         return  # another process's sweep removed the new directory: the caller's open(2) fails
 

@@ -23,10 +23,10 @@ _OTHERS, _GROUPS = 0o007, 0o070
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
     """Check that the caller or root owns a directory, and that nobody else can write to it. Return its state.
 
-    The directories above are checked too: not everybody can replace the directory. A group, or another owner of a
-    directory above, could still replace it: ``strict`` refuses that too.
-    ``make`` makes missing directories. ``closed_to`` are the mode bits that the directory itself must not have.
-    Raises OSError, whose strerror is the failed check.
+    The directories above are checked too, so that not everybody can replace the directory. ``strict`` also
+    refuses a directory above that belongs to another user or is writable by a group, because they could replace the
+    directory. ``make`` creates missing directories. ``closed_to`` are the mode bits that the directory itself must not
+    have. Raises OSError, whose strerror is the failed check.
     """
     state = _walk(path, make, strict, 0)[1]
     _check_owner(state, path)
@@ -37,7 +37,7 @@ def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int
 def own(path: str) -> str:
     """Return ``path``, or the caller's directory beneath it if users share ``path``: mode 1777, or open to a group.
 
-    Makes a directory only if another user has taken the name, see mine(). Raises OSError.
+    Creates a directory only if another user has taken its usual name, see mine(). Raises OSError.
     """
     try:
         state = os.stat(path)
@@ -49,7 +49,7 @@ def own(path: str) -> str:
 
 
 def is_shared(state: os.stat_result) -> bool:
-    """Return whether users share a directory: root's, sticky and open to all; or another's and open to a group."""
+    """Return whether users share a directory: root's with mode 1777, or another user's and open to a group."""
     if state.st_mode & _OTHERS_WRITE:
         return state.st_uid == 0 and bool(state.st_mode & stat.S_ISVTX)
     return bool(state.st_mode & _GROUP_WRITE) and state.st_uid != os.geteuid() and not _is_own_group(state)
@@ -58,7 +58,7 @@ def is_shared(state: os.stat_result) -> bool:
 def mine(parent: str, name: str) -> str:
     """Return the caller's path ``name`` in the shared directory ``parent``, or ``name-RANDOM`` if another user has it.
 
-    Makes only the latter. Raises OSError.
+    Creates only ``name-RANDOM``. Raises OSError.
     """
     path = f"{parent}/{name}"
     if _is_mine_or_free(path):
@@ -102,7 +102,7 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat
             here = here.rpartition("/")[0]
             at = os.lstat(here or "/")
             continue
-        shared = _look(here, at, strict)
+        shared = _check_above(here, at, strict)
         entry_path = f"{here}/{name}"
         try:
             state = os.lstat(entry_path)
@@ -129,8 +129,8 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat
     return here, at
 
 
-def _look(path: str, state: os.stat_result, strict: bool) -> bool:
-    """Return whether everybody can make entries in a directory. Raises OSError if others could also swap entries."""
+def _check_above(path: str, state: os.stat_result, strict: bool) -> bool:
+    """Return whether everybody can create entries in a directory. Raises OSError if others could replace entries."""
     everybody = bool(state.st_mode & _OTHERS_WRITE)
     if everybody:
         if not state.st_mode & stat.S_ISVTX:
@@ -146,7 +146,10 @@ def _look(path: str, state: os.stat_result, strict: bool) -> bool:
 
 
 def _root() -> int:
-    """Return the uid of root's files: in a user namespace without root it is the overflow uid, as of other users."""
+    """Return the uid of root's files.
+
+    In a user namespace that does not map root, it is the overflow uid, which files of other unmapped users have too.
+    """
     return os.stat("/proc/sys").st_uid
 
 
@@ -195,7 +198,7 @@ def installed(path: str, root: str = "/") -> int:
 
 
 def regular(fd: int, path: str) -> int:
-    """Return ``fd`` of a regular file. Close any other descriptor and raise OSError with the name ``path``."""
+    """Return ``fd`` if it is a regular file. Otherwise close it, and raise OSError that names ``path``."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, IRREGULAR, path)
@@ -217,5 +220,5 @@ def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> Non
 
 
 def _is_own_group(state: os.stat_result) -> bool:
-    """Return whether the group is the owner's private group, which has the same number: used with umask 002."""
+    """Return whether the group is the owner's private group: it has the owner's number. Used with umask 002."""
     return state.st_gid == state.st_uid

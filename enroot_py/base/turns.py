@@ -26,8 +26,8 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class Turn:
     """The turn to make the file ``path``. Use it in a ``with``, in the main thread: it uses SIGALRM.
 
-    Entering waits for another maker of this user, unless that maker is stopped or shows no sign of life. If the turn
-    file cannot be created, for example in a read-only directory, entering succeeds without it.
+    Entering waits while another process of this user has the turn, unless that process is stopped or shows no sign of
+    life. If the turn file cannot be created, for example in a read-only directory, entering succeeds without a turn.
     """
 
     def __init__(self, path: str) -> None:
@@ -67,10 +67,10 @@ class Turn:
                 os.unlink(self._path)
                 raise
             self._fd = fd.keep()
-        self._before = _signal.signal(_signal.SIGALRM, self._sign)
+        self._before = _signal.signal(_signal.SIGALRM, self._beat)
         _signal.setitimer(_signal.ITIMER_REAL, _HEARTBEAT_S, _HEARTBEAT_S)
 
-    def _sign(self, number: int, frame: object) -> None:
+    def _beat(self, number: int, frame: object) -> None:
         if self._fd is not None:
             try:
                 os.utime(self._fd)
@@ -78,18 +78,18 @@ class Turn:
                 return  # the next signal tries again
 
     def _await(self, fd: int) -> str:
-        """Wait until the turn is free. Return why the wait was given up, or ""."""
+        """Wait until the turn is free, and return "". Return the reason if the wait ends early."""
         if (owner := os.fstat(fd).st_uid) != os.geteuid():
             return f"uid {owner} is making {self._target}"
         watch = waits.Watch(fd, f"making {self._target}", _EXPIRED_AFTER_S)
-        began = signed = time.monotonic()
-        sign, noticed = 0, False
+        began = changed_at = time.monotonic()
+        mtime_ns, noticed = 0, False
         while locks.is_at(fd, self._path):
             now = time.monotonic()
             holder = _holder(fd)
-            if (latest := os.fstat(fd).st_mtime_ns) != sign:
-                sign, signed = latest, now
-            if _is_dead(fd, expired=now - signed >= _EXPIRED_AFTER_S):
+            if (latest := os.fstat(fd).st_mtime_ns) != mtime_ns:
+                mtime_ns, changed_at = latest, now
+            if _is_dead(fd, expired=now - changed_at >= _EXPIRED_AFTER_S):
                 if holder:
                     making.discard(self._target, holder.node, holder.pid)
                 _remove(fd, self._path)
@@ -117,7 +117,7 @@ class Turn:
 
 
 def _remove(fd: int, path: str) -> None:
-    """Remove the turn that is open, but not a successor's turn at the same path. Raises OSError."""
+    """Remove the turn file that is open as ``fd``, but not the turn file of a successor at ``path``. Raises OSError."""
     if not locks.is_at(fd, path):
         return
     trash = making.hidden(path, making.TRASH)
@@ -129,7 +129,7 @@ def _remove(fd: int, path: str) -> None:
         finally:
             os.unlink(trash)
     except (FileNotFoundError, FileExistsError):
-        return  # another process has removed the turn, or has taken it
+        return  # another process has removed the turn file, or has created a new one
 
 
 def sweep(directory: str) -> None:
@@ -159,7 +159,8 @@ def _is_dead(fd: int, *, expired: bool) -> bool:
     holder = _holder(fd)
     if holder is None or not holder.is_here:
         return expired
-    free = locks.attempt(fd)  # hold the lock, or a second process could remove a successor's turn
+    # Keep this lock. Otherwise two processes could remove the turn, and the second one would remove a successor's turn.
+    free = locks.attempt(fd)
     if free is None:  # no locks on this file system
         return holder.is_gone
     return free

@@ -23,9 +23,9 @@ from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
 VERSIONS = "penroot-versions"
-_STAMP = "in-use"  # touched when the link begins and ceases to point to this version
+_STAMP = "in-use"  # touched when the link begins to point to this version, and when it ceases to
 _MAX_START_S = 60  # from following the link to opening a file of the version
-_MAX_SHARED_USE_S = 30 * 86400  # the longest step, which may run on another node
+_MAX_SHARED_USE_S = 30 * 86400  # the duration of the longest step, which may run on another node
 _MAX_INSTALL_S = 86400
 
 
@@ -37,11 +37,11 @@ def link(library: str = LIBRARY) -> str:
 
 def use() -> None:
     """Point the link to this version, and remove unused versions. Raises OSError."""
-    import tempfile  # slow, and link() does not need it
+    import tempfile  # a slow import that link() does not need
 
     path = link()
     before = os.path.realpath(path)
-    if os.path.isdir(path) and not os.path.islink(path):  # an installation older than versions
+    if os.path.isdir(path) and not os.path.islink(path):  # from a penroot that kept no versions
         before = f"{os.path.dirname(LIBRARY)}/before-{os.getpid()}"
         os.rename(path, before)
     _touch(LIBRARY)
@@ -62,11 +62,11 @@ def sweep(versions: str) -> None:
     mounted = _mounted()
     for name in os.listdir(versions):
         directory = f"{versions}/{name}"
-        if directory != current and name not in mounted and _is_over(directory, shared):
+        if directory != current and name not in mounted and _is_unused(directory, shared):
             shutil.rmtree(directory, ignore_errors=True)  # the next sweep removes the rest
 
 
-def _is_over(directory: str, shared: bool) -> bool:
+def _is_unused(directory: str, shared: bool) -> bool:
     try:
         age = time.time() - os.stat(f"{directory}/{_STAMP}").st_mtime
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def _files(directory: str) -> Iterator[str]:
 
 
 def _is_open(path: str) -> bool:
-    """Return whether a process has the file open or mapped, or may have."""
+    """Return whether a process has the file open or mapped. Return True if that is unknown."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

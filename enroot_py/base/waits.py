@@ -22,7 +22,7 @@ STALLED_AFTER_S = 600.0
 HINT = "resume that process (kill -CONT PID, scontrol resume JOB), or end it: kill -KILL PID, scancel JOB"
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CHECK_INTERVAL_S = 0.5
-_MAX_CHECK_GAP_S = 2.0  # after a longer gap this process was stopped, and so may have been the holder
+_MAX_CHECK_GAP_S = 2.0  # a longer gap means that this process was stopped, and perhaps the holder too
 _MIN_ASLEEP_CHECKS = 2  # in a row: the processes of a resumed job continue one after the other
 _MIN_PROGRESS_CPU_S = 0.1  # of processor time: a process that only polls uses less in a minute
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
@@ -88,8 +88,9 @@ class Watch:
         self._doing = doing
         self._stalled_after = stalled_after
         self._looked = self._idle_s = 0.0
-        self._asleep = 0  # consecutive checks that found a sleeping holder
-        self._sign: tuple[int, float] = (0, 0.0)  # of life: the time of the locked file, and CPU seconds
+        self._asleep = 0  # number of consecutive checks that found a stopped or suspended holder
+        # The last sign of life: mtime of the locked file, and CPU seconds of the holders.
+        self._sign: tuple[int, float] = (0, 0.0)
 
     def look(self) -> str:
         """Return the reason to stop waiting, or "". Checks every half second, however often it is called.
@@ -114,7 +115,7 @@ class Watch:
         return ""
 
     def _goes_on(self, family: list[int]) -> bool:
-        """Return whether the locked file has a newer time, or the holders used CPU, since the last sign of life."""
+        """Return whether the locked file was changed, or the holders used CPU time, since the last sign of life."""
         changed, work = self._sign
         sign = os.fstat(self._fd).st_mtime_ns, sum(map(_processor_s, family))
         if sign[0] == changed and 0 <= sign[1] - work < _MIN_PROGRESS_CPU_S:
@@ -132,7 +133,7 @@ def holders(fd: int) -> list[int]:
             lines = [line.split() for line in f]
     except OSError:
         return []
-    # For btrfs and overlayfs, the device here differs from stat(2)'s.
+    # For files on btrfs and overlayfs, /proc/locks and stat(2) show different devices.
     same = [words for words in lines if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(status.st_ino)]
     exact = [words for words in same if words[5].rpartition(":")[0] == device]
     return [pid for words in exact or same if (pid := int(words[4])) not in (0, -1, os.getpid())]
@@ -148,7 +149,7 @@ def described(pid: int) -> str:
 
 
 def _job(pid: int) -> str:
-    """Return the Slurm job of a process as a number, else as a SLUID, else ""."""
+    """Return the number of a process's Slurm job, else the job's SLUID, else ""."""
     try:
         with open(f"/proc/{pid}/cgroup", errors="replace") as f:
             groups = f.read()
@@ -163,7 +164,7 @@ def _job(pid: int) -> str:
 
 
 def job_of(groups: str, environ: bytes) -> str:
-    """Return the job that a process's control groups or environment name.
+    """Return the job in the control groups of a process, else the job in its environment, else "".
 
     Slurm 26.05 and later name control groups after the job's SLUID, unless cgroup.conf has CgroupJobIdPaths=yes.
     squeue and scancel accept both. Sources: cgroup.conf(5); print_sluid() of Slurm's sluid.c.
@@ -177,7 +178,7 @@ def job_of(groups: str, environ: bytes) -> str:
 
 
 def families(pids: Iterable[int]) -> Iterator[int]:
-    """Yield the processes and all their descendants."""
+    """Yield each process in ``pids``, and all descendants."""
     pending, seen = list(pids), set(pids)
     while pending:
         pid = pending.pop()

@@ -1,4 +1,4 @@
-"""Run tasks in forked processes, several at a time. The first failure ends them all.
+"""Run tasks in forked processes, several at a time. The first failure ends all of them.
 
 Processes, not threads: hashing and unpacking use every CPU, and a process can enter namespaces and be killed alone.
 """
@@ -32,7 +32,7 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def processors(most: int = 0) -> int:
-    """Return the number of CPUs to use: ``most``, or all CPUs that this process may run on."""
+    """Return ``most``, or if it is 0 the number of CPUs on which this process may run."""
     return most or len(os.sched_getaffinity(0))
 
 
@@ -44,7 +44,7 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
     caller removes the files of killed tasks. Warns of a stopped process, and fails if it stays stopped for a minute.
     """
     waiting = list(tasks)
-    running: dict[int, int] = {}  # by PID: the pipe for the error
+    running: dict[int, int] = {}  # by PID: the pipe from which to read the error
     failure: BaseException | None = None
     stops = _Stops()
     with _Interrupts() as interrupts:
@@ -137,7 +137,7 @@ def _start(task: Callable[[], None], running: dict[int, int]) -> None:
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Block signals until the child is in ``running``: an interrupt in between would forget it.
+    # Block signals until the child is in ``running``. An interrupt before that would leave the child behind.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     parent = os.getpid()
     try:
@@ -152,7 +152,7 @@ def _start(task: Callable[[], None], running: dict[int, int]) -> None:
         raise PenrootError(f"cannot start a process: {why}", hint=hint) from e
     if pid == 0:
         _child(task, answer, parent, blocked)
-    os.setpgid(pid, pid)  # in parent and child, as either may run first
+    os.setpgid(pid, pid)  # both parent and child do this, because either may run first
     running[pid] = result
     os.close(answer)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

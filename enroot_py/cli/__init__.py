@@ -1,4 +1,4 @@
 """The verbs of the command line.
 
-This package may import all others. Only main.py, pyxis_py and features' verbs import it.
+This package may import all other packages. Only main.py, pyxis_py and features import it.
 """

@@ -1,7 +1,7 @@
 """Run ``penroot doctor`` as another user, for root.
 
-Root opens no path that the user controls, neither configuration nor directories. The user may stop or replace the
-child, or make it print anything: its output is bounded in size and time, and checked.
+Root opens no path that the user controls, neither configuration nor directories. The user can stop or replace the
+child, and can make it print anything. Therefore its output is checked, and limited in size and time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enroot_py.base.errors import UsageError
 from enroot_py.cli.findings import Finding
 
 _DEADLINE_S = 60.0
-_MOMENT_S, _TICK_S = 1.0, 0.01
+_END_TIMEOUT_S, _TICK_S = 1.0, 0.01
 _MAX_BYTES = 1 << 20
 _MAX_TEXT_CHARS = 2000
 _MAX_FD = 0xFFFFFFFF
@@ -55,7 +55,7 @@ def findings(name: str, deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
 
 
 def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
-    """In the child: become the user, as a login does, and execute penroot."""
+    """In the child: become the user like a login, and execute penroot."""
     try:
         os.setsid()  # the user's processes must not reach root's terminal
         null = os.open(os.devnull, os.O_RDWR)
@@ -76,7 +76,7 @@ def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
 
 
 def _environ(account: pwd.struct_passwd) -> dict[str, str]:
-    """Return the environment of a login, and nothing of root's: login(1), pam_systemd(8)."""
+    """Return the environment of a login, with no variable of root's: login(1), pam_systemd(8)."""
     environ = {
         "HOME": account.pw_dir,
         "USER": account.pw_name,
@@ -89,14 +89,14 @@ def _environ(account: pwd.struct_passwd) -> dict[str, str]:
 
 
 def _read(output: int, name: str, deadline_s: float) -> Iterator[Finding]:
-    """Yield the child's findings, until its end or the deadline."""
+    """Yield the child's findings until the child ends, or until the deadline."""
     end, size, rest = time.monotonic() + deadline_s, 0, b""
     poll = select.poll()
     poll.register(output, select.POLLIN)
     while True:
         left = end - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the next path above hangs"
+            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the next check hangs"
             yield Finding("bad", what, "check the mounts of the user's directories: a file server may not answer")
             return
         data = os.read(output, 1 << 16)
@@ -110,18 +110,18 @@ def _read(output: int, name: str, deadline_s: float) -> Iterator[Finding]:
 
 
 def _parsed(line: bytes) -> Finding:
-    """Return a finding of the child: a known verdict, and texts without control characters."""
+    """Return a finding of the child. Accepts only known verdicts, and escapes control characters in the texts."""
     with contextlib.suppress(ValueError, AttributeError, RecursionError):
         document = json.loads(line)
         verdict, what, fix = (document.get(key) for key in ("verdict", "what", "fix"))
         if verdict in ("ok", "warn", "bad") and isinstance(what, str) and isinstance(fix, str):
             return Finding(verdict, *(log.printable(text[:_MAX_TEXT_CHARS]).replace("\n", " ") for text in (what, fix)))
-    return Finding("bad", f"no finding: {log.printable(line[:100].decode(errors='replace'))}")
+    return Finding("bad", f"the checks printed an invalid line: {log.printable(line[:100].decode(errors='replace'))}")
 
 
 def _has_succeeded(pid: int) -> bool:
-    """Return whether the child ends successfully within a moment. It stays a zombie, so its PID is not reused."""
-    end = time.monotonic() + _MOMENT_S
+    """Return whether the child ends successfully within a second. It stays a zombie, so its PID is not reused."""
+    end = time.monotonic() + _END_TIMEOUT_S
     while (state := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
         if time.monotonic() > end:
             return False
@@ -130,10 +130,10 @@ def _has_succeeded(pid: int) -> bool:
 
 
 def _end(pid: int) -> None:
-    """Kill the child and its group, without waiting: a process may be blocked by a file server."""
-    for kill in (os.killpg, os.kill):  # the child may not have its group yet
+    """Kill the child and its process group. Wait at most a second, because a file server can block a process."""
+    for kill in (os.killpg, os.kill):  # the child may not have created its group yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-    end = time.monotonic() + _MOMENT_S
+    end = time.monotonic() + _END_TIMEOUT_S
     while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
         time.sleep(_TICK_S)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from enroot_py.store.store import Store
 
 
-_SHORT_DIGEST_CHARS = 12  # of a digest, as docker images
+_SHORT_DIGEST_CHARS = 12  # as shown by docker images
 
 
 class Days(click.FloatRange):
     """A time in days."""
 
-    name = "number of days, such as 30"  # as click's error message ends
+    name = "number of days, such as 30"  # the end of click's error message
 
 
 @click.group(context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
@@ -72,9 +72,11 @@ def cache_list(as_json: bool) -> None:
 
 @synopsis
 @cache.command("prune", context_settings=CONTEXT)
-@click.option("--keep", metavar="SIZE", default="0", help="Stop when the store has SIZE, such as 20G (default: 0).")
+@click.option(
+    "--keep", metavar="SIZE", default="0", help="Stop when the store is down to SIZE, such as 20G (default: 0)."
+)
 @click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only images unused for at least DAYS days.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the images to remove, and remove nothing.")
 @click.argument("images", nargs=-1, metavar="[IMAGE...]")
 def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool) -> None:
     """Remove unused images, least recently used first.
@@ -97,7 +99,7 @@ def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool)
         click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
     log.info(f"{'would free' if dry_run else 'freed'} {log.size(pruned.size)}, {log.many(pruned.layers, 'layer')}")
     if only and pruned.kept:
-        raise PenrootError("not every image was removed", hint="end or remove the containers that use it")
+        raise PenrootError("not every image was removed", hint="end or remove the containers that use the kept images")
 
 
 def _digest(text: str, images: Iterable[Stored]) -> str:
@@ -108,15 +110,15 @@ def _digest(text: str, images: Iterable[Stored]) -> str:
     names = {text}
     with contextlib.suppress(ImageReferenceError):
         names.add(str(of_command_line(text)))
-    found = [
+    digests = [
         image.digest
         for image in images
         if names.intersection(image.names) or _is_short(text.removeprefix("sha256:"), image.digest.partition(":")[2])
     ]
-    if len(found) != 1:
-        why = "several stored images have digests like" if found else "the store has no image"
+    if len(digests) != 1:
+        why = "several stored images have digests like" if digests else "the store has no image"
         raise UsageError(f"{why} {text}", hint="penroot cache list shows names and digests")
-    return found[0]
+    return digests[0]
 
 
 def _is_short(text: str, digest: str) -> bool:
@@ -144,7 +146,8 @@ def cache_verify(repair: bool) -> None:
             f"{len(damaged)} of the stored images and layers are damaged", hint="penroot cache verify --repair"
         )
     failed = 0
-    options = settings.load().replace("cache verify", lock="")  # repair the stored image, not the pinned one
+    # Repair the stored image, even if a lock file pins another one.
+    options = settings.load().replace("cache verify", lock="")
     for reference in verify.repair(store, damaged) if damaged else ():
         try:
             pull.pull(parse(reference), options)

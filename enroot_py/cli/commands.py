@@ -1,4 +1,4 @@
-"""Click with enroot's conventions, for all verbs."""
+"""Adapt click to enroot's conventions, for all verbs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enroot_py.config.settings import Settings, load
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _CHANGES = "penroot.changes"
-# Sections of the help text. SET_UP is the default.
+# Sections of the help text. A verb without a section is in SET_UP.
 RUN, IMAGES, CACHE, JOBS, SET_UP = "Run", "Images", "Cache", "Jobs", "Set up"
 # For verbs of docker, podman and apptainer: the line to type instead.
 _INSTEAD = {
@@ -38,7 +38,7 @@ _INSTEAD = {
 
 
 class Commands(click.Group):
-    """A click group that lists commands by section, and explains verbs of other engines."""
+    """A click group that lists commands by section, and translates verbs of other engines in a hint."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,14 +62,14 @@ T = TypeVar("T", str | None, tuple[str, ...])
 
 
 def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
-    """Refuse an empty value, which usually comes from an unset variable of a script."""
+    """Return the value of a parameter, but refuse an empty one: it usually comes from an unset variable of a script."""
     if value == "" or isinstance(value, tuple) and "" in value:
         raise click.BadParameter("the value is empty")
     return value
 
 
 def change(ctx: click.Context, origin: str, **changes: object) -> None:
-    """Change settings for this run, for a feature's option of a verb."""
+    """Change settings for this run. Options that a feature adds to a verb call this."""
     ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
 
 

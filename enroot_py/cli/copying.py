@@ -1,6 +1,6 @@
 """``penroot cp``: copy files between the host and a running container.
 
-The container may change its files and links meanwhile, so a path is resolved beneath its root: openat2(2),
+The container can change its files and links meanwhile, so paths in it are resolved beneath its root: openat2(2),
 RESOLVE_IN_ROOT.
 """
 
@@ -19,13 +19,13 @@ _PATH = os.O_PATH | os.O_CLOEXEC
 
 
 class Side:
-    """A path on the host, or beneath the root directory of a container if that is open as ``root``."""
+    """One side of a copy: a path on the host, or beneath ``root``, the open root directory of a container."""
 
     def __init__(self, path: str, root: int = -1) -> None:
         self.path, self._root = path or ".", root
 
     def open(self, path: str, flags: int) -> Fd:
-        """Open a path of the user, following links. Raises OSError."""
+        """Open a path on this side, following links. Raises OSError."""
         if self._root < 0:
             return Fd(os.open(path, flags))
         return paths.open_in(self._root, path, flags)
@@ -43,7 +43,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """Return the last component, or "." for the content of a directory."""
+        """Return the last component of the path, or "." if the path means the content of a directory."""
         is_content = self.path.endswith("/.") or self.path.strip("/") in ("", ".")
         return "." if is_content else os.path.basename(self.path.rstrip("/"))
 
@@ -85,7 +85,7 @@ def _root(name: str) -> Fd:
     pid = running.find(name, settings)
     try:
         with Fd(os.open(f"/proc/{pid}/root", _PATH | os.O_DIRECTORY)) as root:
-            if running.find(name, settings) == pid:  # the PID may belong to another process now
+            if running.find(name, settings) == pid:  # otherwise another process may have the PID now
                 return root.keep()
     except OSError as e:
         raise ContainerError(f"cannot open the root directory of {name}: {e.strerror}") from e
@@ -93,11 +93,11 @@ def _root(name: str) -> Fd:
 
 
 def _copy(source: Side, target: Side) -> None:
-    with source.parent() as above:
+    with source.parent() as source_parent:
         directory = target.directory()
         if directory is not None:
             with directory:
-                copytree.copy(above, source.name, directory, source.name)
+                copytree.copy(source_parent, source.name, directory, source.name)
             return
-        with target.parent() as below:
-            copytree.copy(above, source.name, below, target.name)
+        with target.parent() as target_parent:
+            copytree.copy(source_parent, source.name, target_parent, target.name)

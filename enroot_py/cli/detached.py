@@ -38,8 +38,8 @@ def start(
 ) -> None:
     """Start a container in the background and print its name. Raises PenrootError, whose exit status is 125.
 
-    ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls a function before it
-    executes the program.
+    ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls its second argument
+    just before it executes the program.
     """
     try:
         _check_name(name)
@@ -48,11 +48,12 @@ def start(
         launched = detached.launch(record)
         if launched is None:
             spaces = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            # The kernel ends a PID namespace with its first process.
-            may_leave = not (namespaces.privileged(settings) or settings.unshare_pid)
+            # The kernel ends a PID namespace with its first process, so --pid leaves no orphans. With superuser rights
+            # there is no user namespace to record.
+            may_leave_orphans = not (namespaces.privileged(settings) or settings.unshare_pid)
 
             def ready() -> None:
-                if may_leave:
+                if may_leave_orphans:
                     detached.note_namespace(record, spaces)
                 detached.report(0)
 
@@ -68,7 +69,7 @@ def start(
 
 
 def _finish(record: detached.Record, messages: list[tuple[str, str]], status: int) -> None:
-    """Print the messages of a start, and the container's name or the start's output."""
+    """Print the messages of a start, then the container's name, or if the start failed its output."""
     for level, text in messages:
         log.sink(level, text)
     if not status:
@@ -86,7 +87,7 @@ def _check_name(name: str) -> None:
     if name:
         containers.check_name(name)
     if name.isdecimal():
-        raise UsageError(f"--name {name}: a number is a PID", hint=f"add a letter: --name job{name}")
+        raise UsageError(f"--name {name}: a number would be taken for a PID", hint=f"add a letter: --name job{name}")
 
 
 def _invent(target: str) -> str:
@@ -114,7 +115,7 @@ def logs(name: str, follow: bool) -> int:
                 _write(data)
             if ended or not follow:
                 return 0
-            ended = not _runs_for(record, _TICK_S)
+            ended = not _runs_after(record, _TICK_S)
 
 
 def _write(data: bytes) -> None:
@@ -122,15 +123,15 @@ def _write(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
-def _runs_for(record: detached.Record, seconds: float | None) -> bool:
-    """Wait until a container has ended, at most for ``seconds``. Return whether it still runs."""
+def _runs_after(record: detached.Record, seconds: float | None) -> bool:
+    """Wait at most ``seconds`` for the end of a container. Return whether it still runs."""
     if not record.is_running:
         return False
     try:
         with Fd(os.pidfd_open(record.monitor)) as monitor:
             if record.is_running:
                 _ends(monitor, seconds)
-    except (OSError, ValueError):  # it has just ended, or is being started
+    except (OSError, ValueError):  # the container has just ended, or is being started
         sleep(_TICK_S / 10)
     return record.is_running
 
@@ -140,7 +141,7 @@ def wait(names: tuple[str, ...]) -> int:
     settings = load()
     for name in names:
         with _find(name, settings) as record:
-            while _runs_for(record, None):
+            while _runs_after(record, None):
                 pass
             sys.stdout.write(f"{record.status}\n")
             sys.stdout.flush()
@@ -148,7 +149,7 @@ def wait(names: tuple[str, ...]) -> int:
 
 
 def stop(names: tuple[str, ...], signal: str | None, timeout: str | None) -> int:
-    """End containers: a signal, then SIGKILL after a timeout. Raises PenrootError."""
+    """End containers: send a signal, and SIGKILL after a timeout. Raises PenrootError."""
     settings, number = load(), _signal_number(signal or "TERM")
     seconds = running.seconds(timeout, "--timeout")
     wait_s, failed = _TIMEOUT_S if seconds is None else seconds, False
@@ -160,7 +161,7 @@ def stop(names: tuple[str, ...], signal: str | None, timeout: str | None) -> int
 
 
 def _stop(names: tuple[str, ...], number: int, wait_s: float, settings: Settings) -> bool:
-    """End containers. Return whether all of them could be ended."""
+    """End containers. Return False if a container could not be ended."""
     deadline, stopping, failed = monotonic() + wait_s, [], False
     for name in names:
         try:
@@ -195,9 +196,9 @@ class _Stopping:
         self.space = running.open_space(self._inside)
 
     def send(self, number: int) -> None:
-        """Send a signal to the first process, and SIGCONT, since a stopped process handles no signal.
+        """Send a signal to the first process. Also send SIGCONT, because a stopped process handles no signal.
 
-        The kernel drops a signal for process 1 of a PID namespace without a handler: send SIGKILL instead.
+        The kernel drops a signal for which process 1 of a PID namespace has no handler: send SIGKILL instead.
         """
         if self._inside and supervise.ignores_default(self._inside, number):
             number = _signal.SIGKILL
@@ -212,7 +213,7 @@ class _Stopping:
                 raise ContainerError(f"cannot stop {self._name}: {e.strerror}", hint=_HINT) from e
 
     def await_end(self, deadline: float) -> None:
-        """Wait for the end until the deadline, then kill the first process and wait."""
+        """Wait for the container's end. After the deadline, kill its first process and wait again."""
         with self._waited.open() as process:
             if process < 0 or _ends(process, max(0, deadline - monotonic())):
                 return
@@ -229,7 +230,7 @@ class _Process:
         self._pid, self._started = (pid, stat.started) if stat else (0, 0)
 
     def open(self) -> Fd:
-        """Open a pidfd, or set it to -1 if the process has ended."""
+        """Open a pidfd. Return -1 if the process has ended."""
         try:
             fd = Fd(os.pidfd_open(self._pid)) if self._pid else Fd(-1).keep()
         except ProcessLookupError:
@@ -243,9 +244,9 @@ class _Process:
 
 def _ends(process: int, seconds: float | None) -> bool:
     """Wait for the end of a process that is open as a pidfd. Return whether it has ended."""
-    ends = select.poll()
-    ends.register(process, select.POLLIN)
-    return bool(ends.poll(None if seconds is None else seconds * 1000))
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def _signal_number(text: str) -> int:

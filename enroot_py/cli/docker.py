@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-# Options of docker run: None drops the option, a str is penroot's option, a tuple has penroot's words. No other option
-# is translated.
+# Options of docker run. A str is penroot's option, None drops the option, and "" means that the option depends on the
+# value: _OF_VALUE. A command line with any other option is not translated.
 _FLAGS: dict[str, str | None] = {
     **dict.fromkeys(("--rm", "-i", "--interactive", "-t", "--tty", "--privileged", "--init", "--read-only"), None),
     **dict.fromkeys(("-d", "--detach"), "--detach"),
@@ -30,7 +30,7 @@ _OF_VALUE = {
     **dict.fromkeys((("--net", "none"), ("--network", "none")), "--net"),
     **dict.fromkeys((("--ipc", "private"), ("--ipc", "none")), "--ipc"),
 }
-_ENDING = ("KILL", "TERM", "INT", "QUIT", "9", "15", "2", "3")
+_ENDING_SIGNALS = ("KILL", "TERM", "INT", "QUIT", "9", "15", "2", "3")
 
 
 def translate(verb: str, words: Sequence[str]) -> str:
@@ -43,7 +43,7 @@ def translate(verb: str, words: Sequence[str]) -> str:
         return shlex.join(["remove", *force, *rest]) if _are_names(rest) else ""
     if verb == "kill":
         signal = (_take_value(rest, "-s", "--signal") or "KILL").upper().removeprefix("SIG")
-        return shlex.join(["stop", "--signal", signal, *rest]) if _are_names(rest) and signal in _ENDING else ""
+        return shlex.join(["stop", "--signal", signal, *rest]) if _are_names(rest) and signal in _ENDING_SIGNALS else ""
     if verb == "rmi":
         return shlex.join(["cache", "prune", *rest]) if _are_names(rest) else ""
     if verb == "pull" and len(rest) == 1 and _are_names(rest):
@@ -80,7 +80,7 @@ def _run(rest: list[str]) -> str:
     target, command = image(rest[0]), rest[1:]
     if "--publish" in options:
         options.insert(0, "--net=pasta")
-    if "--name" in options and "--detach" not in options:  # the name ends with the container
+    if "--name" in options and "--detach" not in options:  # penroot names only containers in the background
         at = options.index("--name")
         del options[at : at + 2]
     return shlex.join(["start", "--rw", *options, target, *command])
@@ -102,14 +102,14 @@ def _option(name: str, value: str) -> list[str]:
 
 
 def _take(words: list[str], *names: str) -> bool:
-    """Remove a flag from words. Return whether it was there."""
+    """Remove a flag from ``words``. Return whether ``words`` had it."""
     flags = [word for word in words if word in names]
     words[:] = [word for word in words if word not in names]
     return bool(flags)
 
 
 def _take_value(words: list[str], *names: str) -> str:
-    """Remove an option with its value from words, and return the value or ""."""
+    """Remove an option and its value from ``words``. Return the value, or "" if ``words`` had no such option."""
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in names:

@@ -53,7 +53,7 @@ def of_features(settings: Settings) -> Iterator[Finding]:
 
 
 def kernel() -> Finding:
-    """Check for the newest system call that penroot needs: distributions backport calls to older versions."""
+    """Check for the newest system call that penroot needs. The version proves little: distributions backport calls."""
     release = os.uname().release
     try:
         linux.mount_setattr(-1, "", 0, 0, 0, 0)
@@ -70,12 +70,12 @@ def kernel() -> Finding:
 def root_directory() -> Iterator[Finding]:
     """Report a node that runs from its initial RAM file system, such as a diskless node."""
     if rootfs.is_on_initramfs():
-        how = "a start mounts the container's root over it, as pivot_root(2) cannot replace it"
+        how = "a start mounts the container's root over it, because pivot_root(2) cannot replace it"
         yield Finding("ok", f"/ is the initial RAM file system: {how}")
 
 
 def container() -> Iterator[Finding]:
-    """Start a container as an ordinary user, up to its root file system. Versions and settings cannot replace this."""
+    """Start a container as an ordinary user, up to its root file system. Versions and settings alone prove little."""
     if error := _failure(_mount_root):
         advice = (
             "modprobe overlay; fix the kernel and user namespaces above; "
@@ -91,7 +91,7 @@ def container() -> Iterator[Finding]:
 
 
 def _failure(task: Callable[[], None]) -> OSError | PenrootError | None:
-    """Run a task in a child process, and return its error. The task's mounts end with the child."""
+    """Run a task in a child process, and return its error, or None. The task's mounts end with the child."""
     try:
         workers.run([task], 1)
     except (OSError, PenrootError) as e:
@@ -103,8 +103,8 @@ _NOBODY_UID = 65534
 
 
 def _enter(private: int) -> None:
-    """Enter container namespaces as an ordinary user, and the ``private`` namespaces. Raises PenrootError."""
-    # Root of a user namespace that maps no other user cannot become nobody, and does not need to.
+    """As an ordinary user, enter the namespaces of a container and the ``private`` ones. Raises PenrootError."""
+    # In a user namespace that maps no other user, root cannot become nobody, and does not need to.
     with contextlib.suppress(OSError):
         os.setgroups([])
         os.setresgid(_NOBODY_UID, _NOBODY_UID, _NOBODY_UID)
@@ -160,7 +160,7 @@ def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
 
 
 def programs() -> Iterator[Finding]:
-    """Check for the programs of other packages. Some verbs need them; starting a stored image does not."""
+    """Check for programs of other packages. Some verbs need them; a start of a stored image does not."""
     for program, purpose in (("mksquashfs", "import and export cannot write"), ("unsquashfs", "create cannot unpack")):
         if path := shutil.which(program):
             yield Finding("ok", f"{program} is {path}")

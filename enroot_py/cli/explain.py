@@ -14,7 +14,7 @@ from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
 from enroot_py.runtime.supervise import fork, wait
 
-_SIGPIPE_STATUS = 128 + 13  # as main() exits if the reader of stdout has gone
+_SIGPIPE_STATUS = 128 + 13  # exit status of main() if the reader of stdout has gone
 
 
 def explain(
@@ -22,14 +22,14 @@ def explain(
 ) -> None:
     """Start the container in a child without running the command, and print each step.
 
-    The child's namespaces end with it, and an overlay covers a writable root, so nothing outside changes.
+    Nothing outside changes: the namespaces end with the child, and an overlay covers a writable root.
     """
     write = sys.stdout.write
     for setting in all_settings().values():
         if settings.origin(setting) != "default":
             write(f"setting  {setting.variable}={settings.text(setting)}  ({settings.origin(setting)})\n")
     for path in settings.policies:
-        write(f"policy   {path} accepts it\n")
+        write(f"policy   {path} accepts the image\n")
     write(f"rootfs   {source.describe()}{', writable' if settings.rootfs_writable else ''}\n")
     sys.stdout.flush()
     child = fork()

@@ -14,20 +14,20 @@ _COLOURS = {"ok": log.GREEN, "warn": log.YELLOW, "bad": log.RED}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: ``ok``, ``warn`` if some containers will fail or be slow, or ``bad``, with a ``fix``."""
+    """The result of one check. ``verdict`` is "ok", "bad", or "warn" if some containers will fail or be slow."""
 
     verdict: str
     what: str
     fix: str = ""
 
     def text(self) -> str:
-        """Return the lines for people."""
+        """Return the lines that a person reads."""
         fix = f"\n     fix: {self.fix}" if self.fix else ""
         return f"{log.coloured(f'{self.verdict:<5}', _COLOURS[self.verdict], sys.stdout)}{self.what}{fix}"
 
 
 def report(results: Iterable[Finding], *, as_json: bool = False) -> bool:
-    """Print findings, as JSON one object in a line, and return False if any is bad."""
+    """Print findings as text, or as JSON with one object in a line. Return False if a finding is bad."""
     good = True
     for finding in results:
         good = good and finding.verdict != "bad"

@@ -18,7 +18,7 @@ _UPGRADE = "install squashfuse 0.5 or later with squashfuse_ll, or unpack images
 
 
 def findings() -> Iterator[Finding]:
-    """Check the device and the server."""
+    """Check /dev/fuse and squashfuse."""
     # In a pod, a device plugin may withhold the device from containers that need no FUSE.
     verdict = "warn" if pods.is_made() else "bad"
     try:
@@ -36,7 +36,7 @@ def findings() -> Iterator[Finding]:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as e:
-        if e.errno == errno.EPERM:  # the mode gives EACCES
+        if e.errno == errno.EPERM:  # from the device cgroup; the mode would cause EACCES
             slurm_fix = "/dev/fuse in cgroup_allowed_devices_file.conf if this Slurm reads it, else ConstrainDevices=no"
             yield Finding(
                 verdict,
@@ -50,7 +50,10 @@ def findings() -> Iterator[Finding]:
 
 
 def squashfuse_version(program: str) -> Finding:
-    """Check how squashfuse was built. Sources: NEWS and ll_main.c of squashfuse; ChangeLog.rst of libfuse, 3.3.0."""
+    """Check libfuse's version and the threads of squashfuse.
+
+    Sources: NEWS and ll_main.c of squashfuse; ChangeLog.rst of libfuse, 3.3.0.
+    """
     with Fd(os.open(program, os.O_RDONLY | os.O_CLOEXEC)) as file:
         text = file.content()
         libraries: tuple[str, ...] = ()
@@ -63,7 +66,7 @@ def squashfuse_version(program: str) -> Finding:
             f"{name} is built with libfuse 2, which cannot serve an open /dev/fuse: squashfs images cannot be mounted"
         )
         return Finding("bad", message, _UPGRADE)
-    # If the library is a separate file, judge by the version.
+    # If squashfuse's library is a separate file, the program lacks the symbol: check the version.
     parts = tuple(map(int, version[1].split(b"."))) if version else ()
     has_library = any(name.startswith("libsquashfuse") for name in libraries)
     if b"fuse_session_loop_mt" in text or (has_library and parts >= (0, 3)):

@@ -42,18 +42,18 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
     # A file newer than this process is probably the import of another process that started together with it.
     must_verify = ensure or state is not None and state[1] >= _start_time()
     while True:
-        if must_verify and _is_there(path, reference, settings, arch, reports=ensure):
+        if must_verify and _is_up_to_date(path, reference, settings, arch, reports=ensure):
             return
-        mksquashfs.check_writing(path, settings)  # fail before minutes of work
+        mksquashfs.check_writing(path, settings)  # to fail before minutes of work
         with Turn(path):
             if (new_state := _state(path)) != state:
-                state, must_verify = new_state, True  # give up the turn: the check takes long
+                state, must_verify = new_state, True  # release the turn, because the check takes long
                 continue
             image = pull.pull(reference, settings, arch=arch)
             try:
                 _report(path, mksquashfs.write_image(image, path, settings), image.digest)
             except ImageError:
-                # While this process was stopped, another process may have imported the image without waiting.
+                # If this process was stopped, another process may have stopped waiting and imported the image.
                 if _state(path) == state or imported.check(path) != (image.digest, ""):
                     raise
                 log.info(f"{path}: imported by another process, {image.digest}")
@@ -65,7 +65,7 @@ def _report(name: str, size: int, digest: str) -> None:
 
 
 def _state(path: str) -> tuple[int, float] | None:
-    """Return inode and ctime of a file, or None."""
+    """Return inode and ctime of a file, or None if it does not exist."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -74,15 +74,18 @@ def _state(path: str) -> tuple[int, float] | None:
 
 
 def _start_time() -> float:
-    """Return when this process started, in seconds since the epoch."""
+    """Return the start time of this process in seconds since the epoch."""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.Stat(os.getpid()).started / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 
-def _is_there(
+def _is_up_to_date(
     path: str, reference: Reference | LocalImage, settings: Settings, arch: str | None, *, reports: bool
 ) -> bool:
-    """Check that a file is undamaged and holds the image that the reference resolves to. Raises PenrootError."""
+    """Return whether a file is undamaged and, if the registry answers, holds the image of ``reference``.
+
+    Raises PenrootError.
+    """
     digest, reason = imported.check(path)
     if not reason:
         try:
@@ -109,7 +112,7 @@ def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
 def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
     """Describe the image of a URI, a container or a squashfs file. Raises PenrootError.
 
-    A URI is not unpacked. Squashfs files and plain containers are described by their files in /etc.
+    The image of a URI is not unpacked. Descriptions of squashfs files and plain containers come from their /etc.
     """
     if containers.is_reference(image, settings):
         reference = of_command_line(image)

@@ -55,7 +55,7 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
             yield Finding("ok", f"{setting} is {value}")
     for setting, wrong, right, verdict in (
         ("kernel.unprivileged_userns_clone", 0, 1, "bad"),
-        # Only a warning: an AppArmor profile may exempt the interpreter. doctor.py tests this with a container.
+        # Only a warning, because an AppArmor profile can exempt the interpreter. doctor.py tests that with a container.
         ("kernel.apparmor_restrict_unprivileged_userns", 1, 0, "warn"),
     ):
         value = sysctl(setting, root)
@@ -76,7 +76,7 @@ def inotify(root: str = "/proc/sys") -> Iterator[Finding]:
         setting = f"fs.inotify.max_user_{name}"
         value = sysctl(setting, root)
         if value is None:
-            return  # not built in
+            return  # the kernel has no inotify
         if value < least:
             low.append(setting)
             message = f'{setting} is {value}: editors, file watchers and tail -f fail with "No space left on device"'
@@ -86,11 +86,11 @@ def inotify(root: str = "/proc/sys") -> Iterator[Finding]:
 
 
 def keys(root: str = "/proc") -> Iterator[Finding]:
-    """Check that the caller can have more keys, for ENROOT_UNSHARE_KEYRING, docker and logins: keyrings(7)."""
+    """Check that the caller can create keys: ENROOT_UNSHARE_KEYRING, docker and logins do. See keyrings(7)."""
     fix = _fix("kernel.keys.maxkeys", 2000)
     most = sysctl("kernel.keys.maxkeys", f"{root}/sys")
     if most is None:
-        return  # not built in
+        return  # the kernel has no keyrings
     if most < _MIN_KEYS:
         yield Finding("warn", f'kernel.keys.maxkeys is {most}: new keyrings fail with "Disk quota exceeded"', fix)
         return
@@ -103,7 +103,7 @@ def keys(root: str = "/proc") -> Iterator[Finding]:
 
 
 def _used_keys(path: str) -> tuple[int, int]:
-    """Return how many keys the caller has and may have, the field ``qnkeys/maxkeys`` of proc_key_users(5)."""
+    """Return the caller's number of keys and its limit: the field ``qnkeys/maxkeys`` of proc_key_users(5)."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(path) as file:
         for fields in (line.replace(":", " ").split() for line in file):
             if fields[0] == str(os.geteuid()):
@@ -113,7 +113,7 @@ def _used_keys(path: str) -> tuple[int, int]:
 
 
 def ptrace(root: str = "/proc/sys") -> Iterator[Finding]:
-    """Check whether processes of a user may read each other's memory: Yama, ptrace(2)."""
+    """Check whether Yama lets processes of a user read each other's memory: ptrace(2)."""
     value = sysctl("kernel.yama.ptrace_scope", root)
     if value is None:
         return  # Yama is not enabled

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.processes import Process
 
-_FANCY = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")  # as enroot
+_FANCY = ("NAME", "PID", "COMM", "STATE", "STARTED", "TIME", "MNTNS", "USERNS", "COMMAND")  # enroot's columns
 _SHORT = ("NAME", "STATE", "PID", "STARTED", "COMMAND")
 _PROCESS = ("PID", "STATE", "STARTED", "TIME", "COMMAND")
 
@@ -38,7 +38,7 @@ def show(*, fancy: bool, as_json: bool) -> int:
 
 
 def write(text: str) -> None:
-    """Write names unchanged, even if they are not UTF-8."""
+    """Write text to stdout. Names that are not UTF-8 stay unchanged."""
     sys.stdout.buffer.write(os.fsencode(text))
 
 
@@ -56,7 +56,7 @@ def _fancy_row(name: str, process: Process) -> Sequence[str]:
 
 
 def short_table(settings: Settings, *, idle: bool = True) -> str:
-    """Return a table of all containers for a person, or only of running containers unless ``idle``."""
+    """Return a table of all containers for a person; unless ``idle``, only of running containers."""
     running = processes.running(settings)
     names = _Detached(settings, running)
     rows: list[tuple[str, ...]] = []
@@ -93,7 +93,7 @@ def _row(process: Process) -> tuple[str, str, str, str, str]:
 
 
 class _Detached:
-    """The detached containers: names of running ones by PID, and exit statuses of ``ended`` ones by name."""
+    """Detached containers: the names of running ones by PID, and the exit statuses of ``ended`` ones by name."""
 
     def __init__(self, settings: Settings, running: Iterable[Process]) -> None:
         self._names: dict[int, str] = {}
@@ -119,7 +119,7 @@ class _Detached:
 
 
 def in_json(settings: Settings, *, idle: bool = True) -> str:
-    """Return a list of objects with name and processes of each container, or the status of an ended container.
+    """Return a JSON list. An object has name and processes of a container, or the exit status of an ended one.
 
     Unless ``idle``, list only running containers.
     """

@@ -18,12 +18,12 @@ _authfile = click.option(
     "--authfile",
     callback=there,
     metavar="FILE",
-    help="File of logins (default: REGISTRY_AUTH_FILE, or docker's config.json).",
+    help="Login file (default: REGISTRY_AUTH_FILE, or docker's config.json).",
 )
 
 
 def _no_argument(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """Raise UsageError: the process list and the shell's history would show a password on the command line."""
+    """Raise UsageError for a password on the command line: process list and shell history show it."""
     if value is not None:
         raise UsageError(
             "all users of the machine can see a password on the command line",
@@ -43,8 +43,8 @@ def _no_argument(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 def login(username: str | None, password_stdin: bool, authfile: str | None, registry: str) -> None:
     """Log in to a REGISTRY, HOST[:PORT].
 
-    Reads a password or token from stdin or the terminal, and tries it at the registry. Stores it like docker and podman
-    do: with the credential helper that the file names for the registry, or in the file itself.
+    Reads a password or token from stdin or the terminal, and tries it at the registry. Stores it like docker and
+    podman: with the credential helper that the login file names for the registry, else in the login file itself.
     """
     from enroot_py.registry import credentials, logins
 
@@ -81,7 +81,7 @@ def logout(authfile: str | None, registry: str) -> None:
     removed = file.remove(reference)
     other = credentials.find(reference, settings.load()) if authfile is None else None
     if not removed:
-        hint = f"there is one in {other.source}" if other else f"to add one: penroot login {reference.registry}"
+        hint = f"another login is in {other.source}" if other else f"to add one: penroot login {reference.registry}"
         raise ConfigError(f"{file.path} has no login for {reference.registry}", hint=hint)
     log.info(f"logged out of {reference.registry}")
     if other:

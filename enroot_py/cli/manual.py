@@ -1,4 +1,4 @@
-"""Generate the manual pages from the commands and settings: man-pages(7), groff_man(7)."""
+"""Generate the manual pages from the tables of commands and settings: man-pages(7), groff_man(7)."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 FILES = (
     ("/etc/enroot/enroot.conf, /etc/enroot/enroot.conf.d/*.conf", "Settings of the system, as enroot reads them."),
-    ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same settings as YAML: penroot.yaml(5)."),
+    ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same settings in YAML: penroot.yaml(5)."),
     ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP for each registry."),
     (
         "/etc/containers/{registries.conf,registries.conf.d/*.conf,certs.d/*,registries.d/*.yaml}",
-        "The same in the form of podman and skopeo, for registries without a line in registries.conf: "
+        "The same in the form of podman and skopeo, for registries that the file above does not mention: "
         "containers-registries.conf(5).",
     ),
     (
@@ -85,7 +85,7 @@ STATUS = (
     ("1", "Failure: a line [ERROR] on stderr names the cause, and a line [HINT] a fix."),
     ("124", "exec: the command was ended by --timeout."),
     ("125", "start --detach, cp, logs, ps, stop, wait: penroot failed."),
-    ("126, 127", "start, exec: the command cannot be run, or does not exist. Otherwise its own exit status."),
+    ("126, 127", "start, exec: the command cannot be run, or does not exist. Otherwise the command's exit status."),
     ("128+N", "start --pid, exec: signal N ended the command."),
     ("130", "Interrupted."),
 )
@@ -160,7 +160,7 @@ def command_page(words: str, command: click.Command, see_also: str, *more: str) 
 
 
 def _help(command: click.Command) -> str:
-    return inspect.cleandoc(command.help or "")  # Python 3.13 dedents docstrings, earlier versions do not
+    return inspect.cleandoc(command.help or "")  # Python before 3.13 does not dedent docstrings
 
 
 def _of_command(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
@@ -212,7 +212,7 @@ def _settings_page() -> str:
             section(
                 "DESCRIPTION",
                 text(
-                    "A mapping of settings by their names. ${VAR}, ${VAR:-default} and "
+                    "A mapping from names of settings to values. ${VAR}, ${VAR:-default} and "
                     f"{', '.join(f'$({command})' for command in COMMANDS)} are replaced; no shell is run. "
                     "The key environment maps variables for hooks and clients to values: MELLANOX_*, NVIDIA_*, "
                     "SSL_CERT_*, proxies and the site's own ENROOT_* variables.\n\n"
@@ -263,7 +263,7 @@ def entries(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def text(paragraphs: str) -> str:
-    """Return paragraphs, which blank lines separate in ``paragraphs``."""
+    """Return the text of a section. Blank lines separate ``paragraphs``."""
     return ".PP\n".join(_escape(" ".join(part.split())) + "\n" for part in paragraphs.split("\n\n") if part.strip())
 
 

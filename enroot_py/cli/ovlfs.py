@@ -25,7 +25,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def main() -> None:
-    """Run the program that the name of this process ends with."""
+    """Run the program whose name is at the end of this process's name."""
     program = os.path.basename(sys.argv[0])
     try:
         if program.endswith("mksquashovlfs"):
@@ -100,13 +100,13 @@ def _replace(directory: int, path: str, name: str, mode: int) -> None:
         with _doing(f"mark {path} as opaque"):
             _mark_opaque(directory)
         return
-    # Keep a file of that name in the layer itself.
+    # If the layer itself has a file of that name, keep the file.
     with _doing(f"create the whiteout {path}/{hidden}"), contextlib.suppress(FileExistsError):
         os.mknod(hidden, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=directory)
 
 
 def _mark_opaque(directory: int) -> None:
-    """Set the attributes: overlayfs reads trusted.*, and user.* if a user namespace mounts it with userxattr."""
+    """Mark a directory as opaque. Overlayfs reads trusted.*, or user.* if a user namespace mounts it with userxattr."""
     try:
         os.setxattr(directory, "trusted.overlay.opaque", b"y")
         if "ENROOT_SET_USER_XATTRS" not in os.environ:
@@ -119,8 +119,8 @@ def _mark_opaque(directory: int) -> None:
 def mksquashovlfs(program: str, arguments: Sequence[str]) -> None:
     """``mksquashovlfs DIR[:DIR...] IMAGE [OPTION...]``, the first directory on top. Raises PenrootError.
 
-    An ordinary user runs it as root of a user namespace, to read every file. In a private mount namespace, the overlay
-    is mounted on the directory MOUNTPOINT (default: /mnt).
+    For an ordinary user, it becomes root of a user namespace, to read every file. It mounts the overlay in a private
+    mount namespace, on the directory MOUNTPOINT (default: /mnt).
     """
     if len(arguments) < 2:
         print(f"Usage: {program} DIR[:DIR...] IMAGE [mksquashfs options]")

@@ -30,7 +30,7 @@ def findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding
     yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
 
 
-_STICKY = "chmod 1777 DIRECTORY (for an emptyDir: by an initContainer), or set a private directory in enroot.conf"
+_STICKY = "chmod 1777 DIRECTORY (for an emptyDir, in an initContainer), or set a private directory in enroot.conf"
 
 
 def _distrust(path: str) -> str:
@@ -43,7 +43,7 @@ def _distrust(path: str) -> str:
 
 
 def _closed(path: str, purpose: str, setting: str) -> Finding | None:
-    """Return a finding if the caller can neither write to ``path`` nor make it."""
+    """Return a finding if the caller can neither write to ``path`` nor create it, else None."""
     existing = filesystems.existing(path)
     if os.access(existing, os.W_OK | os.X_OK):
         return None
@@ -54,7 +54,7 @@ def _closed(path: str, purpose: str, setting: str) -> Finding | None:
 
 
 def data_path(path: str) -> Finding:
-    """Check the caller's directory of containers, as an example of all users'."""
+    """Check the caller's directory of containers. It is an example for the directories of all users."""
     fix = "use a local disk: ENROOT_DATA_PATH /var/tmp/penroot-$(id -u) in enroot.conf"
     kind = filesystems.kind(path)
     if kind in filesystems.NETWORK:
@@ -105,7 +105,7 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
 
 
 def temp_path(path: str) -> Finding:
-    """Check where import and export unpack images: /tmp unless a setting or TMPDIR names another directory."""
+    """Check the directory in which import and export unpack images: /tmp, or the one of a setting or TMPDIR."""
     if closed := _closed(path, "import and export unpack images in", "ENROOT_TEMP_PATH"):
         return replace(closed, verdict="warn")  # starting a stored image does not need this directory
     kind = filesystems.kind(path)
@@ -121,7 +121,7 @@ def _in_memory(path: str, kind: str) -> str:
 
 
 def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that XDG_RUNTIME_DIR is the caller's, as the XDG Base Directory Specification demands: su(1) keeps it."""
+    """Check that the caller owns XDG_RUNTIME_DIR (XDG Base Directory Specification). su(1) keeps another user's."""
     runtime_dir = environ.get("XDG_RUNTIME_DIR")
     if not runtime_dir:
         return
@@ -156,7 +156,7 @@ def acls(settings: Settings) -> Iterator[Finding]:
             yield Finding("bad", what, fix)
         if others:
             is_open = any(os.stat(path).st_mode & 0o020 for path in others)  # with an ACL, these bits are its mask
-            what = f"{others[0]} has an ACL: users in it may {'change' if is_open else 'read'} your images"
+            what = f"{others[0]} has an ACL: users named in it can {'change' if is_open else 'read'} your images"
             yield Finding("bad" if is_open else "warn", what, fix)
         if not inherited and not others and _has_acl(filesystems.existing(place)):
             yield Finding("ok", f"{place} has a default ACL; images and containers do not inherit it")
@@ -209,7 +209,7 @@ _GET_USER_QUOTA = 0x800007 << 8
 
 
 def inode_quota(path: str) -> int | None:
-    """Return how many more files the caller's quota allows on the file system of ``path``, None for no limit."""
+    """Return how many more files the caller's quota allows on the file system of ``path``, or None without a limit."""
     libc = ctypes.CDLL(None, use_errno=True)
     quota = _Quota()
     with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:

@@ -1,6 +1,6 @@
-"""The table of verbs that run without click, and its parser: importing click takes longer than these verbs.
+"""The table of verbs that run without click, and its parser. Importing click takes longer than these verbs.
 
-The parser accepts only correct command lines. For help and mistakes, verbs.py makes click commands from the table.
+The parser accepts only correct command lines. For help and for errors, verbs.py makes click commands from the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Option(Frozen):
 
 
 class Argument(Frozen):
-    """A word after the options, or with ``many`` all remaining words. ``kind`` selects completions."""
+    """A word that is no option, or with ``many`` all remaining words. With ``kind``, container names are completed."""
 
     name: str
     metavar: str
@@ -43,10 +43,10 @@ class Argument(Frozen):
 
 
 class Verb(Frozen):
-    """A verb of penroot. Unless it is ``mixed``, words after the first argument are not options.
+    """A verb of penroot. Only with ``mixed``, options can follow the first argument.
 
-    ``run`` gets the values of options and arguments by name, and returns the exit status. A verb that enroot lacks
-    exits with ``own_error`` if penroot fails.
+    ``run`` gets the values of options and arguments by name, and returns the exit status. ``own_error`` is the exit
+    status if penroot fails: OWN_ERROR in a verb that enroot lacks.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Verb(Frozen):
 
 
 def parse(verb: Verb, words: list[str]) -> dict[str, Any] | None:
-    """Return the values of a correct command line, or None."""
+    """Return the values of a command line, or None if it is incorrect."""
     by_name = {name: option for option in verb.options for name in option.names}
     values: dict[str, Any] = {o.attribute: () if o.multiple else None if o.metavar else False for o in verb.options}
     rest = list(words)
@@ -103,7 +103,7 @@ def run(verb: Verb, values: dict[str, Any]) -> int:
 
 
 def main(verb: Verb, words: list[str]) -> int | None:
-    """Run a verb if its command line is correct. Return its exit status, or None to let click handle the words."""
+    """Run a verb and return its exit status. Return None for an incorrect command line, which click must handle."""
     values = parse(verb, words)
     if values is None:
         return None
@@ -171,7 +171,7 @@ VERBS = {
             "JOBID[.STEPID] the Slurm step that runs it.",
             (
                 _ENV,
-                Option(("-w", "--workdir"), "DIR", "Run in DIR of the container (default: that of PID)."),
+                Option(("-w", "--workdir"), "DIR", "Run in DIR of the container (default: PID's working directory)."),
                 Option(("-i", "--interactive"), "", "No effect: a command has its caller's stdin."),
                 Option(("-t", "--tty"), "", "No effect: a command has its caller's terminal."),
                 Option(("-u", "--user"), "USER", "Be USER in the container: root, or yourself."),
@@ -194,7 +194,7 @@ VERBS = {
         ),
         Verb(
             "ps",
-            "List the processes of a container, or running containers.",
+            "List the processes of a container, or all running containers.",
             (_JSON,),
             (Argument("name", "[NAME]", required=False, kind="running"),),
             _ps,
@@ -202,8 +202,8 @@ VERBS = {
         ),
         Verb(
             "logs",
-            "Print what a container in the background has written.",
-            (Option(("-f", "--follow"), "", "Go on until the container ends."),),
+            "Print the output of a container in the background.",
+            (Option(("-f", "--follow"), "", "Follow the output until the container ends."),),
             (_RUNNING,),
             _logs,
             own_error=OWN_ERROR,

@@ -15,12 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
 
-_PAUSE_S, _KILLS = 0.02, 3000  # a minute: a process may wait for a disk
+_PAUSE_S, _KILL_ATTEMPTS = 0.02, 3000  # a minute: a process that waits for a disk ends late
 _HINT = "penroot list --fancy shows your running containers"
 
 
 def seconds(text: str | None, option: str) -> float | None:
-    """Parse the value of an option in seconds. Raises UsageError."""
+    """Parse the value of an option that takes seconds. Raises UsageError."""
     if text is None:
         return None
     try:
@@ -42,7 +42,7 @@ def execute(
     interactive: bool,
     tty: bool,
 ) -> int:
-    """Run ``penroot exec``; ``interactive`` and ``tty`` are for users of docker. Raises PenrootError."""
+    """Run ``penroot exec``. ``interactive`` and ``tty``, known from docker, have no effect. Raises PenrootError."""
     from enroot_py.runtime import joining
 
     timeout_s = seconds(timeout, "--timeout")
@@ -56,7 +56,7 @@ def find(name: str, settings: Settings) -> int:
     pid = processes.find(name, settings)
     if processes.is_inside(pid, settings):
         return pid
-    raise ContainerError(f"process {name} is not in a container of yours", hint=_HINT)
+    raise ContainerError(f"process {name} is not in one of your containers", hint=_HINT)
 
 
 def open_space(pid: int) -> Fd | None:
@@ -68,9 +68,9 @@ def open_space(pid: int) -> Fd | None:
 
 
 def kill_in(spaces: list[Fd]) -> None:
-    """Kill all processes in mount namespaces, and close them."""
+    """Kill all processes in the mount namespaces ``spaces``, and close these descriptors."""
     numbers = {os.fstat(space).st_ino for space in spaces}
-    for _ in range(_KILLS if numbers else 0):
+    for _ in range(_KILL_ATTEMPTS if numbers else 0):
         by_number = processes.by_mount_namespace()
         pids = [pid for number in numbers & by_number.keys() for pid in by_number[number]]
         if not pids:
@@ -86,7 +86,7 @@ def kill_in(spaces: list[Fd]) -> None:
 
 
 def ps(name: str | None, json: bool) -> int:
-    """Print the processes of a running container, or all running containers. Raises PenrootError."""
+    """Print the processes of a running container; without a name, all running containers. Raises PenrootError."""
     from enroot_py.cli import listing
 
     settings = load()

@@ -84,7 +84,7 @@ def usage(verb: str) -> str:
 
 
 def help_text() -> str:
-    """Return HELP with the options of features."""
+    """Return HELP with the options of features inserted."""
     flags = feature_flags().values()
     shown = {row.name: f"{row.name}{'=' if row.name in FLAGS else ' '}{row.metavar}" for row in flags}
     rows = ((f"       {shown[row.name]}".ljust(27), row.help) for row in flags)
@@ -93,7 +93,7 @@ def help_text() -> str:
 
 
 class FeatureFlag(Frozen):
-    """An option of ``start`` from a feature; a flag has no metavar. If FLAGS has the name too, this adds NAME=VALUE.
+    """An option of ``start`` from a feature; a flag has no metavar. If FLAGS also has NAME, this row is for NAME=VALUE.
 
     ``change`` returns the settings with the value applied. ``describe`` returns the description of the start.
     """
@@ -173,13 +173,13 @@ _NAME_HINT = "{0} start --detach --name NAME IMAGE, or {0} create --name NAME IM
 # For options of docker and podman: the line to type instead. {0} is penroot, {1} the option.
 _INSTEAD = {
     **dict.fromkeys(("-i", "-t", "--interactive", "--tty"), "remove {1}: a container has its caller's terminal"),
-    "-p": "{0} start --net=pasta --publish HOST:CONTAINER NAME (without --net it is the host's network)",
+    "-p": "{0} start --net=pasta --publish HOST:CONTAINER NAME (without --net, NAME has the host's network)",
     **dict.fromkeys(("-u", "--user"), "{0} start --root NAME (without --root you stay yourself)"),
     **dict.fromkeys(("-v", "--volume"), "{0} start --mount SOURCE:TARGET[:ro] NAME"),
     "-w": "{0} start --workdir DIR NAME COMMAND",
     "--entrypoint": "{0} start --rc SCRIPT NAME COMMAND",
     "--gpus": "{0} start --device nvidia.com/gpu=all NAME",
-    "--network": "{0} start --net=none|pasta NAME (without --net it is the host's network)",
+    "--network": "{0} start --net=none|pasta NAME (without --net, NAME has the host's network)",
     "--rm": "remove {1}: only '{0} create' leaves a container behind",
 }
 
@@ -214,7 +214,7 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
         if "rootfs_writable" in options.changes and options.target.startswith("/") and os.path.isdir(options.target):
             message = f"{options.target} is a directory: -w means --rw, and takes no value"
             raise mistake(verb, message, _INSTEAD["-w"].format(called_as()))
-    elif verb == "batch" or not described_by(options):  # a description may have the image
+    elif verb == "batch" or not described_by(options):  # the description may name the image
         raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
 
@@ -228,7 +228,7 @@ def _value(verb: str, name: str, value: str, rest: list[str]) -> str:
 
 
 def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
-    """Return the option of a feature. Raises UsageError."""
+    """Return the feature's option ``name``. Raises UsageError if there is none."""
     rows = feature_flags()
     row = rows.get(name)
     if row is None or not row.metavar and word != name:
@@ -259,12 +259,12 @@ def read_description(options: Options, verb: str) -> None:
 
 
 def mistake(verb: str, message: str, hint: str = "") -> UsageError:
-    """Return the error for a command line that does not parse."""
+    """Return the error for an invalid command line."""
     return UsageError(message, hint=hint or f"{called_as()} {verb} --help", usage=usage(verb))
 
 
 def main(arguments: list[str], *, batch: bool = False) -> None:
-    """Run ``penroot start``, or ``batch``, with ``arguments``. Returns only for --help; raises PenrootError."""
+    """Run ``penroot start``, or ``batch``, with ``arguments``. Raises PenrootError."""
     verb = "batch" if batch else "start"
     options = parse(arguments, verb)
     if options is None:
@@ -273,7 +273,8 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options.of_features:
         read_description(options, verb)
     settings = read_settings(options, batch=batch)
-    superuser = namespaces.privileged(settings)  # before the start: in a user namespace, its root looks like root
+    # Ask before the start: in the user namespace of the container, the caller may look like root.
+    superuser = namespaces.privileged(settings)
     if options.explain:
         from enroot_py.cli.explain import explain
 
@@ -308,7 +309,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
 
 
 def prepare_process(settings: Settings) -> None:
-    """Let features change this process, or execute its command again. Raises PenrootError."""
+    """Let features change this process, or execute its command line again. Raises PenrootError."""
     from enroot_py.base.features import plugged
 
     for feature in plugged("process"):
@@ -316,7 +317,7 @@ def prepare_process(settings: Settings) -> None:
 
 
 def execute(container: Container, settings: Settings, command: tuple[str, ...], *, superuser: bool) -> NoReturn:
-    """Drop descriptors and privileges, and execute. Raises CommandError, ContainerError, NamespaceError."""
+    """Drop descriptors and privileges, and execute the command. Raises CommandError, ContainerError, NamespaceError."""
     if settings.close_descriptors:
         close_descriptors(container.environ)
     if not superuser:
@@ -325,7 +326,7 @@ def execute(container: Container, settings: Settings, command: tuple[str, ...], 
 
 
 def enter_own(settings: Settings, options: Options) -> Container:
-    """Enter a new container. Raises PenrootError."""
+    """Enter a new container, which no other rank shares. Raises PenrootError."""
     source = find(options.target, settings)
     operations.phase("image")
     operations.fact(**source.facts)
@@ -333,7 +334,7 @@ def enter_own(settings: Settings, options: Options) -> Container:
 
 
 def on_disk(source: Source, settings: Settings, options: Options) -> Source:
-    """Return the source with a private directory for changes, if --rw=disk is given. Raises ContainerError."""
+    """Return ``source``. With --rw=disk, add a private directory for changes. Raises ContainerError."""
     if not options.on_disk:
         return source
     from enroot_py.store import throwaway
@@ -368,8 +369,8 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
 
 
 def entered(source: Source, settings: Settings, options: Options) -> Container:
-    """Enter the container that the command line describes. Raises PenrootError."""
-    container = enter(asked(source, settings, options))
+    """Enter and return the container that the command line describes. Raises PenrootError."""
+    container = enter(requested_start(source, settings, options))
     environ.warn_of_missing_paths(container.environ)
     return fitted(container, options)
 
@@ -383,7 +384,7 @@ def fitted(container: Container, options: Options) -> Container:
     return container
 
 
-def asked(source: Source, settings: Settings, options: Options) -> Start:
+def requested_start(source: Source, settings: Settings, options: Options) -> Start:
     """Return the start that the command line describes. Raises PenrootError."""
     own_mounts = tuple(fstab.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts)
     file = options.file
@@ -414,7 +415,7 @@ def read_script(path: str) -> str:
 
 
 def joins(settings: Settings) -> bool:
-    """Return whether this start shares a container. A private PID namespace would end with the first rank."""
+    """Return whether this MPI rank shares a container. A private PID namespace would end with its first rank."""
     return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 
@@ -430,7 +431,7 @@ def enter_shared(settings: Settings, options: Options) -> Container:
     record = ranks.Record(identity, settings, os.environ, scratch)
     rank_variables = {**ranks.variables(os.environ, settings), **env_options}
     for name in pmix.FITTED:
-        rank_variables.pop(name, None)  # the first rank has adapted these to the image
+        rank_variables.pop(name, None)  # keep the values that the first rank has adapted to the image
     joined = record.join()
     if joined is None:
         record.sweep()

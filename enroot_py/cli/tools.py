@@ -1,7 +1,7 @@
-"""``penroot-unshare``, ``penroot-mount`` and ``penroot-switchroot``: the steps of a start as programs, for bash hooks.
+"""``penroot-unshare``, ``penroot-mount`` and ``penroot-switchroot``: the steps of a start, as programs for bash hooks.
 
 unshare (alias nsenter) creates or joins namespaces. mount executes the mounts of an fstab(5) beneath a root directory.
-switchroot changes the root directory and drops privileges. Like enroot's, each shows its usage without arguments.
+switchroot changes the root directory and drops privileges. Without arguments, a program shows its usage, as in enroot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ and a new mount namespace.
  Options:
    --user --mount --pid --net --ipc --uts --cgroup   namespaces to create, or to join
    --remap-root      be root in the new user namespace (default: keep your user id)
-   --target PID      join the namespaces of process PID, and always its cgroup namespace
+   --target PID      join these namespaces of process PID, and always its cgroup namespace
    --envfd FD        read the environment, lines KEY=VALUE, from file descriptor FD
    --envfile FILE    read the environment, lines KEY=VALUE, from FILE
    --workdir DIR     change to DIR
@@ -73,7 +73,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def main() -> None:
-    """Run the program that the name of this process ends with."""
+    """Run the program whose name is at the end of this process's name."""
     program = os.path.basename(sys.argv[0])
     run = switchroot if program.endswith("switchroot") else mount if program.endswith("mount") else unshare
     try:
@@ -156,7 +156,7 @@ def _mount_all(mounts: Iterable[mounting.Mount], root: int, number: int) -> None
         if entry.fstype == mounting.SQUASHFS:
             message = f"cannot mount {entry.source}: a squashfs file needs penroot start or srun"
             raise MountError(f"{entry.origin}: {message}")
-        if is_host_root:  # links of the host may lead to any mount; links of an image stay beneath its root
+        if is_host_root:  # links of the host may lead to any mount, but links of an image must not lead out of its root
             above, name = os.path.split(os.path.normpath(entry.target))
             entry.target = os.path.join(os.path.realpath("/" + above), name)
         try:
@@ -176,7 +176,7 @@ def _text(name: str) -> str:
 
 
 def unshare(program: str, words: list[str]) -> None:
-    """``unshare [options] COMMAND [ARG...]``: run a command in new namespaces, or a process's. Raises PenrootError."""
+    """``unshare [options] COMMAND [ARG...]``: run a command in new or joined namespaces. Raises PenrootError."""
     options = _Options(words, {*_SPACES, "--remap-root"}, {"--target", "--envfd", "--envfile", "--workdir"})
     if options.help or not options.rest:
         sys.stdout.write(_UNSHARE.format(program))
@@ -244,7 +244,7 @@ def _create(flags: int, *, remap: bool) -> None:
 
 
 def _join(target: str, flags: int, workdir: str | None) -> None:
-    """Enter namespaces of a process. Open all of them first: the /proc of its mount namespace may differ."""
+    """Enter namespaces of a process. Opens all of them first: its mount namespace may have another /proc."""
     spaces = []
     for name, flag in _SPACES.values():
         if flags & flag:
@@ -279,7 +279,7 @@ def _join(target: str, flags: int, workdir: str | None) -> None:
 
 
 def _fork() -> None:
-    """Continue in a child, the first process of a new PID namespace, and exit with the child's status."""
+    """Continue in a child, the first process of a new PID namespace. The parent exits with the child's status."""
     child = supervise.fork()
     if child:
         namespaces.hide()
@@ -302,7 +302,7 @@ def switchroot(program: str, words: list[str]) -> None:
         linux.close_range(3, 0xFFFFFFFF, linux.CLOSE_RANGE_CLOEXEC)
     execute.withhold(new_keyring="--keyring" in options.flags)
     rcfile = options.value("--rcfile")
-    script = "" if rcfile is None else _kept(rcfile)
+    script = "" if rcfile is None else _copy_to_memory(rcfile)
     environ = dict(os.environ)
     if (envfile := options.value("--envfile")) is not None:
         environ = etc.read_environment(_text(envfile))
@@ -321,8 +321,8 @@ def switchroot(program: str, words: list[str]) -> None:
     _run_shell(script, command, environ, login="--login" in options.flags)
 
 
-def _kept(path: str) -> str:
-    """Copy the command script into memory, and return a path that stays valid after the switch of the root."""
+def _copy_to_memory(path: str) -> str:
+    """Copy the command script into memory. Return a path that stays valid when the root directory changes."""
     fd = os.memfd_create("rc", 0)
     with open(fd, "wb", closefd=False) as f:
         f.write(os.fsencode(_text(path)))

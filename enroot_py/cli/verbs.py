@@ -1,4 +1,4 @@
-"""The command line of penroot through click: all verbs but ``start`` and ``batch``, which have a faster path."""
+"""The command line of penroot, parsed by click: all verbs except ``start`` and ``batch``, which have a faster path."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PASSWORD = re.compile("//[^/@]*@")  # in the URL of a proxy
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Print the version. Called as enroot, print only the number: scripts compare it."""
+    """Print the version. If called as enroot, print only the number, because scripts compare it."""
     if value:
         from enroot_py.base import build
 
@@ -78,7 +78,7 @@ def _program() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit status. Raises PenrootError; UsageError for a wrong option."""
+    """Run a command line and return its exit status. Raises UsageError for a wrong option, PenrootError."""
     try:
         # main() returns the status of Context.exit().
         return penroot.main(list(arguments), prog_name=_program(), standalone_mode=False) or 0
@@ -94,12 +94,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def help_text() -> str:
-    """Return the text of ``penroot --help`` for 80 columns or more."""
+    """Return the text of ``penroot --help`` for a terminal of 80 columns or more."""
     return usage(penroot.make_context("penroot", [], terminal_width=78))
 
 
 def command(function: Callable[..., None]) -> click.Command:
-    """Add a function as a verb under its own name."""
+    """Make a function a verb of penroot with the function's name."""
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 
@@ -165,7 +165,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
     ref = reference.of_command_line(uri)
     name = name or ref.filename().removesuffix(".sqsh")
     force = options.force_override
-    containers.refuse_taken(name, options, force=force)  # before the pull
+    containers.refuse_taken(name, options, force=force)  # check before the pull
     containers.create(name, pull.pull(ref, options, arch=arch).path, options, str(ref), force=force)
     _report(name)
 
@@ -204,7 +204,7 @@ def _confirmed(question: str) -> bool:
     try:
         return click.confirm(question, err=True)
     except click.Abort:
-        sys.stderr.write("\n")  # end the line of the question
+        sys.stderr.write("\n")  # ends the line of the question
         if sys.stdin.isatty():
             raise
         raise UsageError("cannot prompt: stdin is not a terminal", hint="use --force to skip the prompt") from None
@@ -249,8 +249,8 @@ def export(output: str | None, force: bool, name: str) -> None:
     containers.export(name, output or f"{name}.sqsh", loaded(force=force))
 
 
-def _entered_before(name: str, text: str, argument: click.Argument) -> click.Command:
-    """Describe a verb that main.py runs without click, for help and completion. Its options come from start.py."""
+def _command_of_start(name: str, text: str, argument: click.Argument) -> click.Command:
+    """Return click's command for a verb that main.py runs without click: it prints help and completes words."""
     from enroot_py.cli import start
 
     def never() -> None:
@@ -268,7 +268,7 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
     return click.Command(name, callback=never, params=[*options, argument, command_words], help=text)
 
 
-def _of_table(verb: quick.Verb) -> click.Command:
+def _command_of_table(verb: quick.Verb) -> click.Command:
     """Return click's command for a verb of quick.py: it prints help, completes words and reports mistakes."""
     parameters: list[click.Parameter] = [
         click.Option(
@@ -302,13 +302,13 @@ def _of_table(verb: quick.Verb) -> click.Command:
 
 
 for row in quick.VERBS.values():
-    penroot.add_command(_of_table(row))
+    penroot.add_command(_command_of_table(row))
 
 _target = click.Argument(["name"], shell_complete=container_names)
 _config = click.Argument(["config"], type=click.Path())
 for verb in (
-    _entered_before("start", "Start a container.", _target),
-    _entered_before("batch", "Start a container from a configuration script.", _config),
+    _command_of_start("start", "Start a container.", _target),
+    _command_of_start("batch", "Start a container from a configuration script.", _config),
     *(cache, login, logout),
 ):
     penroot.add_command(verb)
@@ -364,7 +364,7 @@ def info() -> None:
 
 
 def _info_of_enroot(options: Settings) -> None:
-    """Print the settings in enroot's form, which scripts read. Omit booleans that are off."""
+    """Print the settings in enroot's form, because scripts read it. Omit booleans that are off."""
     sysconf, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},

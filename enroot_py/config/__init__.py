@@ -1,4 +1,4 @@
-"""Settings, read from the environment and from the files of the site and the user.
+"""Read the settings from the environment and from the files of the site and the user.
 
-Imports base.
+Of the other packages of penroot, imports only base.
 """

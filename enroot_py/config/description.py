@@ -1,4 +1,4 @@
-"""Protocols for a feature that describes containers. Only type checkers import this module."""
+"""Protocols that a feature with descriptions of containers implements. Only type checkers import this module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class DescriptionEntry(Protocol):
-    """One value of a description. Messages show its position in the file, ``where``."""
+    """One value of a description. ``where`` is its position in the file, for messages."""
 
     @property
     def where(self) -> str: ...
@@ -16,7 +16,7 @@ class DescriptionEntry(Protocol):
 
 
 class Description(Protocol):
-    """The description of a step. The last of several contradicting entries counts. Methods raise ConfigError."""
+    """The description of a step. If entries contradict each other, the last one counts. Methods raise ConfigError."""
 
     @property
     def name(self) -> str: ...

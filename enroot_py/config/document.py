@@ -1,6 +1,6 @@
 """Read JSON written by people, with the path of each value in the file for messages.
 
-A duplicate name in an object is an error, since two parsers may disagree on which value counts.
+A duplicate name in an object is an error, because parsers disagree on which value counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enroot_py.base.errors import ConfigError
 
 
 class Node:
-    """A value in a file. ``where`` is the file and the path of the value, as in jq(1) without the leading dot."""
+    """A value in a file. ``where`` is the file and the value's path, written as for jq(1) but without the first dot."""
 
     __slots__ = ("value", "where", "_path")
 

@@ -42,7 +42,7 @@ def opened(path: str) -> BinaryIO | None:
 
 
 def _check_settings(info: os.stat_result, path: str) -> None:
-    """Raise ConfigError unless this is a regular file, or /dev/null, that is not world-writable."""
+    """Raise ConfigError unless this is /dev/null, or a regular file that is not world-writable."""
     if stat.S_ISDIR(info.st_mode):
         raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     if not stat.S_ISREG(info.st_mode):
@@ -66,7 +66,7 @@ def content(path: str) -> bytes | None:
 
 
 def named(path: str) -> bytes | None:
-    """Return the content of a file that the user named, or None. Raises ConfigError, OSError.
+    """Return the content of a file that the user named, or None if it is missing. Raises ConfigError, OSError.
 
     In a world-writable directory, the user or root must own the file. In other directories, any user may own it, so
     that a team can share files.
@@ -89,7 +89,7 @@ def _is_world_writable(directory: str) -> bool:
 
 
 def limited(file: BinaryIO, path: str) -> bytes:
-    """Return the content of a text file, pipe or device. Raises ConfigError, OSError."""
+    """Return the content of an open file, pipe or device. Raises ConfigError if it is too large, OSError."""
     info = os.fstat(file.fileno())
     if stat.S_ISREG(info.st_mode):
         check_regular(info, path)
@@ -101,7 +101,7 @@ def limited(file: BinaryIO, path: str) -> bytes:
 
 
 def check_regular(info: os.stat_result, path: str) -> None:
-    """Raise ConfigError for an irregular or too large file."""
+    """Raise ConfigError unless this is a regular file that is not too large."""
     if not stat.S_ISREG(info.st_mode):
         raise _irregular(path)
     if info.st_size > _MAX_FILE_BYTES:
@@ -117,7 +117,7 @@ def _too_large(path: str) -> ConfigError:
 
 
 def path_in(cwd: str, name: str) -> str:
-    """Return the path of ``name`` relative to ``cwd``, without a leading ./."""
+    """Return ``name`` if it is an absolute path, else its path in ``cwd`` without a leading ./."""
     return f"{cwd.rstrip('/')}/{name.removeprefix('./')}" if not name.startswith("/") else name
 
 
@@ -132,11 +132,11 @@ def script(path: str) -> bytes:
 
 
 def names(directory: str) -> list[str]:
-    """Return the names in ``directory``, or none if it does not exist. Raises ConfigError."""
+    """Return the names in ``directory``, or [] if it does not exist. Raises ConfigError."""
     try:
         listed = os.listdir(directory)
     except OSError as e:
-        # An unreadable directory, such as another user's home, may contain anything.
+        # Do not ignore an unreadable directory: it may contain settings.
         if isinstance(e, PermissionError) and os.path.isdir(directory):
             raise _unreadable(directory, e) from e
         return []
@@ -146,7 +146,7 @@ def names(directory: str) -> list[str]:
 
 
 def check(directory: str) -> None:
-    """Raise ConfigError if other users can write to a directory: its files decide what runs."""
+    """Raise ConfigError if other users can write to a directory: the files in it decide which programs run."""
     if directory.startswith(_OURS):
         return
     try:
@@ -161,7 +161,7 @@ def check(directory: str) -> None:
 
 
 def _is_installers(directory: str) -> bool:
-    """Return whether a directory that is not world-writable has the installation's owner, such as a site account."""
+    """Return whether the installation's owner, such as a site account, owns a directory that is not world-writable."""
     info = os.stat(directory)
     return info.st_uid == os.stat(LIBRARY).st_uid and not info.st_mode & 0o002
 

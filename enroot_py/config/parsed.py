@@ -1,8 +1,8 @@
 """Cache the parsed content of files: penroot.yaml and CDI specifications.
 
-Importing a parser costs more than a start. So the result is cached in a private directory of the user. A cached result
-is used only if device, inode, size, mtime and ctime of the file are unchanged, and if no other user can write to the
-cache. On the start path.
+Importing a parser takes longer than a start, so the result is cached in a private directory of the user. A cached
+result is used only if device, inode, size, mtime and ctime of the file are unchanged, and if no other user can write to
+the cache. On the start path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIN_AGE_NS = 100_000_000
 def read(path: str, directory: str, parse: Callable[[str, bytes], Parsed]) -> Parsed | None:
     """Return the result of ``parse`` for the file ``path``, or None if the file does not exist.
 
-    The result is cached in ``directory`` unless ``directory`` is "", and consists of types that marshal can write.
+    The result must consist of types that marshal can write. It is cached in ``directory`` unless ``directory`` is "".
     Raises ConfigError for an unreadable file, and the errors of ``parse``.
     """
     file = files.opened(path)
@@ -37,7 +37,7 @@ def read(path: str, directory: str, parse: Callable[[str, bytes], Parsed]) -> Pa
         return None
     with file:
         state = _state(path, os.fstat(file.fileno()))
-        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # `state` has the whole path
+        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # a long path is cut here, but `state` has all of it
         kept = _kept(cached, directory) if directory else ()
         if len(kept) == 2 and kept[0] == state:
             parsed: Parsed = kept[1]
@@ -53,7 +53,7 @@ def _state(path: str, info: os.stat_result) -> State:
 
 
 def _kept(cached: str, directory: str) -> tuple[Any, ...]:
-    """Return state and content of a cache file, or () unless only this user can have written it."""
+    """Return state and content of a cache file. Return () if another user could have written it, or it is damaged."""
     try:
         if os.path.islink(directory) or trusted.place(directory, strict=True).st_uid != os.geteuid():
             return ()

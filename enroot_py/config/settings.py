@@ -16,7 +16,7 @@ from enroot_py.config import files
 from enroot_py.config.table import FIXED, SETTINGS, UNUSED, Setting, Table, all_settings, check_key
 from enroot_py.config.words import base_directories, expand
 
-# Directory of Slurm and penroot in a container: features/slurm_inside, c_shims/brought.h.
+# Directory in a container that has Slurm and penroot: features/slurm_inside, c_shims/brought.h.
 HERE = "/run/penroot/slurm"
 BIN = f"{HERE}/bin"
 SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"
@@ -41,16 +41,16 @@ class Settings(Table):
 
     @property
     def is_extended(self) -> bool:
-        """Return whether any setting of a feature is set."""
+        """Return whether a setting of a feature is set."""
         return len(self._values) > len(SETTINGS)
 
     @property
     def passed_on(self) -> dict[str, str]:
-        """Return the variables for hooks from files. Variables of the caller override them."""
+        """Return the variables that files set for hooks. Variables of the caller override them."""
         return {key: text for key, (text, _) in self._passed_on.items()}
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
-        """Yield variable, value and origin of each setting, then of each variable for hooks."""
+        """Yield variable, value and origin of each setting, then of each variable that files set for hooks."""
         for variable, setting in all_settings().items():
             yield variable, *self._values.get(setting.name, (setting.default, "default"))
         for variable, (text, origin) in self._passed_on.items():
@@ -87,11 +87,11 @@ def directories(name: str, settings: Settings, environ: Mapping[str, str]) -> tu
 def load(
     environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value] | None = None, *, in_job: bool = True
 ) -> Settings:
-    """Read the settings of this process; ``directives`` of a configuration script, with origins, take precedence.
+    """Read the settings of this process. ``directives`` of a configuration script, with origins, take precedence.
 
-    Unless ``in_job``, unset variables SLURM_* in files are empty: only the job will have them. Raises ConfigError with
-    file and line for an unknown key, an invalid value, and an unset variable in a value. Source of the format:
-    enroot(1), configuration.
+    Files may use variables SLURM_* that only a job has: unless ``in_job``, they are empty if unset. Raises ConfigError
+    with file and line for an unknown key, an invalid value, and any other unset variable in a value. Source of the
+    format: enroot(1), configuration.
     """
     environ = dict(environ)  # a plain dict is faster: os.environ encodes and decodes at each access
     base = base_directories(environ)
@@ -109,7 +109,7 @@ def load(
             value = in_files[variable]
         elif "$" in setting.default:
             value = expand(setting.default, base), "default"
-        elif variable in SETTINGS:  # a unit test parses the defaults
+        elif variable in SETTINGS:  # needs no check: a unit test parses all defaults
             values[setting.name] = setting.default, "default"
             continue
         else:  # FeatureTable supplies the default
@@ -122,7 +122,7 @@ def load(
     store, origin = values["cache_path"]
     values["cache_path"] = (_of_our_group(store), origin)
     private, origin = values["restrict_dev"]
-    if private == "auto":  # root could open the host's disks; allow_superuser permits that
+    if private == "auto":  # otherwise root could open the host's disks, which only allow_superuser permits
         superuser = SETTINGS["ENROOT_ALLOW_SUPERUSER"].parse(values["allow_superuser"][0])
         values["restrict_dev"] = "yes" if os.geteuid() == 0 and not superuser else "no", f"auto, {origin}"
     passed_on = {key: value for key, value in in_files.items() if key not in known and key not in UNUSED}
@@ -151,17 +151,17 @@ def _own(path: str) -> str:
     try:
         return trusted.own(path)
     except OSError:
-        return path  # the user of the path reports the error
+        return path  # the code that uses the path reports the error
 
 
 def _of_our_group(store: str) -> str:
-    """Return ``store``, or its subdirectory for our group if the store has another group, as after newgrp(1).
+    """Return ``store``, or its subdirectory for our group if the store has another group, for example after newgrp(1).
 
     A user namespace maps only the group of the process, and overlayfs cannot change a directory with an unmapped group.
     """
     try:
         layers = os.stat(store + "/layers")
-        if layers.st_mode & 0o2000:  # an older version made it in a set-group-ID directory: the trees have the group
+        if layers.st_mode & 0o2000:  # an older version created it in a set-group-ID directory: use the group of a tree
             with os.scandir(store + "/layers") as entries:
                 layers = next(entries).stat()
     except (OSError, StopIteration):
@@ -181,7 +181,7 @@ def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Pla
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
             names = os.listdir(directory)
-        except OSError as e:  # never skip the site's policy; files may still be accessible by name
+        except OSError as e:  # never skip the site's policy: files in an unreadable directory can be opened by name
             by_name = isinstance(e, PermissionError) or directory == SITE
             names = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
         if names:
@@ -200,7 +200,7 @@ def _files(places: Iterable[Place]) -> Iterator[str]:
 
 
 def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the existing policies. A variable can add a policy, but never disable the site's."""
+    """Return the paths of the existing policies. A variable can add a policy, but cannot disable the site's policy."""
     paths = [f"{directory}/{POLICY}" for directory, names in places if POLICY in names]
     site_policy = f"{SITE}/{POLICY}"
     if sysconf_path(environ) != SITE and _may_exist(site_policy):
@@ -209,7 +209,7 @@ def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str,
 
 
 def _may_exist(path: str) -> bool:
-    """Return whether a file exists, or may exist in an inaccessible directory. Opening the file reports the error."""
+    """Return whether a file exists, or could exist in an inaccessible directory. Opening the file reports the error."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -255,7 +255,7 @@ def _in_yaml(path: str, runtime: str) -> Iterable[Entry]:
 
 
 def _in_conf(path: str) -> Iterator[Entry]:
-    """Yield the lines ``KEY VALUE`` or ``KEY=VALUE`` of enroot.conf."""
+    """Yield the settings in an enroot.conf: lines ``KEY VALUE`` or ``KEY=VALUE``."""
     lines = os.fsdecode(files.content(path) or b"").splitlines()
     for number, line in enumerate(lines, 1):
         line = line.strip()

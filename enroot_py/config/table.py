@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MAX_PATH_BYTES = 1024  # leaves room within PATH_MAX for the paths below
+_MAX_PATH_BYTES = 1024  # leaves room within PATH_MAX for paths beneath the directory
 
 
 class Setting:
@@ -38,7 +38,7 @@ class Setting:
         self.variable = "ENROOT_" + name.upper()
 
     def parse(self, text: str) -> Any:
-        """Parse the text. Raises ValueError with the expected form."""
+        """Parse the text. Raises ValueError, which says what a value must be."""
         return text
 
     def __set__(self, instance: Rows, value: object) -> None:
@@ -146,7 +146,7 @@ class Bool(Setting):
 
 
 class Auto(Bool):
-    """yes, no or auto. load() replaces auto by yes or no."""
+    """yes, no or auto. load() of settings.py replaces auto by yes or no."""
 
     kind = "bool|auto"
 
@@ -188,7 +188,7 @@ class Int(Setting):
 
 
 class Float(Setting):
-    """A number; subclasses say which."""
+    """Base class of settings that are a float. A subclass defines parse(), with the form and range of the number."""
 
     def __get__(self, instance: Rows, owner: type) -> float:
         number: float = self.parse(instance.text(self))
@@ -208,7 +208,7 @@ class Size(Setting):
 
 
 class Rows:
-    """The values of a table's rows, with their origins."""
+    """The values of the settings of a table, with their origins."""
 
     def __init__(self, values: dict[str, tuple[str, str]]) -> None:
         self._values = values  # name: (text, origin)
@@ -262,7 +262,7 @@ class Table(Rows):
     )
     restrict_dev = Auto(
         "auto",
-        "use a private /dev with standard and selected devices only; auto: yes for root without allow_superuser",
+        "use a private /dev with only standard and selected devices; auto: yes for root without allow_superuser",
     )
     unshare_pid = Bool("no", "use a private PID namespace; the command is process 1")
     unshare_net = Bool("no", "use a private network namespace with only a loopback interface")
@@ -296,7 +296,7 @@ def rows(table: type[Rows]) -> dict[str, Setting]:
     return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
 
 
-SETTINGS = rows(Table)  # without settings of features
+SETTINGS = rows(Table)  # the core's settings only
 
 
 def all_settings() -> dict[str, Setting]:
@@ -311,17 +311,17 @@ UNUSED = {
     "ENROOT_GZIP_PROGRAM": "penroot decompresses layers itself",
     "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
 }
-# Variables that files cannot set.
+# Other variables of penroot. They have an effect only in the environment of the caller.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
-# Directories of penroot. Its settings files cannot change them.
+# Directories of penroot, which settings files cannot change.
 FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
-# Keys of enroot.conf to pass on to hooks and clients.
+# Prefixes of keys that enroot.conf passes on to hooks and clients.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 
 
 def check_key(key: str, origin: str) -> None:
-    """Raise ConfigError for a key of enroot.conf that is invalid or resembles a setting.
+    """Raise ConfigError for a key of enroot.conf that is invalid, or looks like a typo of a setting.
 
     Other variables ENROOT_* are valid: sites define them for their hooks.
     """
@@ -333,22 +333,22 @@ def check_key(key: str, origin: str) -> None:
         raise ConfigError(
             f"{origin}: unknown key {key!r}", hint="use ENROOT_*, MELLANOX_*, NVIDIA_* or a proxy variable"
         )
-    if suggestion := _meant(key):
+    if suggestion := _similar(key):
         raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {suggestion}?")
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each unknown variable that resembles a setting."""
+    """Return a warning for each unknown variable that looks like a typo of a setting."""
     known = (*SETTINGS, *_MORE, *FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
     if unknown:
         of_features = all_settings()
         unknown = [key for key in unknown if key not in of_features]
-    return [f"ignoring {key}: did you mean {suggestion}?" for key in unknown if (suggestion := _meant(key))]
+    return [f"ignoring {key}: did you mean {suggestion}?" for key in unknown if (suggestion := _similar(key))]
 
 
-def _meant(key: str) -> str:
-    """Return the variable that ``key`` may be a typo of, or ""."""
+def _similar(key: str) -> str:
+    """Return the known variable that is most similar to ``key``, or "" if none is similar."""
     prefix, _, word = key.partition("_")
     known = (*all_settings(), *_MORE)
     name = nearest(word, [name.partition("_")[2] for name in known if name.startswith(prefix)])

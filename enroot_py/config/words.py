@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from _collections_abc import Callable, Iterable, Iterator, Mapping
 
-# Commands in enroot.conf of sites that need no shell.
+# Commands that sites use in enroot.conf. expand() computes their output without a shell.
 COMMANDS: dict[str, Callable[[], object]] = {
     "id -u": lambda: _ids()[0],
     "id -g": lambda: _ids()[1],
@@ -19,13 +19,13 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "hostname -s": lambda: os.uname().nodename.partition(".")[0],
 }
 
-# PATH if the environment has none: login(1) sets this value for root.
+# PATH if the environment has none. login(1) sets this value for root.
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 YES = ("1", "true", "yes", "y", "t", "on")
 NO = ("0", "false", "no", "n", "f", "off")
 
-_MAX_NESTED_DEFAULTS = 32  # ${A:-${B:-...}}
+_MAX_NESTED_DEFAULTS = 32  # such as ${A:-${B:-...}}
 _MAX_VALUE_CHARS = 1 << 17  # MAX_ARG_STRLEN, execve(2): a longer value cannot be passed on
 
 _caller: tuple[int, int] | None = None
@@ -107,7 +107,7 @@ def _name(text: str) -> str:
 
 
 def truth(text: str) -> bool:
-    """Return True for yes, False for no, or one of their synonyms. Raises ValueError for other words."""
+    """Return True for yes and its synonyms, False for no and its synonyms. Raises ValueError for other words."""
     word = text.lower()
     if word not in YES and word not in NO:
         raise ValueError("must be yes or no")
@@ -115,12 +115,12 @@ def truth(text: str) -> bool:
 
 
 def _check_length(text: str) -> None:
-    if len(text) > _MAX_VALUE_CHARS:  # lines that each double the previous value would exhaust memory
+    if len(text) > _MAX_VALUE_CHARS:  # if each line doubled the previous value, memory would run out
         raise ValueError(f"the value is longer than {_MAX_VALUE_CHARS} characters")
 
 
 def _closing(text: str) -> int:
-    """Return the position of the closing brace; a default may contain variables. Raises ValueError."""
+    """Return the position of the closing brace. Skips the braces of variables in a default. Raises ValueError."""
     depth = 0
     for at, character in enumerate(text):
         depth += (character == "{") - (character == "}")
@@ -155,9 +155,9 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ids() -> tuple[int, int]:
-    """Return the caller's user and group ID, as outside of a user namespace that only maps them to root.
+    """Return the caller's user and group ID. In a user namespace that maps only them to root, return the outer IDs.
 
-    Keep the result of the first call, because a start enters further user namespaces later.
+    Keeps the result of the first call, because a start enters further user namespaces later.
     """
     global _caller
     if _caller is None:
@@ -206,7 +206,7 @@ def true_or_false(text: str) -> bool | None:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most similar to ``word``, or "" if none is similar."""
     letters = set(word)
-    # Compare sets of letters first, since importing difflib is slow. One wrong letter makes two elements differ.
+    # Compare sets of letters first, because importing difflib is slow. One wrong letter makes two elements differ.
     alike = [name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5]
     if not alike:
         return ""
@@ -219,4 +219,4 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return 1 - matcher.ratio()
 
     least, name = min((difference(name), name) for name in alike)
-    return name if least <= (0.25 if len(word) > 2 else 0.5) else ""  # one wrong letter in four, or in two
+    return name if least <= (0.25 if len(word) > 2 else 0.5) else ""  # one wrong letter in four, or in a word of two

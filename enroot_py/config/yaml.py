@@ -10,8 +10,8 @@ clients, such as NVIDIA_* and proxies::
     environment:
       MELLANOX_VISIBLE_DEVICES: all
 
-An unknown key, a duplicate key and a value of the wrong type are errors with file and line. Off the start path:
-parsed.py caches the result.
+An unknown key, a duplicate key and a value of the wrong type are errors with file and line. Not on the start path,
+because parsed.py caches the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from enroot_py.config.words import nearest
 
 _SETTINGS = all_settings()
 _NAMES = {setting.name: variable for variable, setting in _SETTINGS.items()}
-# Hints by a part of PyYAML's message; the first match counts.
+# A hint for each part of a message of PyYAML; the first match counts.
 _HINTS = {
     r"'\t'": "use spaces instead of tabs",
     "cannot start any token": 'quote the value: KEY: "VALUE"',
@@ -87,10 +87,10 @@ def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.N
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}:{line}: the key is not a single word", hint="write KEY: VALUE")
+            raise ConfigError(f"{path}:{line}: the key is a list or a mapping", hint="write KEY: VALUE")
         if key.value in seen:
             raise ConfigError(
-                f"{path}:{line}: {key.value} is set in line {seen[key.value]} already", hint="remove one of the lines"
+                f"{path}:{line}: {key.value} is already set in line {seen[key.value]}", hint="remove one of the lines"
             )
         seen[key.value] = line
         yield key, value
@@ -98,5 +98,7 @@ def _pairs(path: str, node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.N
 
 def _scalar(path: str, node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag == "tag:yaml.org,2002:null":
-        raise ConfigError(f"{path}:{node.start_mark.line + 1}: the value is not a single word", hint="write KEY: VALUE")
+        raise ConfigError(
+            f"{path}:{node.start_mark.line + 1}: the value is empty, a list or a mapping", hint="write KEY: VALUE"
+        )
     return str(node.value)

@@ -501,7 +501,7 @@ def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: path
     (user.home / "cover").mkdir()
     options = ("--mount", f"{user.home}/cover:/opt:none:x-create=dir,bind", "--mount", "none:/away:none:x-detach")
     said = user.penroot("start", *options, "box", "true", status=1).stderr
-    assert "cannot unmount /away: a link of the image leads to a mount with another name" in said
+    assert "cannot unmount /away: a symlink of the image leads to another mount" in said
     own = ("--mount", "tmpfs:/away:tmpfs:x-create=dir", "--mount", "none:/away:none:x-detach")
     assert user.start(*own, "box", "grep", "-c", " /opt ", "/proc/mounts", status=1) == "0\n"
 

@@ -135,7 +135,7 @@ def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: in
     os.removexattr(layers.parent, DEFAULT)
     (layers.parent / "blobs").chmod(mode)
     out = user.penroot("doctor", status=None).stdout
-    assert f"{verdict} {layers.parent}/blobs/ has an ACL: users in it may {right} your images\n" in out
+    assert f"{verdict} {layers.parent}/blobs/ has an ACL: users named in it can {right} your images\n" in out
 
 
 def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, place: Path) -> None:

@@ -147,7 +147,7 @@ def test_login_that_another_overrides_is_reported(user: User, front: Faulty) -> 
     netrc = user.write(".config/enroot/.credentials", f"machine {front.host} login you password other\n")
     assert f"another login for {front.host} in {netrc} takes precedence" in log_in(user, "-u", "me", front.host).stderr
     assert f"{netrc} still has a login for {front.host}" in user.penroot("logout", front.host).stderr
-    assert f"there is one in {netrc}" in user.penroot("logout", front.host, status=1).stderr
+    assert f"another login is in {netrc}" in user.penroot("logout", front.host, status=1).stderr
 
 
 @pytest.mark.parity("login --authfile", "logout --authfile")

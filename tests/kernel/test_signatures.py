@@ -315,7 +315,7 @@ def test_inspect_shows_who_has_signed(user: User, registry: Server, key: Path) -
 def test_info_and_explain_name_the_policy(user: User) -> None:
     path = write(user, ACCEPT)
     assert str(path) in user.penroot("info").stdout
-    assert f"policy   {path} accepts it\n" in user.start("--explain", "box", "true")
+    assert f"policy   {path} accepts the image\n" in user.start("--explain", "box", "true")
 
 
 def test_doctor_reads_the_policy_and_its_keys(user: User, key: Path) -> None:

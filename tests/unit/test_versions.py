@@ -114,7 +114,7 @@ def test_only_abandoned_versions_are_removed(prefix: Prefix) -> None:
 
 
 def test_on_a_shared_file_system_only_age_counts(prefix: Prefix) -> None:
-    code = "from enroot_py.base import versions; print(versions._is_over(sys.argv[2], True))"
+    code = "from enroot_py.base import versions; print(versions._is_unused(sys.argv[2], True))"
     command = [sys.executable, "-IS", "-c", f"import sys; sys.path.insert(0, sys.argv[1]); {code}"]
 
     def is_over() -> str:
