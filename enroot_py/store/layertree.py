@@ -52,8 +52,8 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
     """Unpack a layer into ``directory``/fs, and write index and sums beside it.
 
     ``progress`` gets the number of compressed bytes read so far. The caller compares the digests, and removes
-    ``directory`` if they are wrong or if this fails. Raises ImageError for a damaged or hostile layer, and if the
-    layer cannot be stored.
+    ``directory`` if the digests are wrong or unpack() fails. Raises ImageError for a damaged or hostile layer, and if
+    the layer cannot be stored.
     """
     path = b""
     umask = os.umask(0)  # new files get their final mode at once
@@ -121,7 +121,7 @@ class Tree:
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
-        """Close all open directories except ``but``: other directories may have replaced them."""
+        """Close all open directories except the descriptor ``but``: other directories may have replaced them."""
         for path, fd in list(self._open.items()):
             if fd != but:
                 os.close(fd)
@@ -171,7 +171,7 @@ class Tree:
             try:
                 os.utime(self._directory(path, None), ns=(mtime, mtime))
             except (FileNotFoundError, NotADirectoryError, ImageError):
-                continue  # a later entry replaced it
+                continue  # a later entry replaced the directory
 
     def index(self, layer: Layer) -> Iterator[bytes]:
         """Yield the lines of the index."""
@@ -204,7 +204,7 @@ class Tree:
             return self._walk(path.split(b"/"), mtime)  # a component is missing or a symlink
 
     def _keep(self, path: bytes, fd: int) -> None:
-        """Keep a directory open. This may close the oldest open directory: use no other open directory now."""
+        """Keep a directory open. This may close the oldest open directory: use only ``fd`` after this call."""
         if len(self._open) >= _MAX_OPEN_DIRECTORIES:
             os.close(self._open.pop(next(iter(self._open))))
         self._open[path] = fd
@@ -228,11 +228,11 @@ class Tree:
                             walk.to_root()
                         pending.extend(reversed(target.split(b"/")))
                     if len(walk.names) >= MAX_DIRECTORY_DEPTH or len(pending) > 8 * MAX_DIRECTORY_DEPTH:
-                        raise ImageError(f"a path of more than {MAX_DIRECTORY_DEPTH} directories in the layer")
+                        raise ImageError(f"a path in the layer has more than {MAX_DIRECTORY_DEPTH} directories")
             return walk.end()
 
     def _step(self, walk: _Walk, name: bytes, mtime: int | None) -> bytes | None:
-        """Enter a directory, with ``mtime`` made if missing, and return None. For a symlink, return its target."""
+        """Enter a directory and return None. For a symlink, return its target. ``mtime``: see _directory()."""
         try:
             fd = Fd(os.open(name, _DIRECTORY, dir_fd=walk.here))
         except FileNotFoundError:
@@ -264,17 +264,17 @@ class Tree:
     # -- entries
 
     def _make_directory(self, parent: int, path: bytes, name: bytes, entry: Entry) -> None:
-        hidden = False
+        was_whiteout = False
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
             status = _lstat(parent, name)
             if status is None or not stat.S_ISDIR(status.st_mode):
-                hidden = status is not None and is_whiteout(status)
+                was_whiteout = status is not None and is_whiteout(status)
                 self._remove(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
         with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as fd:
-            if hidden:  # the layer removed and recreated the directory: nothing below shows through
+            if was_whiteout:  # the layer removed and recreated the directory: hide its content in lower layers
                 set_opaque(fd)
             os.fchmod(fd, entry.mode & 0o777 | 0o700)
             if entry.pax:
@@ -286,7 +286,7 @@ class Tree:
 
     def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
         if not 0 <= entry.size <= _MAX_FILE_BYTES:
-            raise ImageError(f"{shown(entry.path)}: a file of {entry.size} bytes")
+            raise ImageError(f"{shown(entry.path)}: bad file size: {entry.size} bytes")
         mode = entry.mode & 0o777 | 0o400
         try:
             new = os.open(name, _NEW_FILE, mode, dir_fd=parent)
@@ -300,7 +300,7 @@ class Tree:
             else:
                 for offset, length in entry.segments:
                     if not 0 <= offset <= offset + length <= entry.size:
-                        raise ImageError(f"{shown(entry.path)}: a sparse segment beyond the end of the file")
+                        raise ImageError(f"{shown(entry.path)}: a sparse segment is beyond the end of the file")
                     data.copy(length, fd, offset)
                 os.ftruncate(fd, entry.size)
             if entry.pax:
@@ -377,7 +377,7 @@ class Tree:
             if stat.S_ISLNK(status.st_mode):
                 self._forget(parent)  # open directories may have been reached through this symlink
             return
-        self._forget(parent)  # open directories may be beneath the removed one
+        self._forget(parent)  # open directories may be beneath the removed directory
         trees.remove_in(parent, name)
 
     def _set_xattrs(self, fd: int, entry: Entry) -> None:
@@ -420,7 +420,7 @@ class _Walk:
 
     def __init__(self, root: int) -> None:
         self._stack = [os.dup(root)]
-        self.names: list[bytes] = []  # symlinks resolved
+        self.names: list[bytes] = []  # of the current directory and its parents, without symlinks
 
     def __enter__(self) -> _Walk:
         return self
@@ -468,7 +468,7 @@ def _normal(path: bytes) -> bytes:
         depth = len(parts)
         path = b"/".join(parts)
     if depth > MAX_DIRECTORY_DEPTH:
-        raise ImageError(f"a path of more than {MAX_DIRECTORY_DEPTH} directories in the layer")
+        raise ImageError(f"a path in the layer has more than {MAX_DIRECTORY_DEPTH} directories")
     return path
 
 
