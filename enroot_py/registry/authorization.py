@@ -63,7 +63,7 @@ class Authorization:
         self._on_progress = on_progress
         self._credential: Credential | None = None
         self.new_login: Credential | None = None  # the login that ``penroot login`` tries, for no repository
-        self.unknown_token_server = ""  # got no login, because no rule says that it belongs to the registry
+        self.unknown_token_server = ""  # a server that got no login, because it is not known to be the registry's
         self.has_expired = False  # the registry refuses a header that it has accepted before
         self._was_lent = False  # another process obtained the refused header
         self._challenge = ""  # the last WWW-Authenticate header

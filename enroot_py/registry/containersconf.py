@@ -129,8 +129,8 @@ def _read(path: str) -> tuple[containerstoml.Table, ...]:
 def _content(path: str, *words: bytes) -> bytes:
     """Return the content of a file, or b"" if none of its lines except comments has one of the words.
 
-    Most distributions ship a file with comments only. This saves the import of the parser, which takes longer than the
-    start of Python.
+    Most distributions ship a file with comments only. For such a file the parser is not imported, because its import
+    takes longer than the start of Python.
     """
     data = files.content(path) or b""
     lines = [line for line in data.splitlines() if not line.lstrip().startswith(b"#")]

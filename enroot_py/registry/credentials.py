@@ -103,7 +103,7 @@ def keys(auths: Mapping[str, object], registry: str) -> Iterator[str]:
 
 
 def config(path: str) -> dict[str, Any]:
-    """Read a file in docker's format; {} if it does not exist. Raises ConfigError."""
+    """Return the content of a file in docker's format, or {} if the file does not exist. Raises ConfigError."""
     text, _ = _read(path)
     try:
         document = json.loads(text or "{}")

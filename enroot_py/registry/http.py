@@ -175,8 +175,8 @@ class Response:
             self.close()
             raise WebPage(
                 f"{host} answered with a web page ({self.address})",
-                hint=f"open the address in a browser: {host} may not be a registry, or a proxy (https_proxy, no_proxy) "
-                "or a login portal of the network answers in its place",
+                hint=f"open the address in a browser: perhaps {host} is not a registry, or a proxy (https_proxy, "
+                "no_proxy) or the network's login portal answers in its place",
             )
 
     def discard(self) -> None:

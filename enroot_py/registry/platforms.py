@@ -53,5 +53,5 @@ class Platform:
             return _ARM_VARIANTS.index(variant) if fits else -1
         if variant == self.variant:
             return 2
-        baseline = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))  # equal to no variant
+        baseline = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))  # these are the same
         return 1 if variant in baseline and self.variant in baseline else -1

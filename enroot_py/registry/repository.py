@@ -69,7 +69,7 @@ class Repository:
     # -- the contents of a repository
 
     def digest(self) -> str:
-        """Resolve the reference to its current digest with a HEAD request; "" if the registry does not send one."""
+        """Return the current digest of the reference, by a HEAD request, or "" if the registry sends no digest."""
         try:
             response = self._get(self._reference.manifest_path(), _MANIFEST_HEADERS, method="HEAD")
         except Unreachable:
@@ -334,5 +334,5 @@ class Download:
                 self._may_use_ranges = False  # request the whole blob from now on
                 raise Transient(f"the registry resumed at byte {first or '?'} instead of {self._at}")
         else:
-            response.skip(self._at)  # the registry sends the whole blob
+            response.skip(self._at)  # the response is the whole blob
         return response

@@ -86,13 +86,13 @@ class Rules:
                 raise _bad_rule(word, key, origin)
 
     @property
-    def replace_other_files(self) -> bool:
+    def replaces_other_files(self) -> bool:
         """Return whether these rules replace the registries.conf of podman and skopeo: http and mirror do."""
         return self.http or bool(self.mirrors)
 
 
 class Place(Frozen):
-    """A reference to an image in a registry or mirror. ``is_insecure``: the server may lack TLS that is trusted."""
+    """A reference to an image in a registry or mirror. ``is_insecure``: see HttpClient."""
 
     reference: Reference
     is_insecure: bool = False
@@ -126,7 +126,7 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
     These rules take precedence over the files of podman and skopeo.
     """
     site_rules = rules(reference.registry, settings, environ)
-    if site_rules.replace_other_files:
+    if site_rules.replaces_other_files:
         return [*(Place(mirrored(reference, mirror)) for mirror in site_rules.mirrors), Place(reference)]
     table = containersconf.table_of(reference, environ)
     if table is None:
@@ -166,7 +166,7 @@ def origins(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iter
         words += ["insecure"] if table.registry.is_insecure else []
         words += [f"location={table.registry.location}"] if table.registry.location not in ("", table.prefix) else []
         words += [f"mirror={mirror.location}" for mirror in table.mirrors]
-        instead = f", replaced by {site_rules.origin}" if site_rules.replace_other_files else ""
+        instead = f", replaced by {site_rules.origin}" if site_rules.replaces_other_files else ""
         yield f"{' '.join([table.prefix, *words])}  ({table.file}{instead})"
 
 

@@ -38,7 +38,7 @@ _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy
 def now(reference: Reference, base: str, settings: Settings) -> str:
     """Resolve the tag of a stored image, with a short timeout.
 
-    ``base`` is SCHEME://HOST of the last import. Raises RegistryError, as Unreachable after the timeout.
+    ``base`` is SCHEME://HOST of the last import. Raises RegistryError, and Unreachable after the timeout.
     """
 
     def ask(impatient: Settings, on_progress: Callable[[bool], None]) -> str:
@@ -51,7 +51,7 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
 def soon(reference: Reference, settings: Settings, seconds: float, silence: float) -> str:
     """Resolve a tag within ``seconds``, or return "" if the registry sends no digest; see hurry().
 
-    Raises PenrootError, as Unreachable after ``seconds``.
+    Raises PenrootError, and Unreachable after ``seconds``.
     """
     return _in_child(reference.registry, settings, lambda *arguments: resolve(reference, *arguments), seconds, silence)
 

@@ -140,7 +140,9 @@ def refuse_changed(source: Source) -> None:
 
 
 def _taken(name: str, holder_text: str, hint: str) -> ContainerError:
-    return ContainerError(f"{holder_text} is changing the container {name}: two at once would corrupt it", hint=hint)
+    return ContainerError(
+        f"{holder_text} is changing the container {name}: a second writer would corrupt it", hint=hint
+    )
 
 
 def _file(name: str, data_path: str) -> str:

@@ -1,8 +1,8 @@
 """Containers on disk, under ENROOT_DATA_PATH.
 
 A plain directory is a root file system, as in enroot. A directory with a record (container_record.py) is a container
-over a stored image: ``upper`` holds its changes, and the layers stay in the store. Lookup is on the start path; all
-other functions import what they need when called.
+over a stored image: ``upper`` holds its changes, and the layers stay in the store. The functions that open a container
+are on the start path. All other functions import the modules that they need when called.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find(target: str, settings: Settings) -> Source:
 
 def is_reference(target: str, settings: Settings) -> bool:
     """Return whether ``target`` is a URI, or NAME:TAG. A file or a container of that name takes precedence."""
-    if ":" not in target:  # saves an import
+    if ":" not in target:  # neither a URI nor NAME:TAG: do not import the parser
         return False
     from enroot_py.registry import reference
 
@@ -61,7 +61,7 @@ def shown(target: str) -> str:
 
 
 def find_file(path: str, settings: Settings) -> Source:
-    """Return the root file system in a squashfs image. Raises ImageError for a file that is damaged or has no image."""
+    """Return the root file system in a squashfs image. Raises ImageError if ``path`` is damaged or another file."""
     pack.load(pack.IMAGE)
     from enroot_py.store.squashfs import check
 
@@ -144,7 +144,7 @@ def _damaged(path: str) -> ContainerError:
     name = os.path.basename(path)
     return ContainerError(
         f"the record of the container {name} is damaged: {path}/{container_record.MARK}",
-        hint=f"its changes are in {path}/upper; penroot remove {name} deletes it",
+        hint=f"the container's changes are in {path}/upper; to delete the container: penroot remove {name}",
     )
 
 
@@ -284,7 +284,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
         unsquashfs.unpack(real, temporary, settings)
         if os.path.lexists(f"{temporary}/{container_record.MARK}"):
             message = f"the image {image} has a file /{container_record.MARK}, a name that penroot reserves"
-            raise ContainerError(message, hint=f"penroot start {image} needs no container")
+            raise ContainerError(message, hint=f"start the image without a container: penroot start {image}")
     return open_container(name, settings)
 
 
@@ -386,7 +386,8 @@ def refuse_running(name: str, settings: Settings) -> None:
             hint = f"end it first: kill {process.pid}, or kill -KILL {process.pid}, or scancel its job"
             raise ContainerError(problem, hint=hint)
     if (holder := claims.holder(name, settings.data_path)) not in ("", node):
-        raise ContainerError(f"a step on node {holder} uses the container {name}", hint=f"squeue --nodelist={holder}")
+        hint = f"wait for the step: squeue --nodelist={holder}"
+        raise ContainerError(f"a step on node {holder} uses the container {name}", hint=hint)
 
 
 def remove(name: str, settings: Settings) -> None:
@@ -424,7 +425,7 @@ class Trash:
     def __init__(self, path: str, replace: Callable[[], str] | None) -> None:
         """Take the name from the container at ``path``. Raises OSError.
 
-        ``replace`` gives the name to another container and returns the new path of this one.
+        ``replace`` gives the name to another container, and returns the new path of the container that had it.
         """
         from enroot_py.base import making
 

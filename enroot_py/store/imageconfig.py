@@ -66,7 +66,7 @@ class ImageConfig:
             raise ImageError(
                 f"{self._name}: the manifest has {log.many(len(manifest.layers), 'layer')}, "
                 f"the image config {log.many(len(diff_ids), 'diff_id')}",
-                hint="" if kind in _TYPES else f"its config has the type {kind!r}: it may not be a container image",
+                hint="" if kind in _TYPES else f"perhaps it is not a container image: its config has the type {kind!r}",
             )
         if not all(isinstance(diff_id, str) for diff_id in diff_ids):
             raise ImageError(f"{self._name}: the diff_ids of the image config are not strings")

@@ -1,7 +1,7 @@
 """Unpack a layer's tar stream into a tree that overlayfs can use as a lower directory.
 
-One pass hashes the blob, decompresses it (by magic bytes), hashes the tar and writes the files. It runs as an ordinary
-user without a namespace. Source: OCI image specification, "Image Layer Filesystem Changeset".
+One pass hashes the blob, decompresses it (by magic bytes), hashes the tar and writes the files. It needs neither root
+nor a user namespace. Source: OCI image specification, "Image Layer Filesystem Changeset".
 
 The tree never holds anything that acts on the host: no set-uid, set-gid or sticky bit, no device, no extended attribute
 except ``user.*``. The index records what the tree cannot hold.
@@ -38,7 +38,7 @@ _OPAQUE = b".wh..wh..opq"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The result of unpacking a layer. Digests are ``sha256:HEX``, sizes bytes."""
+    """The result of unpacking a layer. Digests are ``sha256:HEX``, sizes are in bytes."""
 
     diff_id: str
     blob_digest: str
@@ -341,7 +341,7 @@ class Tree:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
                 self._links.add((directory, target_name), (parent, name), status)
-                self._copy_records(target, path)  # an upper layer may hide the target's name
+                self._copy_records(target, path)  # an upper layer may hide the target, but not ``path``
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
                 f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
@@ -359,7 +359,7 @@ class Tree:
         if name.startswith(_WHITEOUT):
             return  # metadata of aufs
         if name in (b"", b".", b".."):
-            raise ImageError(f"{shown(path)}: a whiteout without a name")
+            raise ImageError(f"{shown(path)}: the whiteout has no name")
         status = _lstat(parent, name)
         if status is None:
             make_whiteout(parent, name, mtime)

@@ -1,4 +1,4 @@
-"""Paths and file names of the store: no other module defines any.
+"""Paths and file names of the store. No other module defines such paths.
 
 Beneath the root, which only its owner can enter::
 

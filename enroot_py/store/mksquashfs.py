@@ -90,8 +90,8 @@ def _print(content: _Content, settings: Settings) -> int:
 # Checks before writing
 
 
-# Options of mksquashfs(1) up to 4.7 that only shape the image, by the number of their values. Other options run
-# programs (-p, -pf, exec() in an -action), read or write other files, or are set by write().
+# Options of mksquashfs(1) up to 4.7 that only shape the image. The key is the number of values that an option takes.
+# Other options run programs (-p, -pf, exec() in an -action), read or write other files, or are set by _Content.
 _OPTIONS = {
     0: (
         "-reproducible -not-reproducible -no-exports -exports -no-sparse -no-xattrs -xattrs -noI -noId -noD -noF "
@@ -167,7 +167,7 @@ def check_output(output: str, settings: Settings) -> None:
 
 
 def destination(output: str) -> str:
-    """Resolve the links of ``output``, and return the path to write: links stay, their target is replaced.
+    """Resolve the links of ``output``, and return the path to write. So links stay, and their target is replaced.
 
     Raises ImageError unless the target is a regular file, and for a link that another user could have created.
     """

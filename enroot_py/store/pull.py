@@ -136,7 +136,10 @@ class Pull:
             self._admission.check_stored(image, named_digest or self._wanted.digest)
 
     def _stored(self) -> Image | None:
-        """Return the stored image that the reference resolved to last, or None. A digest accepts only its own image."""
+        """Return the stored image that the reference resolved to last, or None.
+
+        If the reference has a digest or a pin, return only the image with this digest.
+        """
         known = self._known
         if known is not None and self._wanted != self._reference and known.given != self._wanted.digest:
             known = None  # the tag resolved to another image

@@ -238,7 +238,7 @@ class Store:
             return
 
     def note_container(self, record: str) -> None:
-        """Link to the record of a container that is about to use an image of this store.
+        """Make a link in the store to the record of a container that will use one of its images.
 
         A store that we cannot write to gets no link; its owner prunes it by age.
         """
@@ -300,7 +300,7 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             with Fd(directory) as fd:
-                if flock(fd) and is_at(fd, path):  # its maker has ended
+                if flock(fd) and is_at(fd, path):  # the process that made it has ended
                     trees.remove(path)
 
 
@@ -347,7 +347,7 @@ class Build:
         from enroot_py.base import waits
 
         name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
-        # Shared, because a process that uses the published image keeps a shared lock while its container runs.
+        # Wait for a shared lock only: a process that uses the published image keeps one while its container runs.
         doing = f"making {name}"
         if reason := _with_lock_error(fd, lambda: waits.lock(fd, doing, shared=True, stalled_after=_STALLED_S)):
             log.warn(f"{reason}: making a copy")
