@@ -134,7 +134,7 @@ class Authorization:
             return RefusedError(
                 f"{status} from {registry}: srun's token for {repository} has expired, and this node has no login for "
                 f"{registry} to renew it: {details}".rstrip(": "),
-                hint=f"log in: penroot login {registry} (looked in: {credentials.places(self._settings)})",
+                hint=f"log in: penroot login {registry} (looked in: {credentials.searched_files(self._settings)})",
             )
         renew = "give the current password" if login.source == "the command line" else "renew the login there"
         return RefusedError(

@@ -80,8 +80,8 @@ def find(
     return credential
 
 
-def places(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-    """List the files that find() reads, for messages."""
+def searched_files(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the list of files that find() reads, for messages."""
     return ", ".join((netrc_path(settings), *_docker_paths(environ)))
 
 

@@ -62,7 +62,7 @@ def unauthorized(reference: Reference, login: Credential | None, settings: Setti
     account = f"no password of {reference.user!r}" if reference.user else "no login"
     return RefusedError(
         f"401 from {registry}: {repository} does not exist or needs a login, and there is {account} for {registry}",
-        hint=likely_registry(reference) or f"looked in: {credentials.places(settings)}",
+        hint=likely_registry(reference) or f"looked in: {credentials.searched_files(settings)}",
     )
 
 

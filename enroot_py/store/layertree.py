@@ -80,17 +80,17 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
 
 def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
     subject = f" {shown(path)}" if path else ""
-    place = os.path.dirname(directory)  # the directory itself has a temporary name
-    hint = filesystems.hint_for(error, place, "ENROOT_CACHE_PATH")
+    parent = os.path.dirname(directory)  # the directory itself has a temporary name
+    hint = filesystems.hint_for(error, parent, "ENROOT_CACHE_PATH")
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
         from enroot_py.runtime import pods
 
-        hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
-        if pods.is_on_overlay(place):
-            hint = f"{place} {pods.ON_OVERLAY}, and cannot hold whiteouts: {pods.volume('ENROOT_CACHE_PATH')}"
+        hint = f"{parent}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
+        if pods.is_on_overlay(parent):
+            hint = f"{parent} {pods.ON_OVERLAY}, and cannot hold whiteouts: {pods.volume('ENROOT_CACHE_PATH')}"
     elif path and error.errno in (errno.ENOENT, errno.ENOTDIR):
         hint = "the image is damaged"
-    raise ImageError(f"cannot store{subject or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
+    raise ImageError(f"cannot store{subject or ' the layer'} in {parent}: {error.strerror}", hint=hint) from error
 
 
 class Tree:
@@ -234,18 +234,18 @@ class Tree:
     def _step(self, walk: _Walk, name: bytes, mtime: int | None) -> bytes | None:
         """Enter a directory and return None. For a symlink, return its target. ``mtime``: see _directory()."""
         try:
-            fd = Fd(os.open(name, _DIRECTORY, dir_fd=walk.here))
+            fd = Fd(os.open(name, _DIRECTORY, dir_fd=walk.directory))
         except FileNotFoundError:
             if mtime is None:
                 raise
             fd = self._imply(walk, name, mtime)
         except NotADirectoryError:
-            status = os.stat(name, dir_fd=walk.here, follow_symlinks=False)
+            status = os.stat(name, dir_fd=walk.directory, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
-                return os.readlink(name, dir_fd=walk.here)
+                return os.readlink(name, dir_fd=walk.directory)
             if not is_whiteout(status) or mtime is None:
                 raise
-            os.unlink(name, dir_fd=walk.here)
+            os.unlink(name, dir_fd=walk.directory)
             fd = self._imply(walk, name, mtime)
             set_opaque(fd)
         walk.down(name, fd)
@@ -253,11 +253,11 @@ class Tree:
 
     def _imply(self, walk: _Walk, name: bytes, mtime: int) -> Fd:
         """Make a directory that is not in the tar. Raises OSError."""
-        os.mkdir(name, 0o755, dir_fd=walk.here)
+        os.mkdir(name, 0o755, dir_fd=walk.directory)
         path = b"/".join((*walk.names, name))
         self._times.setdefault(path, mtime)
         self._implicit[path] = None
-        with Fd(os.open(name, _DIRECTORY, dir_fd=walk.here)) as fd:
+        with Fd(os.open(name, _DIRECTORY, dir_fd=walk.directory)) as fd:
             os.fchmod(fd, 0o755)  # a default ACL or a set-gid parent may have changed the mode
             return fd.keep()
 
@@ -430,7 +430,7 @@ class _Walk:
             os.close(fd)
 
     @property
-    def here(self) -> int:
+    def directory(self) -> int:
         return self._stack[-1]
 
     def down(self, name: bytes, directory: int) -> None:

@@ -138,7 +138,7 @@ class Pull:
     def _stored(self) -> Image | None:
         """Return the stored image that the reference resolved to last, or None.
 
-        If the reference has a digest or a pin, return only the image with this digest.
+        If the reference has a digest or a pin, return only the image of this digest.
         """
         known = self._known
         if known is not None and self._wanted != self._reference and known.given != self._wanted.digest:

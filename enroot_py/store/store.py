@@ -450,10 +450,8 @@ def _make_directory(path: str) -> None:
         raise cannot_write(f"create the store {path}", path, e) from e
 
 
-def cannot_write(action: str, place: str, error: OSError) -> ImageError:
-    """Return the error "cannot ``action``" for a store, or for a path in it, at ``place``."""
+def cannot_write(action: str, path: str, error: OSError) -> ImageError:
+    """Return the error "cannot ``action``". The hint is about ``path``, a store or a path in it."""
     from enroot_py.base import filesystems
 
-    return ImageError(
-        f"cannot {action}: {error.strerror}", hint=filesystems.hint_for(error, place, "ENROOT_CACHE_PATH")
-    )
+    return ImageError(f"cannot {action}: {error.strerror}", hint=filesystems.hint_for(error, path, "ENROOT_CACHE_PATH"))
