@@ -46,7 +46,7 @@ def read(text: str, base: Address | None = None) -> Address:
         raise ValueError("the address has invalid characters")
     try:
         url = parse_url(urljoin(str(base), text) if base else text)
-    except LocationParseError:  # its message would quote the whole text
+    except LocationParseError:  # its message quotes the whole address, which may have a password
         raise ValueError("invalid address") from None
     if url.scheme not in _PORTS:
         raise ValueError("the scheme is neither http nor https")
@@ -67,7 +67,7 @@ def shown(text: str) -> str:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Return whether an IP address is this machine's or link-local, such as that of a cloud's metadata service."""
+    """Return whether an IP address is of this machine or link-local. Clouds serve metadata at link-local addresses."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
         ip = ip.ipv4_mapped
@@ -77,7 +77,7 @@ def is_of_this_machine(address: str) -> bool:
 def bypasses(netloc: str, no_proxy: str) -> bool:
     """Return whether no_proxy lists a host as ``*``, HOST, HOST:PORT, DOMAIN, ``.DOMAIN``, ADDRESS or ADDRESS/BITS.
 
-    ADDRESS/BITS matches only hosts written as an IP address, as in curl(1): no name is resolved.
+    As in curl(1), no name is resolved. So ADDRESS/BITS matches only a host that is written as an IP address.
     """
     host, _, port = netloc.rpartition(":") if netloc.rpartition(":")[2].isdecimal() else (netloc, "", "")
     host = host.strip("[]").rstrip(".").lower()

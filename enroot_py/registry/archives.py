@@ -87,7 +87,10 @@ class LayoutDirectory:
 
 
 def _open_regular(path: str, beneath: int | None = None) -> int:
-    """Open a regular file, without waiting for a FIFO; keep the path within ``beneath``, if given. Raises OSError."""
+    """Open a regular file, without waiting for a FIFO. Raises OSError, also for a path that leads out of ``beneath``.
+
+    ``beneath`` is an open directory, or None for any path.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if beneath is None:
         fd = os.open(path, flags)
@@ -130,7 +133,7 @@ class Archive:
 
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an untrusted tar file. Raises ValueError for an endless file, and tarfile's errors."""
+    """Yield the members of an untrusted tar file. Raises ValueError for an endless file, and the errors of tarfile."""
     last_offset = -1
     with tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
         for count, member in enumerate(iter(tar.next, None)):
@@ -145,7 +148,7 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 
 
 class _Headers:
-    """A tar file whose headers alone are read. A header has a maximum size."""
+    """The file from which tarfile reads the headers of a tar. read() refuses a header above _MAX_DOCUMENT_BYTES."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -154,7 +157,7 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= _MAX_DOCUMENT_BYTES:
-            raise ValueError(f"a header of {size} bytes")
+            raise ValueError(f"bad header size: {size} bytes")
         return self._file.read(size)
 
 
@@ -163,12 +166,12 @@ def open_plain(path: str, settings: Settings) -> IO[bytes]:
     try:
         with contextlib.ExitStack() as closing:
             file = closing.enter_context(open(_open_regular(path), "rb"))
-            form = compression.name_of(file.read(compression.MAGIC_BYTES))
+            algorithm = compression.name_of(file.read(compression.MAGIC_BYTES))
             file.seek(0)
-            if form == "none":
+            if algorithm == "none":
                 closing.pop_all()
                 return file
-            log.info(f"decompressing {path} ({form})")
+            log.info(f"decompressing {path} ({algorithm})")
             out = closing.enter_context(scratch(settings))
             stream = closing.enter_context(compression.Decompressed(file))
             for piece in stream.pieces(1 << 62):
@@ -186,7 +189,7 @@ def scratch(settings: Settings) -> IO[bytes]:
 
 
 def reopened(file: IO[bytes]) -> IO[bytes]:
-    """Duplicate a temporary file, at its beginning, for use after the writer closes the original."""
+    """Rewind a temporary file, and return a duplicate for use after the writer has closed the original."""
     file.seek(0)
     return os.fdopen(os.dup(file.fileno()), "rb")
 

@@ -18,18 +18,18 @@ from enroot_py.registry.credentials import Credential
 from enroot_py.registry.http import HttpClient, Response
 from enroot_py.registry.reference import Reference
 
-_MAX_TOKEN_BYTES = 1 << 16  # of a token server's answer; no server accepts a larger header
+_MAX_TOKEN_BYTES = 1 << 16  # of a token server's answer; no registry accepts a larger Authorization header
 
 
-# Tokens by registry, repository and user, shared by all clients of this process.
+# Authorization headers with tokens, by registry, repository and user. All clients of this process share them.
 _TOKENS: dict[tuple[str, str, str | None], str] = {}
 _ACCEPTED: set[str] = set()  # Authorization headers that a registry has accepted
 _LENT: set[str] = set()  # accepted headers that another process obtained
 
 
 def tokens() -> str:
-    """Serialize the tokens of this process for ``know`` in another process. The text is a secret."""
-    return json.dumps([[*place, token] for place, token in _TOKENS.items()])
+    """Serialize the tokens of this process for know() in another process. The text is a secret."""
+    return json.dumps([[*key, token] for key, token in _TOKENS.items()])
 
 
 def know(tokens: str) -> None:
@@ -46,24 +46,24 @@ def know(tokens: str) -> None:
 
 
 class Authorization:
-    """The Authorization header for the repository of ``reference``. It is empty until the registry demands one.
+    """The Authorization header for the repository of ``reference``. There is none until the registry demands one.
 
-    ``on_progress`` is called with True before a program is asked for a login, and with False after. Methods
-    raise RegistryError, and Transient.
+    ``on_progress`` is called with True before the search for a login, which may run a program, and with False after it.
+    Methods raise RegistryError and Transient.
     """
 
     def __init__(
         self, reference: Reference, settings: Settings, client: HttpClient, on_progress: Callable[[bool], None]
     ) -> None:
-        self._place = (reference.registry, reference.repository, reference.user)
+        self._token_key = (reference.registry, reference.repository, reference.user)
         self._basic = ""
         self._reference = reference
         self._settings = settings
         self._client = client
         self._on_progress = on_progress
         self._credential: Credential | None = None
-        self.new_login: Credential | None = None  # of ``penroot login``: tried without a repository
-        self.unknown_token_server = ""  # a server that got no login, because it may not belong to the registry
+        self.new_login: Credential | None = None  # the login that ``penroot login`` tries, for no repository
+        self.unknown_token_server = ""  # a server that got no login, because it is not known to be the registry's
         self.has_expired = False  # the registry refuses a header that it has accepted before
         self._was_lent = False  # another process obtained the refused header
         self._challenge = ""  # the last WWW-Authenticate header
@@ -74,7 +74,7 @@ class Authorization:
         schemes = dict(challenges(challenge))
         bearer = schemes.get("bearer", {})
         if bearer.get("realm"):
-            _TOKENS[self._place] = "Bearer " + self._token(bearer)
+            _TOKENS[self._token_key] = "Bearer " + self._token(bearer)
             return
         if "basic" not in schemes:
             registry = self._reference.registry
@@ -87,7 +87,7 @@ class Authorization:
     @property
     def headers(self) -> dict[str, str]:
         """Return the Authorization header, or {} before the registry demands one."""
-        header = self._basic or _TOKENS.get(self._place, "")
+        header = self._basic or _TOKENS.get(self._token_key, "")
         return {"Authorization": header} if header else {}
 
     def note_status(self, status: int) -> bool:
@@ -106,7 +106,7 @@ class Authorization:
         """Get a new token or look up the login again, then repeat a request with ``ask``."""
         if not self._challenge:  # another process obtained the token
             self._basic = ""
-            _TOKENS.pop(self._place, None)
+            _TOKENS.pop(self._token_key, None)
             response = ask()
             if response.status != 401:
                 return response
@@ -116,7 +116,7 @@ class Authorization:
         return ask()
 
     def unauthorized(self) -> RefusedError:
-        """Return the error for the status 401 after a request with our header."""
+        """Return the error for the status 401 if this process has no further login or token to try."""
         if self._needs_new_login:
             return self._expired(401, "")
         if self._credential is None and self.unknown_token_server:
@@ -134,7 +134,7 @@ class Authorization:
             return RefusedError(
                 f"{status} from {registry}: srun's token for {repository} has expired, and this node has no login for "
                 f"{registry} to renew it: {details}".rstrip(": "),
-                hint=f"log in: penroot login {registry} (looked in: {credentials.places(self._settings)})",
+                hint=f"log in: penroot login {registry} (looked in: {credentials.searched_files(self._settings)})",
             )
         renew = "give the current password" if login.source == "the command line" else "renew the login there"
         return RefusedError(
@@ -159,7 +159,7 @@ class Authorization:
     def _login(self, realm: str = "") -> Credential | None:
         if self.new_login:
             return self.new_login
-        self._on_progress(True)  # a program that asks its user for a password must not count as the registry's silence
+        self._on_progress(True)  # while a program asks its user for a password, the registry does not count as silent
         credential = credentials.find(self._reference, self._settings, realm=realm)
         self._on_progress(False)
         return credential

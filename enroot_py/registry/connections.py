@@ -102,7 +102,7 @@ class Connections:
         key = f"{'own' if is_own else 'others'} {proxy}"
         if key not in self._pools:
             if is_own not in self._contexts:
-                self._contexts[is_own] = self._trust(is_own)
+                self._contexts[is_own] = self._tls_context(is_own)
             context = self._contexts[is_own]
             pools = _proxy_manager(proxy, context) if proxy else urllib3.PoolManager(ssl_context=context)
             check = None if proxy or is_own else self._check_other
@@ -111,16 +111,16 @@ class Connections:
         return self._pools[key]
 
     def _check_other(self, connection: HTTPConnection, peer: str) -> None:
-        """Refuse a redirect to this machine or a link-local address, unless the server is there itself.
+        """Refuse a redirect to this machine or a link-local address, unless the server itself has such an address.
 
         Services on this machine, or at a link-local address, may trust every client that connects from this machine.
         """
-        if addresses.is_of_this_machine(peer) and not self._is_here():
+        if addresses.is_of_this_machine(peer) and not self._is_local():
             raise RegistryError(
                 f"{self._host} redirects to {connection.host} ({peer}): this machine or a link-local address"
             )
 
-    def _is_here(self) -> bool:
+    def _is_local(self) -> bool:
         """Return whether the server itself is this machine or has a link-local address."""
         try:
             entries = socket.getaddrinfo(self._own.host.strip("[]"), self._own.port, type=socket.SOCK_STREAM)
@@ -128,10 +128,11 @@ class Connections:
             return False
         return any(addresses.is_of_this_machine(str(address[0])) for *_, address in entries)
 
-    def _trust(self, is_own: bool) -> ssl.SSLContext:
-        """Trust the system's authorities and the configured ones. OpenSSL reads SSL_CERT_* in the environment.
+    def _tls_context(self, is_own: bool) -> ssl.SSLContext:
+        """Return a TLS context that trusts the authorities of the system and of the configuration.
 
-        Only the server itself gets the client's certificate, and only its certificate may be untrusted.
+        OpenSSL itself reads SSL_CERT_* from the environment. Only the server itself gets the client's certificate.
+        With ``is_insecure``, only the server itself may have an untrusted certificate.
         """
         context = site.tls()
         ca = site.rules(self._host, self._settings).ca
@@ -162,7 +163,7 @@ def _load(context: ssl.SSLContext, file: str | None, directory: str | None = Non
 
 
 def _no_passphrase() -> str:
-    """Return no passphrase: OpenSSL would ask for it at the terminal."""
+    """Return an empty passphrase. Without this function, OpenSSL would ask for a passphrase at the terminal."""
     return ""
 
 
@@ -172,7 +173,7 @@ def proxy_name(proxy: str) -> str:
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Return whether the server speaks TLS, but its certificate is not trusted."""
+    """Return whether ``error`` means that the server speaks TLS, but its certificate is not trusted."""
     text = str(error)
     return isinstance(error, exceptions.SSLError) and ("CERTIFICATE" in text.upper() or "hostname" in text)
 
@@ -190,7 +191,7 @@ def reason(error: BaseException) -> str:
         return "no data within ENROOT_STALL_TIMEOUT"
     if isinstance(error, http.client.IncompleteRead):
         return "the connection ended early"
-    if type(error) is exceptions.ConnectTimeoutError:  # NewConnectionError is one too
+    if type(error) is exceptions.ConnectTimeoutError:  # but not its subclass NewConnectionError
         return "no connection within ENROOT_CONNECT_TIMEOUT"
     if isinstance(error.__cause__, OSError):
         return reason(error.__cause__)
@@ -205,7 +206,10 @@ def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:
-    """Connect through a proxy: [http://][USER:PASSWORD@]HOST[:PORT], with ``%40`` for ``@``. Raises ConfigError."""
+    """Return the pool of connections through a proxy. Raises ConfigError.
+
+    The proxy has the form [http://][USER:PASSWORD@]HOST[:PORT], with ``%40`` for ``@``.
+    """
     url = proxy if "://" in proxy else f"http://{proxy}"
     try:
         parts = urllib3.util.parse_url(url)
@@ -214,7 +218,7 @@ def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:
             login = unquote(parts.auth)
             headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
         return urllib3.ProxyManager(url, ssl_context=context, proxy_headers=headers)
-    except ValueError:  # do not quote it: it may have the password
+    except ValueError:  # do not quote the proxy: it may have a password
         raise ConfigError(
             f"http_proxy, https_proxy or all_proxy is not an HTTP proxy: {url.partition('://')[0]}://…",
             hint="write http://[USER:PASSWORD@]HOST:PORT",

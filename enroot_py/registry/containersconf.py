@@ -1,8 +1,9 @@
 """Find the settings of a registry in the files that podman, skopeo and buildah share.
 
-They apply if penroot's ``registries.conf`` has no rule: site.py. The user's ``registries.conf`` replaces the system's
-and its drop-ins; a drop-in replaces the tables with the same prefix. As in enroot, short names mean Docker Hub, so
-``unqualified-search-registries`` and ``aliases`` change nothing.
+These files apply to a registry without rules in penroot's ``registries.conf``: site.py. The user's file
+``registries.conf`` replaces the system's file and the system's drop-ins. A table in a drop-in replaces an earlier table
+with the same prefix. As in enroot, short names mean Docker Hub, so ``unqualified-search-registries`` and ``aliases``
+are ignored.
 
 Sources: containers-registries.conf(5), containers-registries.conf.d(5), containers-certs.d(5).
 """
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
 SYSTEM = "/etc/containers"
 _DOCKER_CERTS = "/etc/docker/certs.d"
 _VARIABLE = "CONTAINERS_REGISTRIES_CONF"
-AUTH_FILES = "containers-auth.json"  # the credential helper that stands for the files of logins
+AUTH_FILES = "containers-auth.json"  # in credential-helpers, this name stands for the files with logins
 _HUB = "docker.io"  # the name of Docker Hub in these files
 
 
 class Endpoint(Frozen):
-    """A place with the images of a table: the registry or a mirror."""
+    """A server of the images of a table: the registry or a mirror."""
 
     location: str
-    is_insecure: bool = False  # plain HTTP, and TLS with a certificate that is not trusted
-    by_digest: bool = True  # for references with a digest
-    by_tag: bool = True
+    is_insecure: bool = False  # allow plain HTTP, and TLS with a certificate that is not trusted
+    by_digest: bool = True  # serves references with a digest
+    by_tag: bool = True  # serves references with a tag
 
 
 class Table(Frozen):
     """A ``[[registry]]`` of ``file``: settings of the images whose names begin with ``prefix``."""
 
     prefix: str  # HOST[:PORT][/PATH][:TAG], or *.DOMAIN
-    registry: Endpoint  # without a location, the registry in the image's name
+    registry: Endpoint  # an empty location means the registry in the image's name
     mirrors: tuple[Endpoint, ...]
     is_blocked: bool
     file: str
@@ -73,7 +74,7 @@ def name_of(reference: Reference) -> str:
 
 
 def table_of(reference: Reference, environ: Mapping[str, str]) -> Table | None:
-    """Return the table with the longest prefix of an image's name, or None. Raises ConfigError."""
+    """Return the table with the longest prefix that matches an image's name, or None. Raises ConfigError."""
     name = name_of(reference)
     matching = [table for table in tables(environ) if table.rest(name) is not None]
     return max(matching, key=lambda table: len(table.prefix), default=None)
@@ -92,12 +93,12 @@ def tables(environ: Mapping[str, str]) -> tuple[Table, ...]:
 def paths(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield the existing files in reading order."""
     user = base_directories(environ)["HOME"] + "/.config/containers"
-    named = environ.get(_VARIABLE, "")
-    if named and not os.path.exists(named):
-        raise ConfigError(f"{_VARIABLE}={named}: there is no such file", hint=f"unset {_VARIABLE}")
+    variable_file = environ.get(_VARIABLE, "")
+    if variable_file and not os.path.exists(variable_file):
+        raise ConfigError(f"{_VARIABLE}={variable_file}: there is no such file", hint=f"unset {_VARIABLE}")
     user_file = f"{user}/registries.conf"
-    is_user_file = not named and os.path.exists(user_file)
-    file = named or (user_file if is_user_file else f"{SYSTEM}/registries.conf")
+    is_user_file = not variable_file and os.path.exists(user_file)
+    file = variable_file or (user_file if is_user_file else f"{SYSTEM}/registries.conf")
     if os.path.exists(file):
         yield file
     for directory in (user,) if is_user_file else (SYSTEM, user):
@@ -106,7 +107,7 @@ def paths(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def credential_helpers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return ``credential-helpers`` of the last file that has some, or AUTH_FILES. Raises ConfigError."""
+    """Return the ``credential-helpers`` of the last file that lists any, or AUTH_FILES. Raises ConfigError."""
     helpers: tuple[str, ...] = ()
     for path in paths(environ):
         if data := _content(path, b"credential-helpers"):
@@ -126,9 +127,10 @@ def _read(path: str) -> tuple[containerstoml.Table, ...]:
 
 
 def _content(path: str, *words: bytes) -> bytes:
-    """Return the file's content if a line that is no comment has one of the words, or b"".
+    """Return the content of a file, or b"" if none of its lines except comments has one of the words.
 
-    Most distributions ship only comments, and the parser's import takes longer than the start of Python.
+    Most distributions ship a file with comments only. For such a file the parser is not imported, because its import
+    takes longer than the start of Python.
     """
     data = files.content(path) or b""
     lines = [line for line in data.splitlines() if not line.lstrip().startswith(b"#")]
@@ -136,14 +138,15 @@ def _content(path: str, *words: bytes) -> bytes:
 
 
 def certificates(registry: str, environ: Mapping[str, str]) -> Certificates | None:
-    """Return the TLS files for HOST[:PORT], from the first directory for it. Raises ConfigError."""
+    """Return the TLS files for HOST[:PORT], from the first of its directories that exists. Raises ConfigError."""
     host = _HUB if registry == DOCKER_HUB else registry
     names = (host,) if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else (host, f"{host}:443")
     user = base_directories(environ)["HOME"] + "/.config/containers/certs.d"
     for parent in (user, f"{SYSTEM}/certs.d", _DOCKER_CERTS):
         for name in names:
             directory = f"{parent}/{name}"
-            if os.path.isdir(directory) and os.access(directory, os.R_OK | os.X_OK):  # docker's may be root's alone
+            # Only root may be able to read docker's directory.
+            if os.path.isdir(directory) and os.access(directory, os.R_OK | os.X_OK):
                 return _certificates(directory)
     return None
 

@@ -54,7 +54,7 @@ def _document(path: str, data: bytes) -> dict[str, Any]:
 
 
 def _from_version_1(document: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:
-    """Yield the tables of version 2 for the lists of version 1."""
+    """Convert the lists of version 1 to tables of version 2."""
     lists = {name: _value(document, name, dict, path) for name in ("insecure", "block")}
     insecure, blocked = (_value(entry, "registries", list, path) for entry in lists.values())
     for location in dict.fromkeys(map(str, [*blocked, *insecure])):
@@ -64,7 +64,7 @@ def _from_version_1(document: dict[str, Any], path: str) -> Iterator[dict[str, A
 def _table(entry: object, position: str) -> Table:
     if not isinstance(entry, dict):
         raise ConfigError(f"{position} is not a table", hint="write [[registry]]")
-    location, prefix = (_place(entry, key, position) for key in ("location", "prefix"))
+    location, prefix = (_location(entry, key, position) for key in ("location", "prefix"))
     is_wildcard = prefix.startswith("*.")
     if is_wildcard and "/" in prefix or "*" in prefix[is_wildcard:] or "*" in location:
         raise ConfigError(f"{position}: bad wildcard in {prefix or location!r}", hint='write prefix = "*.DOMAIN"')
@@ -78,38 +78,41 @@ def _table(entry: object, position: str) -> Table:
     return prefix or location, registry, tuple(mirrors), _value(entry, "blocked", bool, position)
 
 
-def _mirror(entry: object, by_digest_only: bool, where: str) -> Endpoint:
+def _mirror(entry: object, by_digest_only: bool, position: str) -> Endpoint:
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where} is not a table", hint="write [[registry.mirror]]")
-    location, pull = _place(entry, "location", where), _value(entry, "pull-from-mirror", str, where)
+        raise ConfigError(f"{position} is not a table", hint="write [[registry.mirror]]")
+    location, pull = _location(entry, "location", position), _value(entry, "pull-from-mirror", str, position)
     if not location or "*" in location:
-        raise ConfigError(f"{where} has no location", hint='write location = "HOST[:PORT][/PATH]"')
+        raise ConfigError(f"{position} has no location", hint='write location = "HOST[:PORT][/PATH]"')
     if pull not in _PULLS:
         hint = "write all, digest-only or tag-only"
-        raise ConfigError(f"{where}: bad pull-from-mirror {pull!r}", hint=hint)
+        raise ConfigError(f"{position}: bad pull-from-mirror {pull!r}", hint=hint)
     if pull and by_digest_only:
         hint = "remove mirror-by-digest-only, and set pull-from-mirror for each mirror"
-        raise ConfigError(f"{where}: pull-from-mirror beside mirror-by-digest-only", hint=hint)
+        raise ConfigError(f"{position}: both pull-from-mirror and mirror-by-digest-only are set", hint=hint)
     by_digest, by_tag = (True, False) if by_digest_only else _PULLS[pull]
-    return location, _value(entry, "insecure", bool, where), by_digest, by_tag
+    return location, _value(entry, "insecure", bool, position), by_digest, by_tag
 
 
-def _place(entry: dict[str, Any], key: str, where: str) -> str:
-    """Return HOST[:PORT][/PATH] with the canonical spelling of the host, or ""."""
-    text: str = _value(entry, key, str, where).rstrip("/")
+def _location(entry: dict[str, Any], key: str, position: str) -> str:
+    """Return the value HOST[:PORT][/PATH] of a key, with the canonical spelling of the host, or ""."""
+    text: str = _value(entry, key, str, position).rstrip("/")
     if "://" in text or not text.isprintable() or " " in text:
-        raise ConfigError(f"{where}: bad {key} {text!r}", hint=f'write {key} = "HOST[:PORT][/PATH]"')
+        raise ConfigError(f"{position}: bad {key} {text!r}", hint=f'write {key} = "HOST[:PORT][/PATH]"')
     host, slash, path = text.partition("/")
     host = host if host.startswith("*.") else spelling(host)
     return ("docker.io" if host in HUB_NAMES else host) + slash + path
 
 
-def _value(entry: dict[str, Any], key: str, kind: type, where: str) -> Any:
-    """Return the value of a key, or an empty one. Raises ConfigError for a value of another type."""
+def _value(entry: dict[str, Any], key: str, kind: type, position: str) -> Any:
+    """Return the value of a key, or an empty value for a missing key. Raises ConfigError for a value of another type.
+
+    ``position`` names the file and the table in messages.
+    """
     value = entry.get(key, kind())
     if not isinstance(value, kind):
         words = {bool: "true or false", str: 'a string: "…"', list: "an array", dict: "a table"}
-        raise ConfigError(f"{where}: bad value of {key}", hint=f"write {words[kind]}")
+        raise ConfigError(f"{position}: bad value of {key}", hint=f"write {words[kind]}")
     return value
 
 

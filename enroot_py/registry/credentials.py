@@ -47,9 +47,10 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A search for a login. ``hosts`` are names of the registry, the most exact first; the user "" matches any.
+    """A search for a login. ``hosts`` are names of the registry, the most exact first.
 
-    ``environ`` has the variables that passwords may refer to. Programs run with it.
+    ``user`` is "" if any user is accepted. ``environ`` has the variables that passwords may refer to, and is the
+    environment of the programs that return logins.
     """
 
     hosts: Sequence[str]
@@ -63,8 +64,8 @@ def find(
 ) -> Credential | None:
     """Find the credential for the registry of ``reference``, and for its user if any.
 
-    A login may be limited to a part of a registry. ``realm`` is the registry's known token server: enroot's files may
-    name it instead of the registry. Raises ConfigError for an unreadable or invalid file.
+    A login may be limited to a part of a registry. ``realm`` is the registry's known token server, or "". enroot's
+    file may name the token server instead of the registry. Raises ConfigError for an unreadable or invalid file.
     """
     if reference.secret:
         return Credential(reference.user, reference.secret, "the command line")
@@ -79,8 +80,8 @@ def find(
     return credential
 
 
-def places(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-    """List the files that find() reads, for messages."""
+def searched_files(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the list of files that find() reads, for messages."""
     return ", ".join((netrc_path(settings), *_docker_paths(environ)))
 
 
@@ -102,7 +103,7 @@ def keys(auths: Mapping[str, object], registry: str) -> Iterator[str]:
 
 
 def config(path: str) -> dict[str, Any]:
-    """Read a file in docker's format; {} if it does not exist. Raises ConfigError."""
+    """Return the content of a file in docker's format, or {} if the file does not exist. Raises ConfigError."""
     text, _ = _read(path)
     try:
         document = json.loads(text or "{}")
@@ -114,9 +115,10 @@ def config(path: str) -> dict[str, Any]:
 
 
 def helper_of(config: Mapping[str, Any], registry: str, environ: Mapping[str, str]) -> str:
-    """Return NAME of the program docker-credential-NAME that keeps the registry's login, or "" for the file.
+    """Return NAME of the program docker-credential-NAME that keeps the registry's login, or "" if the file keeps it.
 
-    As in podman, the first of ``credential-helpers`` in registries.conf takes precedence over the file's own.
+    As in podman, the first entry of ``credential-helpers`` in registries.conf takes precedence over the helpers that
+    the file itself names.
     """
     first = containersconf.credential_helpers(environ)[0]
     if first != containersconf.AUTH_FILES:
@@ -139,7 +141,7 @@ def tell_helper(name: str, verb: str, stdin: str, environ: Mapping[str, str]) ->
     if failure and verb == "erase" and _NOT_FOUND in f"{answer}{failure}":
         return False
     if failure:
-        raise failure  # without the program's output, which may have the secret
+        raise failure  # its text omits the program's stdout, which may have the secret
     return True
 
 
@@ -186,7 +188,7 @@ class _Netrc:
         return None
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (machine, login, password). A command as password extends to the end of its line."""
+        """Yield (machine, login, password). A password that is a command extends to the end of its line."""
         entry: dict[str, str] = {}
         for number, line in enumerate(self._text.splitlines(), 1):
             rest = line.strip()
@@ -195,8 +197,8 @@ class _Netrc:
             while rest:
                 key, *more = rest.split(None, 1)
                 value, *after = more[0].split(None, 1) if more else ("",)
-                known = key in ("machine", "login", "password", "account")
-                if not known or not value or not entry and key != "machine":
+                is_known = key in ("machine", "login", "password", "account")
+                if not is_known or not value or not entry and key != "machine":
                     raise ConfigError(
                         f"{self._path}, line {number}: not of the form 'machine HOST login USER password SECRET'",
                         hint="write one entry a line, see enroot-import(1)",
@@ -213,9 +215,9 @@ class _Netrc:
             yield entry["machine"], entry["login"], entry["password"]
 
     def _secret(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
-        """Return the password, expanded if the whole of it is ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
+        """Expand a password that consists of ``$NAME``, ``${NAME}`` or ``$(COMMAND)`` only. Return others unchanged.
 
-        A backslash before the ``$`` prevents the expansion. Any other ``$`` is an ordinary character.
+        A backslash before the ``$`` prevents the expansion, and is removed. Any other ``$`` is an ordinary character.
         """
         if password.lstrip("\\").startswith("$") and password.startswith("\\"):
             return password[1:]
@@ -237,7 +239,7 @@ class _Netrc:
         if not self._is_safe:
             raise ConfigError(
                 f"{self._path}: the password of {machine} is a command, but others can write to the file",
-                hint=f"make it yours alone: chmod 600 {self._path} (and chown, if it is not your file)",
+                hint=f"deny others access: chmod 600 {self._path} (and chown, if it is not your file)",
             )
         if not password.endswith(")"):
             raise ConfigError(
@@ -255,7 +257,7 @@ class _Netrc:
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], text: str = "") -> tuple[str, ConfigError | None]:
-    """Run a program with ``text`` on stdin. Return stdout, which is a secret, and the error."""
+    """Run a program with ``text`` on stdin. Return its stdout, which is a secret, and the error or None."""
     with open(os.memfd_create("stdin"), "w+b") as stdin, open(os.memfd_create("stdout"), "w+b") as stdout:
         stdin.write(text.encode())
         stdin.seek(0)
@@ -276,7 +278,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], text: str = "") -> 
 
 
 def _from_helper(name: str, query: _Query) -> Credential | None:
-    """Find a login with an entry of credential-helpers: containers-registries.conf(5)."""
+    """Find a login through ``name``, an entry of credential-helpers: containers-registries.conf(5)."""
     if name == containersconf.AUTH_FILES:
         logins = (_from_docker(path, query) for path in _docker_paths(query.environ))
     else:
@@ -347,9 +349,9 @@ def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential 
 
 
 def _helper_path(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of docker-credential-NAME in PATH, or None, also for a NAME with unusual characters."""
-    usual = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
-    return shutil.which(f"docker-credential-{name}", path=environ.get("PATH")) if usual else None
+    """Return the path of docker-credential-NAME in PATH, or None. A NAME with unusual characters is not looked up."""
+    is_usual = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+    return shutil.which(f"docker-credential-{name}", path=environ.get("PATH")) if is_usual else None
 
 
 def _docker_auth(entry: Mapping[str, str], path: str) -> Credential | None:

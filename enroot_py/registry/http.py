@@ -1,4 +1,4 @@
-"""An HTTP client for untrusted servers: it retries, limits, follows redirects, and keeps secrets to one server.
+"""An HTTP client for untrusted servers. It retries, limits responses, and sends secrets to one server only.
 
 Sources: RFC 9110 for redirects, Retry-After and Authorization; RFC 9112.
 """
@@ -30,10 +30,11 @@ _T = TypeVar("_T")
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_REDIRECTS = 5
 _CHUNK_BYTES = 1 << 18
-# After _MAX_SMALL_READS reads of fewer than _SMALL_READ_BYTES on average, a body costs the client more than its sender.
+# A body in tiny pieces costs the client more than its sender. It is refused after _MAX_SMALL_READS reads if the average
+# read has fewer than _SMALL_READ_BYTES.
 _MAX_SMALL_READS = 20_000
 _SMALL_READ_BYTES = 100
-_READ_S = 1.0  # a read returns its data after this time
+_READ_S = 1.0  # Response.read() collects data for up to this time
 _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 _SNIFFED_BYTES = 256  # of a body, to detect a web page
@@ -43,7 +44,7 @@ _NO_CONNECTION = (exceptions.SSLError, exceptions.NewConnectionError, exceptions
 
 
 class Transient(Exception):
-    """A failure that may pass. If the server sent ``retry_after``, retry after that many seconds."""
+    """A failure that may be temporary. ``retry_after`` is the time in seconds that the server asks for, or None."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -60,26 +61,29 @@ class Retries:
     def reset(self) -> None:
         self._failures = 0
 
-    def run(self, what: str, act: Callable[[], _T]) -> _T:
-        """Call ``act`` until it does not raise Transient. Raises Unreachable after the last retry."""
+    def run(self, subject: str, act: Callable[[], _T]) -> _T:
+        """Call ``act`` until it does not raise Transient. Raises Unreachable after the last retry.
+
+        Messages begin with ``subject``.
+        """
         while True:
             try:
                 return act()
             except Transient as e:
-                self.sleep(e, what)
+                self.sleep(e, subject)
 
-    def sleep(self, error: Transient, what: str) -> None:
-        """Sleep before the next retry. Raises Unreachable after the last one."""
+    def sleep(self, error: Transient, subject: str) -> None:
+        """Sleep before the next retry. Raises Unreachable after the last retry."""
         self._failures += 1
         requested = error.retry_after
         wait = requested if requested is not None else min(0.25 * 2**self._failures, 15.0) * random.uniform(0.5, 1.0)
         if self._failures > self._limit or wait > _MAX_RETRY_AFTER_S:
             retry_after = f" (Retry-After: {requested:.0f} s)" if requested else ""
             raise Unreachable(
-                f"{what}: {error}{retry_after}, after {self._failures} {'try' if self._failures == 1 else 'tries'}",
+                f"{subject}: {error}{retry_after}, after {self._failures} {'try' if self._failures == 1 else 'tries'}",
                 hint="try again later, or raise ENROOT_TRANSFER_RETRIES or ENROOT_STALL_TIMEOUT",
             ) from error
-        log.info(f"{what}: {error}; trying again in {wait:.1f} s")
+        log.info(f"{subject}: {error}; trying again in {wait:.1f} s")
         time.sleep(wait)
 
 
@@ -110,7 +114,7 @@ class Response:
         return str(self._response.headers.get(name, ""))
 
     def read(self, size: int, *, decode: bool = False) -> bytes:
-        """Return the bytes of the next second, at least one and at most ``size``; b"" at the end."""
+        """Return the bytes that arrive within a second: at least one, and at most ``size``. Return b"" at the end."""
         if self._ahead:
             data, self._ahead = self._ahead[:size], self._ahead[size:]
             return data
@@ -125,7 +129,7 @@ class Response:
                 self._bytes += len(data)
                 self._reads += 1
                 if self._reads > _MAX_SMALL_READS and self._bytes < _SMALL_READ_BYTES * self._reads:
-                    self._failure = Transient(f"{self._reads} pieces for {self._bytes} bytes")
+                    self._failure = Transient(f"only {self._bytes} bytes in {self._reads} pieces")
                     break
                 if time.monotonic() > deadline:
                     break
@@ -142,7 +146,8 @@ class Response:
 
     def document(self, limit: int) -> bytes:
         """Return the first ``limit`` bytes of the body, or all of it if it is shorter."""
-        # Some proxies compress documents in spite of Accept-Encoding. Blobs are never decoded: their digest counts.
+        # Some proxies compress documents in spite of Accept-Encoding. Blobs are never decoded, because their digest is
+        # that of the compressed bytes.
         parts = []
         while limit > 0 and (data := self.read(min(limit, _CHUNK_BYTES), decode=True)):
             limit -= len(data)
@@ -150,7 +155,7 @@ class Response:
         return b"".join(parts)
 
     def is_page(self, document: bytes | None = None) -> bool:
-        """Return whether the body is a web page. Without ``document``, the body is an unread blob."""
+        """Return whether the body is a web page. ``document`` is the body, or None for a blob that was not read yet."""
         is_html = self.header("Content-Type").partition(";")[0].strip().lower() in _PAGE_TYPES
         if document is None and is_html:
             self._ahead = document = self.read(_SNIFFED_BYTES)
@@ -160,7 +165,7 @@ class Response:
         return not _begins(document, b"{") if is_html else _begins(document, *_PAGE_STARTS)
 
     def refuse_page(self, host: str, document: bytes | None = None) -> None:
-        """Raise WebPage if ``host`` sent a web page instead of a ``document`` or a blob: see is_page."""
+        """Raise WebPage if ``host`` sent a web page instead of a document or a blob. ``document``: see is_page."""
         try:
             is_page = self.is_page(document)
         except BaseException:
@@ -170,8 +175,8 @@ class Response:
             self.close()
             raise WebPage(
                 f"{host} answered with a web page ({self.address})",
-                hint=f"open the address in a browser: {host} may not be a registry, or a proxy (https_proxy, no_proxy) "
-                "or a login portal of the network answers in its place",
+                hint=f"open the address in a browser: perhaps {host} is not a registry, or a proxy (https_proxy, "
+                "no_proxy) or the network's login portal answers in its place",
             )
 
     def discard(self) -> None:
@@ -188,8 +193,8 @@ class HttpClient:
     """Send requests to one server and follow its redirects.
 
     ``host`` is HOST or HOST:PORT. ``on_progress`` is called with False for each response. ``is_insecure`` allows plain
-    HTTP, and a certificate that is not trusted. Methods raise RegistryError, as Unreachable if there is no server, and
-    Transient.
+    HTTP, and a certificate that is not trusted. Methods raise Transient, RegistryError, and Unreachable (a
+    RegistryError) if no server answers.
     """
 
     def __init__(
@@ -203,21 +208,21 @@ class HttpClient:
         self._connections = Connections(host, settings, is_insecure=is_insecure)
 
     def request(self, method: str, path: str, headers: Mapping[str, str]) -> Response:
-        """Send a request to the server: over TLS, or over plain HTTP if that is allowed and TLS fails."""
+        """Send a request to the server over TLS. If TLS fails and plain HTTP is allowed, use plain HTTP."""
         if self.base:
             return self.follow(method, addresses.read(self.base + path), headers)
         try:
-            return self._first("https", method, path, headers)
+            return self._first_request("https", method, path, headers)
         except _NO_CONNECTION as e:
             failure = e
         if not is_untrusted(failure) and self._may_be_plain:
             try:
-                return self._first("http", method, path, headers)
+                return self._first_request("http", method, path, headers)
             except _NO_CONNECTION as e:
                 failure = e
         raise self._unreachable(failure) from failure
 
-    def _first(self, scheme: str, method: str, path: str, headers: Mapping[str, str]) -> Response:
+    def _first_request(self, scheme: str, method: str, path: str, headers: Mapping[str, str]) -> Response:
         address = addresses.read(f"{scheme}://{self.host}{path}")
         response = self.follow(method, address, headers)
         self.base = address.origin
@@ -262,8 +267,8 @@ class HttpClient:
                 decode_content=False,
             )
         except _NO_CONNECTION as e:
-            if self.base or not self.is_own(address):  # the server has answered before, so this may pass
-                raise self._passing(address, e) from e
+            if self.base or not self.is_own(address):  # the server has answered before: the failure may be temporary
+                raise self._transient(address, e) from e
             raise
         except exceptions.ProxyError as e:
             proxy = proxy_name(self._connections.proxy(address))
@@ -274,15 +279,15 @@ class HttpClient:
         except exceptions.LocationValueError as e:
             raise RegistryError(f"bad address {addresses.shown(str(address))}: {e}") from e
         except exceptions.HTTPError as e:  # a timeout, a closed connection, or a response that is not HTTP
-            raise self._passing(address, e) from e
+            raise self._transient(address, e) from e
         self._on_progress(False)
         return Response(response, address)
 
     def is_own(self, address: Address) -> bool:
         return self._connections.is_own(address)
 
-    def _passing(self, address: Address, error: Exception) -> Transient:
-        host = address.netloc  # may be another host: a token server, or a server of blobs
+    def _transient(self, address: Address, error: Exception) -> Transient:
+        host = address.netloc  # the registry, a token server, or another server that has the blobs
         return Transient(reason(error) if host == self.host else f"{host}: {reason(error)}")
 
     @property
@@ -307,7 +312,7 @@ class HttpClient:
 
 
 def retry_after(value: str) -> float | None:
-    """Return the seconds of a Retry-After header, a number or a date: RFC 9110, 10.2.3."""
+    """Return the seconds to wait by a Retry-After header, which has a number or a date: RFC 9110, 10.2.3."""
     if value.strip().isdecimal():
         return float(value)
     try:

@@ -23,7 +23,7 @@ _TITLE = "org.opencontainers.image.ref.name"  # OCI image specification, "Pre-De
 
 
 def open_image(reference: LocalImage, settings: Settings) -> Layout | DockerArchive | Engine:
-    """Open a local image. Reads an archive's list of members; asks an engine nothing yet. Raises ImageError."""
+    """Open a local image. Reads the member list of an archive, but does not run an engine yet. Raises ImageError."""
     if reference.scheme in ENGINES:
         return Engine(reference, settings)
     if reference.scheme == "oci:":
@@ -45,7 +45,7 @@ class Layout:
         return ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """Return the manifest of the named or only image, for an architecture."""
+        """Return the manifest for an architecture. Without a name in the reference, the layout must have one image."""
         index = _json(self._files, "index.json", self._reference)
         entries = index.get("manifests") if isinstance(index, dict) else None
         entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
@@ -84,8 +84,8 @@ def _blob_name(digest: str) -> str:
 class DockerArchive:
     """An archive of ``docker save``. Its manifest.json names the config and the layers' tar files.
 
-    The archive has no manifest with digests. Make a manifest from the config and its diff_ids, so that the same image
-    always gets the same manifest.
+    The archive has no manifest with digests. manifest() makes one from the config and its diff_ids, so that the same
+    image always gets the same manifest.
     """
 
     base = ""
@@ -100,7 +100,10 @@ class DockerArchive:
         return ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """Return the manifest of the named or only image. An archive has one architecture per name."""
+        """Return the manifest. Without a name in the reference, the archive must have one image.
+
+        ``arch`` is ignored: an archive has one architecture per name.
+        """
         entry = self._choose(_json(self._files, "manifest.json", self._reference))
         try:
             self._config = archives.document(self._files, str(entry["Config"]))
@@ -166,26 +169,26 @@ class Engine:
         self._archive: DockerArchive | None = None
         self._id = ""
 
-    def _engine(self, *arguments: str, stdout: int | None = None) -> str:
+    def _run(self, *arguments: str, stdout: int | None = None) -> str:
         return run.Program([self._program, *arguments], error=ImageError, stdout=stdout, environ=os.environ).run()
 
     def digest(self) -> str:
-        """Return the engine's image id."""
+        """Return the engine's id of the image. A missing image is pulled first."""
         inspect = ("image", "inspect", "--format", "{{.Id}}", self._reference.place)
         if not self._id:
             try:
-                self._id = self._engine(*inspect).strip()
+                self._id = self._run(*inspect).strip()
             except ImageError as e:
-                log.debug(f"{e}; pulling it with {self.base}")
-                self._engine("pull", self._reference.place)
-                self._id = self._engine(*inspect).strip()
+                log.debug(f"{e}; pulling the image with {self.base}")
+                self._run("pull", self._reference.place)
+                self._id = self._run(*inspect).strip()
         return self._id
 
     def manifest(self, arch: str | None = None) -> Manifest:
         named = self.digest()
         log.info(f"saving {self._reference} with {self.base}")
         with archives.scratch(self._settings) as out:
-            self._engine("save", self._reference.place, stdout=out.fileno())
+            self._run("save", self._reference.place, stdout=out.fileno())
             file = archives.reopened(out)
         # The archive has one image, perhaps with several names.
         self._archive = DockerArchive(self._reference, Archive(str(self._reference), file))

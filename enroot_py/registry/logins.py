@@ -42,7 +42,7 @@ def registry(text: str) -> Reference:
 
 
 def check(reference: Reference, login: Credential, settings: Settings) -> bool:
-    """Try a login. Return False if the registry asks for none. Raises RefusedError for a bad login, RegistryError."""
+    """Try a login. Return False if the registry needs no login. Raises RefusedError for a bad login, RegistryError."""
     is_insecure = site.places(reference, settings)[-1].is_insecure
     client = HttpClient(reference.registry, settings, lambda busy: None, is_insecure=is_insecure)
     authorization = Authorization(reference, settings, client, lambda busy: None)
@@ -89,7 +89,7 @@ class AuthFile:
         self._environ = environ
 
     def add(self, reference: Reference, login: Credential) -> str:
-        """Store a login with the registry's credential helper or in the file. Return the name of the place."""
+        """Store a login with the registry's credential helper or in the file. Return the name of the helper or file."""
         key = credentials.key(reference.registry)
         with self._changed() as config:
             auths = _table(config, "auths", self.path)

@@ -17,7 +17,7 @@ from enroot_py.registry.platforms import Platform
 from enroot_py.registry.reference import MANIFEST_TYPES
 
 _MAX_NESTED_INDEXES = 4
-_MAX_MANIFESTS = 16  # indexes, and manifests read to learn their platform
+_MAX_MANIFESTS = 16  # fetched for one image: nested indexes, and manifests that are read to learn their platform
 _MAX_SHOWN_PLATFORMS = 40
 _MAX_SHOWN_CHARS = 40  # of a platform
 MAX_CONFIG_BYTES = 8 << 20
@@ -28,7 +28,7 @@ _MAX_LAYERS = 1000  # engines make 127 at most; beyond the limit of overlayfs, t
 class Descriptor:
     """A descriptor of a blob: OCI image specification, "Content Descriptors". ``size`` is in bytes.
 
-    ``urls`` are other places of the blob, for layers under a licence without redistribution.
+    ``urls`` are other addresses of the blob. Layers have them if their licence forbids redistribution.
     """
 
     media_type: str
@@ -39,7 +39,10 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An image manifest with the text ``data``. The name resolves to the digest ``named``, perhaps of an index."""
+    """An image manifest with the text ``data``.
+
+    ``named`` is the digest that the image's name resolves to: of this manifest, or of an index that lists it.
+    """
 
     digest: str
     named: str
@@ -65,14 +68,14 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
 
 
 class Reader(Protocol):
-    """A source of manifests and configs, with their digests checked. Both methods raise ImageError."""
+    """A source of manifests and configs. Both methods check the digest, and raise ImageError."""
 
     def named(self, digest: str) -> bytes: ...
     def config(self, manifest: Manifest) -> bytes: ...
 
 
 class Search:
-    """Find the image manifest for a platform, also in an index and in indexes within it.
+    """Find the image manifest for a platform, also in an index and in nested indexes.
 
     ``name`` is the image's name, for messages; ``arch`` is ARCHITECTURE[/VARIANT]. Methods raise ImageError.
     """
@@ -139,9 +142,9 @@ def fields(document: object) -> dict[str, Any]:
 
 
 def choose(entries: object, platform: Platform, name: object) -> list[tuple[str, bool]]:
-    """Return the digest of the best index entry, or the digests of all entries without the optional platform.
+    """Return (digest, True) of the index entry that fits best, or (digest, False) of each entry without a platform.
 
-    The second value is whether the entry has a platform. Raises ImageError.
+    The platform of an entry is optional. Raises ImageError if no entry fits.
     """
     platforms, without_platform = [], []
     best, chosen = -1, ""
@@ -178,9 +181,9 @@ def _none_fits(available: list[str], platform: Platform, name: object) -> ImageE
 
 
 def manifest(data: bytes, document: dict[str, Any], named: str, name: object) -> Manifest:
-    """Check an image manifest; ``document`` is the parsed ``data``. Raises ImageError, also for other artifacts.
+    """Check and return an image manifest. Raises ImageError, also if the artifact is not an image.
 
-    ``named``: see Manifest. ``name`` is the image's name, for messages.
+    ``document`` is the parsed ``data``. ``named``: see Manifest. ``name`` is the image's name, for messages.
     """
     try:
         config = descriptor(document["config"])
@@ -203,7 +206,7 @@ def manifest(data: bytes, document: dict[str, Any], named: str, name: object) ->
 
 
 def descriptor(document: Any) -> Descriptor:
-    """Check a content descriptor. Raises KeyError, TypeError, ValueError."""
+    """Check and return a content descriptor. Raises KeyError, TypeError, ValueError."""
     digest, size = document["digest"], document["size"]
     if not isinstance(digest, str) or not digests.is_digest(digest):
         raise ValueError(f"bad digest {str(digest)[:80]!r}")

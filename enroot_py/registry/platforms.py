@@ -40,9 +40,10 @@ class Platform:
         return "/".join(filter(None, ("linux", self.architecture, self.variant)))
 
     def rank(self, architecture: str, variant: str) -> int:
-        """Rank an image for this platform: higher is better, -1 cannot run.
+        """Rank an image for this platform: higher is better, and -1 means that the image cannot run.
 
-        A newer 32-bit ARM runs images for older ones. Images for amd64/v2 and up may not run.
+        A newer 32-bit ARM runs images for older variants. For other architectures the variant must be equal, because an
+        image for amd64/v2 or higher may need instructions that this machine lacks.
         """
         if architecture != self.architecture:
             return -1
@@ -52,5 +53,5 @@ class Platform:
             return _ARM_VARIANTS.index(variant) if fits else -1
         if variant == self.variant:
             return 2
-        plain = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))
-        return 1 if variant in plain and self.variant in plain else -1
+        baseline = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))  # these are the same
+        return 1 if variant in baseline and self.variant in baseline else -1

@@ -1,8 +1,8 @@
 """Image references: ``docker://[USER[:PASSWORD]@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and local images.
 
-Local images are ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]`` as in
-containers-transports(5), ``dockerd://IMAGE`` and ``podman://IMAGE`` as in enroot-import(1). The grammar of docker:// is
-enroot-import(1)'s, the names are those of the OCI distribution specification, "Pulling manifests".
+Local images are ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]``, as in
+containers-transports(5), and ``dockerd://IMAGE`` and ``podman://IMAGE``, as in enroot-import(1). enroot-import(1) also
+defines the grammar of docker://. The OCI distribution specification, "Pulling manifests", defines valid names.
 On the start path: no re, no dataclasses.
 """
 
@@ -87,7 +87,7 @@ class LocalImage:
 
     __slots__ = ("scheme", "place", "name")
 
-    digest = ""  # never pinned, unlike a Reference
+    digest = ""  # unlike a Reference, a local image has no digest in its name
 
     def __init__(self, scheme: str, place: str, name: str = "") -> None:
         self.scheme = scheme
@@ -135,8 +135,8 @@ def is_tagged(text: str) -> bool:
 def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     """Parse a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
 
-    A digest takes precedence over a tag. Raises ImageReferenceError, also for a password: callers store or show
-    references.
+    A digest takes precedence over a tag. Raises ImageReferenceError, also for a password, because callers store or
+    show references.
     """
     scheme = next((scheme for scheme in SCHEMES if text.startswith(scheme)), "")
     if scheme not in ("", DOCKER):
@@ -315,7 +315,7 @@ def spelling(text: str) -> str:
 
 
 def _canonical_host(host: str) -> str:
-    """Return a host name, or an IPv4 address as four numbers from any form that inet_aton(3) accepts."""
+    """Return a host name as it is. Return an IPv4 address, in any form that inet_aton(3) accepts, as four numbers."""
     host = host.removesuffix(".")
     labels = host.split(".")
     if not all(labels) or host[:1] == "-" or not _HOST_CHARS.issuperset(host):

@@ -22,7 +22,7 @@ _MAX_SHOWN_TAGS = 12
 
 
 def details(response: Response) -> str:
-    """Return the server's own error message. Raises Transient for an error that may pass."""
+    """Return the server's own error message. Raises Transient for a status that may be temporary."""
     with response:
         data = response.document(_MAX_DOCUMENT_BYTES)
     try:
@@ -38,12 +38,12 @@ def details(response: Response) -> str:
 
 
 def failure(response: Response, registry: str, path: str) -> RegistryError:
-    """Return the error for an unexpected status. Raises Transient for an error that may pass."""
+    """Return the error for an unexpected status. Raises Transient for a status that may be temporary."""
     return RegistryError(f"{response.status} from {registry} for {path}: {details(response) or 'no reason given'}")
 
 
 def elsewhere(response: Response, registry: str) -> RegistryError:
-    """Return the error of a server that the registry redirects to. Raises Transient for an error that may pass."""
+    """Return the error for the status of a server that the registry redirects to. Transient: see failure()."""
     host = response.server.netloc
     return RegistryError(
         f"{response.status} from {host}, to which {registry} redirects: {details(response) or 'no reason given'}",
@@ -62,7 +62,7 @@ def unauthorized(reference: Reference, login: Credential | None, settings: Setti
     account = f"no password of {reference.user!r}" if reference.user else "no login"
     return RefusedError(
         f"401 from {registry}: {repository} does not exist or needs a login, and there is {account} for {registry}",
-        hint=likely_registry(reference) or f"looked in: {credentials.places(settings)}",
+        hint=likely_registry(reference) or f"looked in: {credentials.searched_files(settings)}",
     )
 
 
@@ -77,14 +77,14 @@ def unknown_token_server(reference: Reference, server: str, settings: Settings) 
 
 
 def how_to_trust(reference: Reference, server: str, settings: Settings) -> str:
-    """Return a hint how to declare a token server on another host."""
+    """Return a hint that explains how to declare a token server on another host."""
     path = f"{settings.config_path}/registries.conf"
     registry = reference.registry
     return f"if {registry} and {server} belong together, add this line to {path}: {registry} token={server}"
 
 
 def absent(reference: Reference, tags: Sequence[object] | None) -> RefusedError:
-    """Return the error for the status 404. ``tags`` is empty if the repository is missing, None if unknown."""
+    """Return the error for the status 404. ``tags`` is empty if the repository is missing, or None if unknown."""
     registry, repository = reference.registry, reference.repository
     if tags is None:
         return RefusedError(f"{registry} has no {repository}:{reference.tag or reference.digest}")
@@ -103,7 +103,7 @@ def absent(reference: Reference, tags: Sequence[object] | None) -> RefusedError:
 
 
 def likely_registry(reference: Reference) -> str:
-    """Return a hint if the name looks like a registry; else "".
+    """Return a hint if the image name looks like a registry, else "".
 
     In an #SBATCH line the "#" of REGISTRY#IMAGE begins a comment, so only the name of the registry is left.
     """
@@ -112,4 +112,4 @@ def likely_registry(reference: Reference) -> str:
     if reference.registry != DOCKER_HUB or "/" in name or name.endswith(".sqsh") or not ("." in name or port):
         return ""
     host = f"{name}:{port}" if port else name
-    return f"if {host} is a registry, write {host}/IMAGE: # begins a comment in a batch script"
+    return f"if {host} is a registry, write {host}/IMAGE, because # begins a comment in a batch script"

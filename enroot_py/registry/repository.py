@@ -36,8 +36,8 @@ class Repository:
 
     ``on_progress`` is called with False after each response, and with True before a program is asked for a login.
     ``is_insecure``: see HttpClient.
-    Methods raise RegistryError, as Unreachable if the registry does not answer, and ImageError for content with
-    another digest.
+    Methods raise RegistryError, Unreachable (a RegistryError) if the registry does not answer, and ImageError for
+    content with another digest.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Repository:
     # -- the contents of a repository
 
     def digest(self) -> str:
-        """Resolve the reference to its current digest with a HEAD request; "" if the registry does not send one."""
+        """Return the current digest of the reference, by a HEAD request, or "" if the registry sends no digest."""
         try:
             response = self._get(self._reference.manifest_path(), _MANIFEST_HEADERS, method="HEAD")
         except Unreachable:
@@ -96,16 +96,16 @@ class Repository:
 
     def named(self, digest: str) -> bytes:
         """Return a manifest or index by its digest. Checks the digest."""
-        digests.encoded(digest)  # raises for text that is not a digest: it becomes part of a path
+        digests.encoded(digest)  # raises if it is not a digest, because it becomes part of a path
         return self._checked(self._manifest(digest), digest, "manifest")
 
     def tagged(self, tag: str) -> bytes | None:
         """Return the manifest or index of a tag, or None if there is no such tag."""
-        return self._if_there(self._reference.manifest_path(tag))
+        return self._optional_manifest(self._reference.manifest_path(tag))
 
     def referrers(self, digest: str) -> bytes | None:
         """Return the index of a manifest's referrers, or None if the registry does not have the referrers API."""
-        return self._if_there(f"/v2/{self._reference.repository}/referrers/{digest}")
+        return self._optional_manifest(f"/v2/{self._reference.repository}/referrers/{digest}")
 
     def config(self, manifest: Manifest) -> bytes:
         """Return the image's config. Checks its digest."""
@@ -132,7 +132,7 @@ class Repository:
             if not descriptor.urls:
                 raise
             log.debug(f"{e}; trying the URLs in the manifest")
-            return self._elsewhere(descriptor, headers)
+            return self._from_urls(descriptor, headers)
 
     # -- requests
 
@@ -143,7 +143,7 @@ class Repository:
         path = self._reference.manifest_path(digest)
         return self._document(path, _MAX_MANIFEST_BYTES, "a manifest", _MANIFEST_HEADERS)
 
-    def _if_there(self, path: str) -> bytes | None:
+    def _optional_manifest(self, path: str) -> bytes | None:
         def read() -> bytes | None:
             with self._authorized("GET", path, _MANIFEST_HEADERS) as response:
                 if response.status not in (*_ABSENT_STATUSES, *_OK_STATUSES):
@@ -157,21 +157,21 @@ class Repository:
             raise ImageError(f"{self._reference}: {path} is larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
         return data
 
-    def _checked(self, data: bytes, digest: str, what: str) -> bytes:
+    def _checked(self, data: bytes, digest: str, kind: str) -> bytes:
         if digests.of(data) != digest:
-            raise ImageError(f"{self._reference}: the {what} {digest} has the digest {digests.of(data)}")
+            raise ImageError(f"{self._reference}: the {kind} {digest} has the digest {digests.of(data)}")
         return data
 
-    def _document(self, path: str, limit: int, what: str, headers: Mapping[str, str] | None = None) -> bytes:
+    def _document(self, path: str, limit: int, subject: str, headers: Mapping[str, str] | None = None) -> bytes:
         retries = Retries(self._settings)
 
         def read() -> bytes:
             with self._get(path, headers or {}, retries=retries) as response:
                 return self._read(response, limit)
 
-        data = retries.run(f"{what} from {self._reference.registry}", read)
+        data = retries.run(f"{subject} from {self._reference.registry}", read)
         if len(data) > limit:
-            raise ImageError(f"{self._reference}: {what} is larger than {limit} bytes")
+            raise ImageError(f"{self._reference}: {subject} is larger than {limit} bytes")
         return data
 
     def _read(self, response: Response, limit: int) -> bytes:
@@ -183,7 +183,7 @@ class Repository:
     def _get(
         self, path: str, headers: Mapping[str, str], *, method: str = "GET", retries: Retries | None = None
     ) -> Response:
-        """Send a request, retrying after errors that may pass. Return a good response."""
+        """Send a request, and retry after temporary errors. Return a response with one of _OK_STATUSES."""
 
         def get() -> Response:
             response = self._authorized(method, path, headers)
@@ -217,7 +217,7 @@ class Repository:
             authorization.note_status(response.status)
         return response
 
-    def _elsewhere(self, descriptor: Descriptor, headers: Mapping[str, str]) -> Response:
+    def _from_urls(self, descriptor: Descriptor, headers: Mapping[str, str]) -> Response:
         """Request a blob from the URLs in its manifest: over TLS only, and without a login."""
         failures = []
         transient: Transient | None = None
@@ -251,7 +251,7 @@ class Repository:
         raise refusals.failure(response, self._reference.registry, path)
 
     def _tags(self) -> list[str] | None:
-        """List the tags: [] if there is no repository, None if the registry does not tell."""
+        """Return the tags, [] if the repository is missing, or None if the registry does not list them."""
         try:
             with self._authorized("GET", f"/v2/{self._reference.repository}/tags/list", {}) as response:
                 if response.status != 200:
@@ -280,7 +280,7 @@ class Download:
         self._retries = Retries(settings)
         self._deadline = time.monotonic() + settings.transfer_timeout if settings.transfer_timeout else None
         self._response: Response | None = None
-        self._ranges = True
+        self._may_use_ranges = True
 
     def __enter__(self) -> Self:
         return self
@@ -324,15 +324,15 @@ class Download:
 
     def _open(self) -> Response:
         """Request the rest of the blob. If the registry sends the whole blob, skip the beginning."""
-        start = self._at if self._ranges else 0
+        start = self._at if self._may_use_ranges else 0
         response = self._response = self._repository.part(self._descriptor, start, self._retries)
         if response.status == 416:
             raise ImageError(f"{self._name} is shorter than its {self._descriptor.size} bytes")
         if self._at and response.status == 206:
             first = response.header("Content-Range").removeprefix("bytes ").partition("-")[0]
             if first != str(self._at):
-                self._ranges = False  # request the whole blob from now on
+                self._may_use_ranges = False  # request the whole blob from now on
                 raise Transient(f"the registry resumed at byte {first or '?'} instead of {self._at}")
         else:
-            response.skip(self._at)  # the registry sends the whole blob
+            response.skip(self._at)  # the response is the whole blob
         return response

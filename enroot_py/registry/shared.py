@@ -3,8 +3,8 @@
 ``sha256/HEX`` is a complete blob, ``sha256/HEX.lock`` names the process that downloads it, ``tmp`` has partial
 downloads. Locks work on NFS and Lustre without flock(2): link(2) creates them, and only the file server's clock
 decides whether a lock has expired. See link(2), and open(2), O_EXCL on NFS. The owner renews a lock regularly. If two
-processes take over an expired lock at the same time, both download, which only costs time: rename publishes complete
-blobs, and every reader checks the digest.
+processes take over an expired lock at the same time, both download the blob. This only costs time, because rename
+publishes complete blobs, and every reader checks the digest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SharedBlobs:
-    """The shared directory ``path``, created if missing. ``readers`` may read it: everybody, a group or a user.
+    """The shared directory ``path``, created if missing. ``readers`` is "everybody", "group" or "user".
 
     Unusable files of another user never block a download: this node warns and downloads the blob for itself. Raises
     ImageError if the directory cannot be used.
@@ -78,13 +78,16 @@ class SharedBlobs:
             return use(unshared)
 
     def _blob(self, source: ImageSource, descriptor: Descriptor) -> _SharedBlob | _Tee | None:
-        """Open the shared blob, or share the one from ``source``. Return None if sharing is not possible."""
+        """Open the shared blob, or the blob of ``source``, which is shared while it is read.
+
+        Return None if sharing is not possible.
+        """
         alone = f"downloading {_short(descriptor)} for this node alone"
         try:
             with contextlib.ExitStack() as closing:
                 directories = closing.enter_context(_Directories(self._path, self._readers))
                 blob = _Turn(directories, descriptor).blob(source)
-                closing.pop_all()  # the blob closes them
+                closing.pop_all()  # the blob closes the directories
                 return blob
         except _NotShareableError as e:
             if str(e):
@@ -105,7 +108,7 @@ class _Directories:
 
     def __init__(self, path: str, readers: str) -> None:
         self.path = _beneath(path, readers)
-        mode = os.stat(self.path).st_mode & 0o3777  # subdirectories get the site's mode, whatever our umask
+        mode = os.stat(self.path).st_mode & 0o3777  # the site chose this mode: use it for subdirectories, too
         with contextlib.ExitStack() as closing:
             self.blobs = closing.enter_context(self._open("sha256", mode))
             self.tmp = closing.enter_context(self._open("tmp", mode))
@@ -140,7 +143,7 @@ class _Turn:
         self._own = f"{me.node}.{me.boot[:8]}.{me.pid}.{time.monotonic_ns()}"  # our file in ``tmp``
 
     def blob(self, source: ImageSource) -> _SharedBlob | _Tee:
-        """Open the shared blob, or share the one from ``source``. Raises OSError, _NotShareableError."""
+        """Open the shared blob, or the blob of ``source`` to share it. Raises OSError, _NotShareableError."""
         has_waited = False
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -152,7 +155,7 @@ class _Turn:
                         blob = _Tee(source.blob(self._descriptor), self._directories, self._own, self._name)
                         unlocking.pop_all()  # _Tee.__exit__ unlocks
                         return blob
-                continue  # the last owner finished between our look and our lock
+                continue  # the last owner of the lock published the blob after our _read()
             if not has_waited:
                 log.info(f"waiting for {self._holder() or 'another node'} to download {_short(self._descriptor)}")
                 has_waited = True
@@ -171,7 +174,7 @@ class _Turn:
         raise FileNotFoundError
 
     def _take_lock(self) -> bool:
-        """Try to lock the blob. Raises _NotShareableError if another user has the lock, or it cannot be written."""
+        """Try to lock the blob. Raises _NotShareableError if another user has the lock or it cannot be written."""
         path = f"{self._directories.path}/sha256/{self._lock}"
         blobs, tmp = self._directories.blobs, self._directories.tmp
         try:
@@ -183,7 +186,8 @@ class _Turn:
                     lock = os.stat(self._lock, dir_fd=blobs, follow_symlinks=False)
                 if lock.st_uid != os.geteuid():
                     raise _NotShareableError(f"{path} belongs to another user")
-                # Compare two times of the file server, because node clocks differ. A time in the future expires, too.
+                # Compare two times of the file server, because the clocks of nodes differ. Because of abs(), a lock
+                # with a time in the future expires, too.
                 if abs(os.stat(self._own, dir_fd=tmp, follow_symlinks=False).st_mtime - lock.st_mtime) > _LOCK_EXPIRY_S:
                     holder = self._holder() or "another node"
                     log.warn(f"{holder} has not renewed its lock for {_LOCK_EXPIRY_S:.0f} s: taking over {self._lock}")
@@ -240,7 +244,7 @@ class _SharedBlob:
         return self._file.read(size)
 
     def reject(self) -> bool:
-        """Remove a blob with another digest or size. Return False if only another user may remove it."""
+        """Remove a blob that has a wrong digest or size. Return False if this user lacks the permission."""
         self._file.close()
         try:
             os.unlink(self._name, dir_fd=self._directories.blobs)
@@ -270,7 +274,8 @@ class _Tee:
         with self._directories:
             self._blob.__exit__(*error)
             self._close()
-            # Either may be published, taken over, or moved away by the owner of the directory.
+            # Either file may be gone: publish() moves the blob, another process may have taken over the lock, and the
+            # owner of the directory may have moved both.
             for name, directory in (
                 (self._temporary, self._directories.tmp),
                 (self._name + ".lock", self._directories.blobs),
@@ -312,7 +317,7 @@ class _Tee:
         self._close()
 
     def _close(self) -> None:
-        with contextlib.suppress(OSError):  # of the final flush: the file is removed anyway
+        with contextlib.suppress(OSError):  # the final flush may fail; the file is removed anyway
             self._out.close()
 
 
@@ -355,7 +360,7 @@ def _exists(directory: int, name: str) -> bool:
 
 
 def _make(directory: str, mode: int) -> None:
-    """Make a directory with its final mode from the start: other nodes use it at once. Raises OSError."""
+    """Make a directory with its final mode from the start, because other nodes use it at once. Raises OSError."""
     umask = os.umask(0)
     try:
         os.mkdir(directory, mode)

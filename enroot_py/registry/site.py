@@ -13,9 +13,9 @@ in addition to the system's. Each ``mirror`` (HOST[:PORT][/PREFIX]) is asked bef
 names the registry's token server on another host, which gets the registry's login. Without ``token``, only the
 registry's own host and the token servers in _TOKEN_SERVERS get the login.
 
-The user's line replaces the site's. A mirror decides the digest of a tag, but the content of a digest is always
-checked. For a line without ``http`` and ``mirror``, the files of podman and skopeo apply; for a line without ``ca``,
-their certs.d: containersconf.py.
+The user's line for a registry replaces the site's line. A mirror decides the digest of a tag, but the content of a
+digest is always checked. If a registry has neither ``http`` nor ``mirror``, the files of podman and skopeo apply to it.
+If it has no ``ca``, their directories certs.d apply: containersconf.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from enroot_py.registry.containersconf import Endpoint, Table
 
 
-# Token servers on another host that belong to the registry.
+# Registries whose token server is on another host.
 _TOKEN_SERVERS = {
     DOCKER_HUB: "auth.docker.io",
     "nvcr.io": "authn.nvidia.com",
@@ -86,13 +86,13 @@ class Rules:
                 raise _bad_rule(word, key, origin)
 
     @property
-    def are_of_place(self) -> bool:
-        """Return whether these rules locate the registry's images, so that other programs' files are not read."""
+    def replaces_other_files(self) -> bool:
+        """Return whether these rules replace the registries.conf of podman and skopeo: http and mirror do."""
         return self.http or bool(self.mirrors)
 
 
 class Place(Frozen):
-    """A place of an image: the reference there, and whether that registry may lack trusted TLS."""
+    """A reference to an image in a registry or mirror. ``is_insecure``: see HttpClient."""
 
     reference: Reference
     is_insecure: bool = False
@@ -126,7 +126,7 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
     These rules take precedence over the files of podman and skopeo.
     """
     site_rules = rules(reference.registry, settings, environ)
-    if site_rules.are_of_place:
+    if site_rules.replaces_other_files:
         return [*(Place(mirrored(reference, mirror)) for mirror in site_rules.mirrors), Place(reference)]
     table = containersconf.table_of(reference, environ)
     if table is None:
@@ -140,14 +140,14 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
 
 
 def _rewritten(reference: Reference, table: Table, endpoint: Endpoint) -> Reference:
-    """Return a reference to the same image at an endpoint. The user goes only to the registry of the name."""
+    """Return a reference to the same image at an endpoint. Another registry does not get the user and the password."""
     if endpoint.location in ("", table.prefix):
         return reference
     try:
         location = parse(f"{DOCKER}{endpoint.location}{table.rest(containersconf.name_of(reference))}")
         assert isinstance(location, Reference)
     except ImageReferenceError as e:
-        message = f"{table.file}: {reference} with the prefix {table.prefix} has no place in {endpoint.location}: {e}"
+        message = f"{table.file}: the location {endpoint.location} of {table.prefix} makes {reference} invalid: {e}"
         raise ConfigError(message, hint="correct prefix and location: containers-registries.conf(5)") from None
     is_same = location.registry == reference.registry
     user, secret = (reference.user, reference.secret) if is_same else ("", "")
@@ -166,7 +166,7 @@ def origins(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iter
         words += ["insecure"] if table.registry.is_insecure else []
         words += [f"location={table.registry.location}"] if table.registry.location not in ("", table.prefix) else []
         words += [f"mirror={mirror.location}" for mirror in table.mirrors]
-        instead = f", replaced by {site_rules.origin}" if site_rules.are_of_place else ""
+        instead = f", replaced by {site_rules.origin}" if site_rules.replaces_other_files else ""
         yield f"{' '.join([table.prefix, *words])}  ({table.file}{instead})"
 
 
@@ -179,7 +179,7 @@ def may_be_plain(registry: str, settings: Settings) -> bool:
 
 
 def is_token_server(registry: str, host: str, settings: Settings) -> bool:
-    """Return whether ``host``, another host, is a known token server of the registry."""
+    """Return whether ``host``, which is not the registry's host, is a known token server of the registry."""
     host = spelling(host)
     return host == _TOKEN_SERVERS.get(registry) or host in rules(registry, settings).token_servers
 

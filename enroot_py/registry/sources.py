@@ -33,7 +33,7 @@ class ImageSource(Protocol):
 
     @property
     def base(self) -> str:
-        """SCHEME://HOST of the registry, for the store to remember; the engine's name; or ""."""
+        """Return SCHEME://HOST of the registry or the name of the engine, for the store to remember, or ""."""
 
     def digest(self) -> str:
         """Return the current digest of the name, or "" if this costs as much as manifest()."""
@@ -100,9 +100,9 @@ def places(
 
 
 class Mirrored:
-    """A registry behind its mirrors, or at another location.
+    """The repositories of an image, if its registry has mirrors or another location.
 
-    The first repository with the manifest serves the whole image.
+    The first repository that returns the manifest serves the whole image.
     """
 
     def __init__(self, repositories: list[Repository]) -> None:
@@ -119,7 +119,7 @@ class Mirrored:
 
     @property
     def base(self) -> str:
-        return ""  # the store must not remember it: the next import asks the mirrors first again
+        return ""  # the store must not remember one server: the next import asks the mirrors first again
 
     def digest(self) -> str:
         return self._first(lambda repository: repository.digest())

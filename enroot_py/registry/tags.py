@@ -1,7 +1,7 @@
 """Resolve a tag to its current digest as cheaply as possible: with one HEAD request on a plain socket.
 
-The start of a stored image and srun use it. Importing http.client alone takes longer than the start of the interpreter,
-importing repository.py four times as long again.
+srun and the start of a stored image use this module. Importing http.client alone takes about as long as the start of
+the interpreter, importing repository.py four times as long as http.client.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 _SILENCE_S = 2.0  # time to wait for one response, if a stored image can be used instead
 _CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes more than one
-_LATE_S = 2.0
-_MAX_RESPONSE_BYTES = 1 << 16  # without a body
+_LATE_S = 2.0  # a child that has not ended this long after its alarm is stopped
+_MAX_RESPONSE_BYTES = 1 << 16  # a response to HEAD has no body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def now(reference: Reference, base: str, settings: Settings) -> str:
     """Resolve the tag of a stored image, with a short timeout.
 
-    ``base`` is SCHEME://HOST of the last import. Raises RegistryError, as Unreachable after the timeout.
+    ``base`` is SCHEME://HOST of the last import. Raises RegistryError, and Unreachable after the timeout.
     """
 
-    def ask(once: Settings, on_progress: Callable[[bool], None]) -> str:
-        is_direct = site.places(reference, once) == [site.Place(reference)]
-        return is_direct and at_once(reference, base, once) or _by_client(reference, once, on_progress)
+    def ask(impatient: Settings, on_progress: Callable[[bool], None]) -> str:
+        is_direct = site.places(reference, impatient) == [site.Place(reference)]
+        return is_direct and at_once(reference, base, impatient) or _by_client(reference, impatient, on_progress)
 
     return _in_child(reference.registry, settings, ask, _CHECK_TIMEOUT_S, _SILENCE_S)
 
@@ -51,7 +51,7 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
 def soon(reference: Reference, settings: Settings, seconds: float, silence: float) -> str:
     """Resolve a tag within ``seconds``, or return "" if the registry sends no digest; see hurry().
 
-    Raises PenrootError, as Unreachable after ``seconds``.
+    Raises PenrootError, and Unreachable after ``seconds``.
     """
     return _in_child(reference.registry, settings, lambda *arguments: resolve(reference, *arguments), seconds, silence)
 
@@ -64,8 +64,8 @@ def _in_child(
     silence: float,
 ) -> str:
     """Return the result of ``ask`` from a child process with a time limit. Raises PenrootError."""
-    # Only the end of its process ends a wait for a name server, so a child asks. A thread does not help: a process with
-    # threads cannot create a user namespace, see unshare(2).
+    # Only ending the process ends a wait for a name server, so a child process asks the registry. A thread does not
+    # help: a process with threads cannot create a user namespace, see unshare(2).
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -117,9 +117,9 @@ def _answer(
         for number in (_signal.SIGTERM, _signal.SIGINT):
             _signal.signal(number, _signal.SIG_DFL)
         on_progress = hurry(seconds, silence)
-        # Short enough to try the second of two addresses within the silence.
-        once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
-        reply = f"digest\0{ask(once, on_progress)}"
+        # The timeout leaves time to try the second of two addresses within ``silence``.
+        impatient = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
+        reply = f"digest\0{ask(impatient, on_progress)}"
     except errors.PenrootError as e:
         reply = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
     except BaseException:
@@ -133,8 +133,8 @@ def _answer(
 def hurry(seconds: float, silence: float = _SILENCE_S) -> Callable[[bool], None]:
     """End this process by SIGALRM after ``seconds``, or when the registry is silent for ``silence`` seconds.
 
-    Call the returned function with False after each response, and with True before work of this node that must not
-    count as silence: a credential helper, or our imports.
+    Call the returned function with False after each response. Call it with True before work of this node that must not
+    count as silence of the registry: running a credential helper, or importing modules.
     """
     deadline = time.monotonic() + seconds
 
@@ -206,7 +206,7 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 
         return site.tls().wrap_socket(socket.create_connection((name, port), timeout), server_hostname=name)
     error = OSError("no address")
-    # Bytes, because for str Python imports its IDNA tables.
+    # Pass the name as bytes: for a str, Python imports its IDNA tables.
     for family, kind, protocol, _, address in _socket.getaddrinfo(name.encode("ascii"), port, 0, _socket.SOCK_STREAM):
         connection = _socket.socket(family, kind, protocol)
         connection.settimeout(timeout)
@@ -222,8 +222,8 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | None = None) -> Pin | None:
     """Return the pin of a name, or None if the name has a digest or there is no pin.
 
-    The pin of the Slurm step, ``of_step``, takes precedence over the lock file of the settings: all nodes of a step use
-    the same image. No other function decides this. Raises ConfigError.
+    The pin of the Slurm step, ``of_step``, takes precedence over the lock file of the settings, because all nodes of a
+    step use the same image. Only this function chooses a pin. Raises ConfigError.
     """
     if isinstance(reference, LocalImage) or reference.digest:
         return None

@@ -31,7 +31,7 @@ class Claim:
     """The lock on the container that this node uses as ``name``: NAME, or NAME@NODE if another node holds NAME.
 
     A container that is not ``kept`` is removed with its step. If another node left such a container behind, this node
-    does not use that container either. On a file system without locks, the name stays unchanged.
+    uses NAME@NODE, too. On a file system without locks, the name stays unchanged.
     """
 
     __slots__ = ("name", "_fd")
@@ -60,7 +60,7 @@ class Claim:
                         return False  # the other node's helper was killed; that node will remove the container
                     if is_at(fd, path):
                         os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
-                # Share the lock with other steps of this node. Exclusive locks are short: wait for them.
+                # Share the lock with other steps of this node. Exclusive locks are held only briefly: wait for them.
                 shared = flock(fd, shared=True)
                 if (shared or time.monotonic() >= deadline) and is_at(fd, path):
                     if _node(fd) != node:
@@ -88,7 +88,7 @@ def holder(name: str, data_path: str) -> str:
 
 
 def forget(name: str, data_path: str, *, made: bool) -> None:
-    """Remove the lock file of a removed container or, unless another node holds it, of one that was never ``made``."""
+    """Remove the lock file of a removed container. If the container was never ``made``, keep another node's lock."""
     if made or holder(name, data_path) in ("", os.uname().nodename):
         try:
             os.unlink(_file(name, data_path))
@@ -135,12 +135,14 @@ def refuse_changed(source: Source) -> None:
         return
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(process.started))
     holder_text = f"process {process.pid} ({process.comm}) on {os.uname().nodename}, since {since},"
-    hint = f"penroot exec {process.pid} COMMAND to run in it too, or start without --rw"
+    hint = f"run a command in that container: penroot exec {process.pid} COMMAND; or start without --rw"
     raise _taken(process.name, holder_text, hint)
 
 
 def _taken(name: str, holder_text: str, hint: str) -> ContainerError:
-    return ContainerError(f"{holder_text} is changing the container {name}: two at once would corrupt it", hint=hint)
+    return ContainerError(
+        f"{holder_text} is changing the container {name}: a second writer would corrupt it", hint=hint
+    )
 
 
 def _file(name: str, data_path: str) -> str:

@@ -128,7 +128,7 @@ class _Head:
                     self._add_directory(name)
 
     def hide_whiteouts(self) -> None:
-        """Make overlayfs merge directories with whiteouts: it would show the whiteouts of an unmerged directory."""
+        """Make overlayfs merge directories with whiteouts, because it shows the whiteouts of an unmerged directory."""
         for lower in self._stack.lowerdirs:
             for name in filter(None, index.whiteouts(os.path.dirname(lower))):
                 shown = look(self._stack.lowerdirs, name)
@@ -136,7 +136,7 @@ class _Head:
                     self._add_directory(name)
 
     def _add_directory(self, inside: str) -> str:
-        """Make a directory and its parents, with the attributes of the directories below. Return its path."""
+        """Make a directory and its parents, with the attributes of these directories in the layers. Return its path."""
         names = [name for name in inside.split("/") if name]
         for depth in range(1, len(names) + 1):
             path = "/".join(names[:depth])
@@ -145,16 +145,16 @@ class _Head:
         return "/".join((self._root, *names))
 
     def _make_alike(self, path: str) -> None:
-        here = f"{self._root}/{path}"
-        os.mkdir(here)
-        self._made[here] = 0o755, self._created
+        directory = f"{self._root}/{path}"
+        os.mkdir(directory)
+        self._made[directory] = 0o755, self._created
         shown = look(self._stack.lowerdirs, path)
         if shown is None or not stat.S_ISDIR(shown.status.st_mode):
             return
         for number, lower in shown.layers:
             status = os.stat(lower)
-            self._made[here] = stat.S_IMODE(status.st_mode), status.st_mtime
-            merge.copy_attributes(lower, here)
+            self._made[directory] = stat.S_IMODE(status.st_mode), status.st_mtime
+            merge.copy_attributes(lower, directory)
             layer_index = self._stack.indexes[number]
             if path not in layer_index.implicit:
                 if path in layer_index.modes:

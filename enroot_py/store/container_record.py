@@ -43,7 +43,7 @@ def text(path: str) -> str:
 
 
 def write(directory: str, data_path: str, source: str) -> None:
-    """Write the record of a container in the making; it will be moved to ``data_path``. Raises OSError."""
+    """Write the record of a container in the making, which will be moved to ``data_path``. Raises OSError."""
     with open(f"{directory}/{MARK}", "w") as f:
         f.write(f"format 2\nword {_word(data_path)}\n{source}")
 

@@ -1,8 +1,8 @@
 """Containers on disk, under ENROOT_DATA_PATH.
 
 A plain directory is a root file system, as in enroot. A directory with a record (container_record.py) is a container
-over a stored image: ``upper`` holds its changes, and the layers stay in the store. Lookup is on the start path; all
-other functions import what they need when called.
+over a stored image: ``upper`` holds its changes, and the layers stay in the store. The functions that open a container
+are on the start path. All other functions import the modules that they need when called.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def find(target: str, settings: Settings) -> Source:
         return find_file(target, settings)
     if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
         problem = "not an image file" if os.path.exists(target) else "no such image"
-        path = target.startswith(("/", ".", "docker:/")) or target.endswith(".sqsh")
-        image = "docker://IMAGE" if path or not target else f"docker://{shown(target)}"
+        is_path = target.startswith(("/", ".", "docker:/")) or target.endswith(".sqsh")
+        image = "docker://IMAGE" if is_path or not target else f"docker://{shown(target)}"
         hint = f"name a container, the path of a squashfs image, or a registry image: {image}"
         raise ContainerError(f"{problem}: {shown(target)}", hint=hint)
     return open_container(target, settings, or_else=f"; for a registry image: docker://{shown(target)}")
@@ -41,7 +41,7 @@ def find(target: str, settings: Settings) -> Source:
 
 def is_reference(target: str, settings: Settings) -> bool:
     """Return whether ``target`` is a URI, or NAME:TAG. A file or a container of that name takes precedence."""
-    if ":" not in target:  # saves an import
+    if ":" not in target:  # neither a URI nor NAME:TAG: do not import the parser
         return False
     from enroot_py.registry import reference
 
@@ -61,7 +61,7 @@ def shown(target: str) -> str:
 
 
 def find_file(path: str, settings: Settings) -> Source:
-    """Return the root file system in a squashfs image. Raises ImageError for a damaged or other file."""
+    """Return the root file system in a squashfs image. Raises ImageError if ``path`` is damaged or another file."""
     pack.load(pack.IMAGE)
     from enroot_py.store.squashfs import check
 
@@ -144,7 +144,7 @@ def _damaged(path: str) -> ContainerError:
     name = os.path.basename(path)
     return ContainerError(
         f"the record of the container {name} is damaged: {path}/{container_record.MARK}",
-        hint=f"its changes are in {path}/upper; penroot remove {name} deletes it",
+        hint=f"the container's changes are in {path}/upper; to delete the container: penroot remove {name}",
     )
 
 
@@ -213,7 +213,7 @@ def _untrusted(path: str, error: OSError) -> ContainerError:
         return ContainerError(f"cannot open {path}: {error.strerror}", hint=_hint(error, path + "/"))
     hint = "set ENROOT_DATA_PATH to a directory of your own"
     if (error.strerror or "").startswith("can be written"):
-        hint = f"if nobody has: chmod go-w {path}; else {hint}"
+        hint = f"if no other user has changed it: chmod go-w {path}; else {hint}"
     return ContainerError(f"{path} {error.strerror}: its content is not trusted", hint=hint)
 
 
@@ -253,7 +253,7 @@ def _make(
     *,
     force: bool = False,
 ) -> Source:
-    """Create a container. ``origin`` is the line of its record that names the image.
+    """Create a container. ``origin`` has the lines of its record that name the image.
 
     ``announce`` is called with the path of the record before the container exists. A container over a stored image gets
     copies of the image's scripts.
@@ -284,7 +284,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
         unsquashfs.unpack(real, temporary, settings)
         if os.path.lexists(f"{temporary}/{container_record.MARK}"):
             message = f"the image {image} has a file /{container_record.MARK}, a name that penroot reserves"
-            raise ContainerError(message, hint=f"penroot start {image} needs no container")
+            raise ContainerError(message, hint=f"start the image without a container: penroot start {image}")
     return open_container(name, settings)
 
 
@@ -310,17 +310,17 @@ class _New:
         refuse_taken(self._name, self._settings, force=self._force)
         from enroot_py.base import making
 
-        place = self._settings.data_path
+        data_path = self._settings.data_path
         try:
-            trusted.place(place, make=True)
-            making.sweep(place)
+            trusted.place(data_path, make=True)
+            making.sweep(data_path)
             self._directory = making.Directory(self._path, 0o755)
             return self._directory.__enter__().path
         except OSError as e:
-            if e.errno == errno.EPERM and e.filename == place:
-                raise _untrusted(place, e) from e
+            if e.errno == errno.EPERM and e.filename == data_path:
+                raise _untrusted(data_path, e) from e
             hint = _hint(e, self._path)
-            raise ContainerError(f"cannot create a container in {place}: {e.strerror}", hint=hint) from e
+            raise ContainerError(f"cannot create a container in {data_path}: {e.strerror}", hint=hint) from e
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
@@ -386,7 +386,8 @@ def refuse_running(name: str, settings: Settings) -> None:
             hint = f"end it first: kill {process.pid}, or kill -KILL {process.pid}, or scancel its job"
             raise ContainerError(problem, hint=hint)
     if (holder := claims.holder(name, settings.data_path)) not in ("", node):
-        raise ContainerError(f"a step on node {holder} uses the container {name}", hint=f"squeue --nodelist={holder}")
+        hint = f"wait for the step: squeue --nodelist={holder}"
+        raise ContainerError(f"a step on node {holder} uses the container {name}", hint=hint)
 
 
 def remove(name: str, settings: Settings) -> None:
@@ -424,7 +425,7 @@ class Trash:
     def __init__(self, path: str, replace: Callable[[], str] | None) -> None:
         """Take the name from the container at ``path``. Raises OSError.
 
-        ``replace`` gives the name to another container and returns the new path of this one.
+        ``replace`` gives the name to another container, and returns the new path of the container that had it.
         """
         from enroot_py.base import making
 
@@ -436,29 +437,32 @@ class Trash:
                 self.path = making.hidden(path, making.TRASH)
                 os.rename(path, self.path)
         except OSError:
-            self._let_go()
+            self._unlock()
             raise
 
     def delete(self) -> None:
         try:
             delete(self.path)
         finally:
-            self._let_go()
+            self._unlock()
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
 
 
 def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = None) -> Trash | None:
-    """Rename a container to be deleted; None if there is none. ``replace``: see Trash. Raises ContainerError."""
+    """Take the name from a container, to delete it. Return None if there is none. Raises ContainerError.
+
+    ``replace``: see Trash.
+    """
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
     if not os.path.lexists(path):
         return None  # rename(2) would report a read-only file system first
-    place = _mounted_beneath(path)
-    if place:
-        raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")
+    mount_point = _mounted_beneath(path)
+    if mount_point:
+        raise ContainerError(f"cannot remove {name}: {mount_point} is mounted in it", hint=f"umount {mount_point}")
     try:
         return Trash(path, replace)
     except FileNotFoundError:
@@ -472,8 +476,8 @@ def _mounted_beneath(directory: str) -> str:
     from enroot_py.base import mountinfo
 
     path = os.path.realpath(directory)
-    places = (mount.target for mount in mountinfo.read())
-    return next((place for place in places if place == path or place.startswith(path + "/")), "")
+    targets = (mount.target for mount in mountinfo.read())
+    return next((target for target in targets if target == path or target.startswith(path + "/")), "")
 
 
 def delete(path: str) -> None:

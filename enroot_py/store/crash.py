@@ -1,8 +1,8 @@
 """Detect layers and images that a crash of the node truncated, and use only intact ones.
 
-An import does not wait for the disk, which would double its time. It writes a mark, the file ``boot``, with the node's
-boot ID and checksums of the files beside it. If the mark has another boot ID, the node may have crashed: compare the
-layer or image with all its checksums before use, then rename the mark to ``checked``. Users of root's store
+An import does not wait for the disk, because this would double its time. It writes a mark, the file ``boot``, with the
+node's boot ID and checksums of the files beside the mark. If the mark has another boot ID, the node may have crashed:
+compare the layer or image with all its checksums before use, then rename the mark to ``checked``. Users of root's store
 (``store_form: squashfs``, world-readable) cannot rename marks, so imports by root call syncfs(2) and rename the mark
 at once. On the start path.
 """
@@ -38,7 +38,7 @@ def is_usable(image: str) -> bool:
         return True
     if not os.path.isdir(image):
         return False
-    log.info(f"{image} may not have been on the disk when the node went down: checking it")
+    log.info(f"{image} was perhaps not completely on the disk when the node went down: checking it")
     if not _survived(image):
         return False
     layers = layout.layers_of(image)
@@ -94,7 +94,7 @@ def is_unchanged(image: str) -> bool:
 
 
 def changed_files(directory: str) -> list[str]:
-    """Return the files beside the tree of a layer or an image that changed since it was published."""
+    """Return the files beside the tree that have changed since the layer or image was published."""
     for name in (layout.BOOT, layout.CHECKED):
         try:
             with open(f"{directory}/{name}", errors="replace") as f:

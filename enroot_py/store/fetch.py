@@ -42,7 +42,7 @@ class Fetch:
 
     def image(self) -> Image:
         """Fetch the image, and return it protected by hold(). Raises ImageError, RegistryError."""
-        gc.enable()  # a start disables it
+        gc.enable()  # a start disables garbage collection
         store = self._store
         store.sweep()
         with store.lock():  # keep new layers from being pruned before their image exists
@@ -50,7 +50,7 @@ class Fetch:
                 image = store.image(self._manifest.digest)
                 if image is not None and image.hold():  # another import made the image meanwhile
                     return image
-                as_file = onefile.of_store(self._settings) == "squashfs" and not build.done
+                as_file = onefile.image_form(self._settings) == "squashfs" and not build.done
                 if as_file:
                     self._write_file(build)
                 else:
@@ -88,7 +88,7 @@ class Fetch:
             try:
                 compose.compose(build.path, self._manifest, config, stack, self._reference.uri())
             except OSError as e:
-                raise cannot_write(f"store {self._reference}", self._store.root, e) from e
+                raise cannot_write(f"write the image {self._reference} to the store", self._store.root, e) from e
             build.publish()
         operations.phase("compose")
         layers, seconds = log.many(len(diff_ids), "layer"), time.monotonic() - began
@@ -168,11 +168,11 @@ class Fetch:
                 with self._source.blob(blob) as stream:
                     return use(stream)
             except ImageError as e:
-                instead = self._source.instead(blob) if isinstance(self._source, Expecting) else None
-                if instead is None:
+                replacement = self._source.instead(blob) if isinstance(self._source, Expecting) else None
+                if replacement is None:
                     raise
                 log.warn(f"{e}; asking the registry")
-            with instead as stream:
+            with replacement as stream:
                 return use(stream)
         from enroot_py.registry.shared import SharedBlobs
 
@@ -188,7 +188,7 @@ class Fetch:
         if not self._shares_blobs:
             return self._source.config(self._manifest)
         if config.size > MAX_CONFIG_BYTES:
-            raise ImageError(f"{self._reference}: a config of {config.size} bytes")
+            raise ImageError(f"{self._reference}: the config is too large: {config.size} bytes")
 
         def read(stream: Blob) -> bytes:
             data = b"".join(iter(lambda: stream.read(MAX_CONFIG_BYTES), b""))

@@ -1,7 +1,7 @@
 """Keep an unpacked copy of a frequently started squashfs file in the store, with the setting ``unpack``.
 
-The copy is an image of one layer. The digest of both is the file's identity. Therefore locks, limits and pruning work
-as for any image. On the start path.
+The copy is an image of one layer. The image and the layer have the file's identity as digest. Therefore locks, limits
+and pruning work as for any image. On the start path.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class _Copy:
         try:
             store.add_file(self._path, self._digest, self._make)
         except OSError as e:
-            raise cannot_write(f"unpack {self._path} in {store.root}", store.root, e) from e
+            raise cannot_write(f"unpack {self._path} into the store {store.root}", store.root, e) from e
         copy = store.image(self._digest)
         if copy is not None and copy.hold():
             prune.shrink(store, self._settings)
         return copy
 
     def _make(self, build: Build) -> None:
-        """Make layer and image. Raises ImageError, OSError."""
+        """Make the layer and the image. Raises ImageError, OSError."""
         if self._store.image(self._digest) is None:
             self._unpack()
             if not build.done:

@@ -20,7 +20,8 @@ FORMAT = int(layout.FORMATS[-1])
 def check(root: str, *, mark: bool) -> None:
     """Raise ImageError for a store whose format is not one of FORMATS.
 
-    With ``mark``, set the format to that of this version, before writing. Stores before 1.0 have no format.
+    Use ``mark`` before writing to the store: it sets the store's format to that of this version. Stores before 1.0 have
+    no format.
     """
     path = f"{root}/{layout.FORMAT}"
     try:

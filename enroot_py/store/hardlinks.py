@@ -1,4 +1,7 @@
-"""Hard links of a layer. If the file system runs out of links or has none, further names link to a copy."""
+"""Hard links of a layer. If a file has too many links, further names link to a copy of the file.
+
+On a file system without hard links, each name gets a copy.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ class HardLinks:
     """Create hard links. Ext4 allows 65,000 per file; further names link to a copy. Call close() at the end."""
 
     def __init__(self, sums: dict[int, bytes]) -> None:
-        """``sums``: see index.file_sum(), by inode. A copy has the sum of its file."""
+        """``sums`` maps inodes to index.file_sum(). A copy gets the sum of its file."""
         self._sums = sums
-        # Inode of a file without free links -> descriptors of the file and its copy. Open files keep their inodes.
+        # Inode of a file without free links -> descriptors of the file and its copy. No other file gets the inode of
+        # an open file.
         self._copies: dict[int, tuple[int, int]] = {}
 
     def add(self, source: tuple[int, bytes], target: tuple[int, bytes], status: os.stat_result) -> None:
-        """Make ``target`` another name of ``source``, each a directory and a name in it. Raises OSError."""
+        """Make ``target`` another name of ``source``. Each is an open directory and a name in it. Raises OSError."""
         _, copy = self._copies.get(status.st_ino, (-1, -1))
         try:
             if copy < 0:
@@ -33,12 +37,12 @@ class HardLinks:
         except OSError as e:
             if e.errno not in (errno.EMLINK, *_NO_HARD_LINKS):
                 raise
-            self._copy(source, target, status, links=e.errno == errno.EMLINK)
+            self._copy(source, target, status, can_link=e.errno == errno.EMLINK)
 
     def _copy(
-        self, source: tuple[int, bytes], target: tuple[int, bytes], status: os.stat_result, *, links: bool
+        self, source: tuple[int, bytes], target: tuple[int, bytes], status: os.stat_result, *, can_link: bool
     ) -> None:
-        """Make ``target`` a copy of ``source``. With ``links``, further names link to the copy. Raises OSError."""
+        """Make ``target`` a copy of ``source``. With ``can_link``, further names link to the copy. Raises OSError."""
         directory, name = target
         if stat.S_ISREG(status.st_mode):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,7 +50,7 @@ class HardLinks:
                 Fd(os.open(source[1], flags, dir_fd=source[0])) as old,
                 Fd(self._copy_file(old, status, target)) as new,
             ):
-                if links:
+                if can_link:
                     self._forget(status.st_ino)
                     self._copies[status.st_ino] = old.keep(), new.keep()
             if len(self._copies) > _MAX_OPEN_COPIES:

@@ -66,7 +66,7 @@ class ImageConfig:
             raise ImageError(
                 f"{self._name}: the manifest has {log.many(len(manifest.layers), 'layer')}, "
                 f"the image config {log.many(len(diff_ids), 'diff_id')}",
-                hint="" if kind in _TYPES else f"its config has the type {kind!r}: it may not be a container image",
+                hint="" if kind in _TYPES else f"perhaps it is not a container image: its config has the type {kind!r}",
             )
         if not all(isinstance(diff_id, str) for diff_id in diff_ids):
             raise ImageError(f"{self._name}: the diff_ids of the image config are not strings")
@@ -79,7 +79,7 @@ class ImageConfig:
         if ".." in workdir.split("/"):
             workdir = os.path.normpath(workdir)
         if workdir.count("/") > MAX_DIRECTORY_DEPTH:
-            raise ImageError(f"{self._name}: a WorkingDir of more than {MAX_DIRECTORY_DEPTH} directories")
+            raise ImageError(f"{self._name}: the WorkingDir has more than {MAX_DIRECTORY_DEPTH} directories")
         return workdir
 
     def files(self, provenance: str) -> dict[str, bytes]:
@@ -109,7 +109,7 @@ class ImageConfig:
         return value
 
     def _words(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings from null, a string or a list. Raises ImageError, ValueError."""
+        """Return the strings of a value that is null, a string or a list. Raises ImageError, ValueError."""
         value = self._config.get(key)
         words = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

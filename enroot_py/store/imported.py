@@ -46,12 +46,12 @@ def check(path: str) -> tuple[str, str]:
     """Return the image digest that a squashfs file records, and the file's fault ("is missing") or ""."""
     try:
         with _opened(path) as fd:
-            wrong, _ = superblock.fault(fd)
+            fault, _ = superblock.fault(fd)
             record = _record(fd)
             if stranger := _stranger(fd, path):
                 return "", f"belongs to uid {stranger}"
-            if wrong or not record:
-                return "", wrong or "has no image record"
+            if fault or not record:
+                return "", fault or "has no image record"
             is_whole = _checksum(fd, int(record["size"])) == int(record["crc32"], 16)
             return record["digest"], "" if is_whole else "is damaged: checksum mismatch"
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def check(path: str) -> tuple[str, str]:
 
 
 def _stranger(fd: int, path: str) -> int:
-    """Return the owner of a file that another user may have created in a sticky directory, else 0. Raises OSError."""
+    """Return the owner of a file if another user may have created it in a sticky directory, else 0. Raises OSError."""
     owner, above = os.fstat(fd).st_uid, os.stat(os.path.dirname(path) or ".")
     return owner if above.st_mode & stat.S_ISVTX and owner not in (os.geteuid(), above.st_uid) else 0
 

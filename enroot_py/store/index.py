@@ -130,7 +130,7 @@ def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
-    """Yield the lines of the sums. ``known`` has file_sum() by inode; other files are read. Raises OSError."""
+    """Yield the lines of the sums. ``known`` maps inodes to file_sum(); all other files are read. Raises OSError."""
     known = known or {}
     pending = _scan(os.fsencode(root), b"")
     while pending:
@@ -224,7 +224,7 @@ def _checksum(path: bytes) -> int:
             while start < at:
                 data = f.read(min(1 << 20, at - start))
                 if not data:
-                    return crc  # it was truncated meanwhile
+                    return crc  # the file was truncated meanwhile
                 crc = crc32(data, crc)
                 start += len(data)
     return crc

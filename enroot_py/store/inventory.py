@@ -1,4 +1,4 @@
-"""List the images of a store, and its size."""
+"""List the images of a store, and compute the store's size."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from enroot_py.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored image. ``size`` is the size of its layers' tars and squashfs ``file``; ``used`` is its last use."""
+    """A stored image. Sizes are in bytes."""
 
     path: str
     names: tuple[str, ...]
     layers: tuple[str, ...]  # directories
-    size: int
-    used: float
-    file: int = 0
+    size: int  # of the tars of its layers, or of its squashfs file
+    used: float  # time of the last use
+    file: int = 0  # size of its squashfs file, if any
 
     @property
     def digest(self) -> str:

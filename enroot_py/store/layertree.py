@@ -1,7 +1,7 @@
 """Unpack a layer's tar stream into a tree that overlayfs can use as a lower directory.
 
-One pass hashes the blob, decompresses it (by magic bytes), hashes the tar and writes the files. It runs as an ordinary
-user without a namespace. Source: OCI image specification, "Image Layer Filesystem Changeset".
+One pass hashes the blob, decompresses it (by magic bytes), hashes the tar and writes the files. It needs neither root
+nor a user namespace. Source: OCI image specification, "Image Layer Filesystem Changeset".
 
 The tree never holds anything that acts on the host: no set-uid, set-gid or sticky bit, no device, no extended attribute
 except ``user.*``. The index records what the tree cannot hold.
@@ -38,7 +38,7 @@ _OPAQUE = b".wh..wh..opq"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The result of unpacking a layer. Digests are ``sha256:HEX``, sizes bytes."""
+    """The result of unpacking a layer. Digests are ``sha256:HEX``, sizes are in bytes."""
 
     diff_id: str
     blob_digest: str
@@ -52,8 +52,8 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
     """Unpack a layer into ``directory``/fs, and write index and sums beside it.
 
     ``progress`` gets the number of compressed bytes read so far. The caller compares the digests, and removes
-    ``directory`` if they are wrong or if this fails. Raises ImageError for a damaged or hostile layer, and if the
-    layer cannot be stored.
+    ``directory`` if the digests are wrong or unpack() fails. Raises ImageError for a damaged or hostile layer, and if
+    the layer cannot be stored.
     """
     path = b""
     umask = os.umask(0)  # new files get their final mode at once
@@ -80,17 +80,17 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
 
 def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
     subject = f" {shown(path)}" if path else ""
-    place = os.path.dirname(directory)  # the directory itself has a temporary name
-    hint = filesystems.hint_for(error, place, "ENROOT_CACHE_PATH")
+    parent = os.path.dirname(directory)  # the directory itself has a temporary name
+    hint = filesystems.hint_for(error, parent, "ENROOT_CACHE_PATH")
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
         from enroot_py.runtime import pods
 
-        hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
-        if pods.is_on_overlay(place):
-            hint = f"{place} {pods.ON_OVERLAY}, and cannot hold whiteouts: {pods.volume('ENROOT_CACHE_PATH')}"
+        hint = f"{parent}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
+        if pods.is_on_overlay(parent):
+            hint = f"{parent} {pods.ON_OVERLAY}, and cannot hold whiteouts: {pods.volume('ENROOT_CACHE_PATH')}"
     elif path and error.errno in (errno.ENOENT, errno.ENOTDIR):
         hint = "the image is damaged"
-    raise ImageError(f"cannot store{subject or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
+    raise ImageError(f"cannot store{subject or ' the layer'} in {parent}: {error.strerror}", hint=hint) from error
 
 
 class Tree:
@@ -121,7 +121,7 @@ class Tree:
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
-        """Close all open directories except ``but``: other directories may have replaced them."""
+        """Close all open directories except the descriptor ``but``: other directories may have replaced them."""
         for path, fd in list(self._open.items()):
             if fd != but:
                 os.close(fd)
@@ -171,7 +171,7 @@ class Tree:
             try:
                 os.utime(self._directory(path, None), ns=(mtime, mtime))
             except (FileNotFoundError, NotADirectoryError, ImageError):
-                continue  # a later entry replaced it
+                continue  # a later entry replaced the directory
 
     def index(self, layer: Layer) -> Iterator[bytes]:
         """Yield the lines of the index."""
@@ -204,7 +204,7 @@ class Tree:
             return self._walk(path.split(b"/"), mtime)  # a component is missing or a symlink
 
     def _keep(self, path: bytes, fd: int) -> None:
-        """Keep a directory open. This may close the oldest open directory: use no other open directory now."""
+        """Keep a directory open. This may close the oldest open directory: use only ``fd`` after this call."""
         if len(self._open) >= _MAX_OPEN_DIRECTORIES:
             os.close(self._open.pop(next(iter(self._open))))
         self._open[path] = fd
@@ -228,24 +228,24 @@ class Tree:
                             walk.to_root()
                         pending.extend(reversed(target.split(b"/")))
                     if len(walk.names) >= MAX_DIRECTORY_DEPTH or len(pending) > 8 * MAX_DIRECTORY_DEPTH:
-                        raise ImageError(f"a path of more than {MAX_DIRECTORY_DEPTH} directories in the layer")
+                        raise ImageError(f"a path in the layer has more than {MAX_DIRECTORY_DEPTH} directories")
             return walk.end()
 
     def _step(self, walk: _Walk, name: bytes, mtime: int | None) -> bytes | None:
-        """Enter a directory, with ``mtime`` made if missing, and return None. For a symlink, return its target."""
+        """Enter a directory and return None. For a symlink, return its target. ``mtime``: see _directory()."""
         try:
-            fd = Fd(os.open(name, _DIRECTORY, dir_fd=walk.here))
+            fd = Fd(os.open(name, _DIRECTORY, dir_fd=walk.directory))
         except FileNotFoundError:
             if mtime is None:
                 raise
             fd = self._imply(walk, name, mtime)
         except NotADirectoryError:
-            status = os.stat(name, dir_fd=walk.here, follow_symlinks=False)
+            status = os.stat(name, dir_fd=walk.directory, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
-                return os.readlink(name, dir_fd=walk.here)
+                return os.readlink(name, dir_fd=walk.directory)
             if not is_whiteout(status) or mtime is None:
                 raise
-            os.unlink(name, dir_fd=walk.here)
+            os.unlink(name, dir_fd=walk.directory)
             fd = self._imply(walk, name, mtime)
             set_opaque(fd)
         walk.down(name, fd)
@@ -253,28 +253,28 @@ class Tree:
 
     def _imply(self, walk: _Walk, name: bytes, mtime: int) -> Fd:
         """Make a directory that is not in the tar. Raises OSError."""
-        os.mkdir(name, 0o755, dir_fd=walk.here)
+        os.mkdir(name, 0o755, dir_fd=walk.directory)
         path = b"/".join((*walk.names, name))
         self._times.setdefault(path, mtime)
         self._implicit[path] = None
-        with Fd(os.open(name, _DIRECTORY, dir_fd=walk.here)) as fd:
+        with Fd(os.open(name, _DIRECTORY, dir_fd=walk.directory)) as fd:
             os.fchmod(fd, 0o755)  # a default ACL or a set-gid parent may have changed the mode
             return fd.keep()
 
     # -- entries
 
     def _make_directory(self, parent: int, path: bytes, name: bytes, entry: Entry) -> None:
-        hidden = False
+        was_whiteout = False
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
             status = _lstat(parent, name)
             if status is None or not stat.S_ISDIR(status.st_mode):
-                hidden = status is not None and is_whiteout(status)
+                was_whiteout = status is not None and is_whiteout(status)
                 self._remove(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
         with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as fd:
-            if hidden:  # the layer removed and recreated the directory: nothing below shows through
+            if was_whiteout:  # the layer removed and recreated the directory: hide its content in lower layers
                 set_opaque(fd)
             os.fchmod(fd, entry.mode & 0o777 | 0o700)
             if entry.pax:
@@ -286,7 +286,7 @@ class Tree:
 
     def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
         if not 0 <= entry.size <= _MAX_FILE_BYTES:
-            raise ImageError(f"{shown(entry.path)}: a file of {entry.size} bytes")
+            raise ImageError(f"{shown(entry.path)}: bad file size: {entry.size} bytes")
         mode = entry.mode & 0o777 | 0o400
         try:
             new = os.open(name, _NEW_FILE, mode, dir_fd=parent)
@@ -300,7 +300,7 @@ class Tree:
             else:
                 for offset, length in entry.segments:
                     if not 0 <= offset <= offset + length <= entry.size:
-                        raise ImageError(f"{shown(entry.path)}: a sparse segment beyond the end of the file")
+                        raise ImageError(f"{shown(entry.path)}: a sparse segment is beyond the end of the file")
                     data.copy(length, fd, offset)
                 os.ftruncate(fd, entry.size)
             if entry.pax:
@@ -341,7 +341,7 @@ class Tree:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
                 self._links.add((directory, target_name), (parent, name), status)
-                self._copy_records(target, path)  # an upper layer may hide the target's name
+                self._copy_records(target, path)  # an upper layer may hide the target, but not ``path``
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
                 f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
@@ -359,7 +359,7 @@ class Tree:
         if name.startswith(_WHITEOUT):
             return  # metadata of aufs
         if name in (b"", b".", b".."):
-            raise ImageError(f"{shown(path)}: a whiteout without a name")
+            raise ImageError(f"{shown(path)}: the whiteout has no name")
         status = _lstat(parent, name)
         if status is None:
             make_whiteout(parent, name, mtime)
@@ -377,7 +377,7 @@ class Tree:
             if stat.S_ISLNK(status.st_mode):
                 self._forget(parent)  # open directories may have been reached through this symlink
             return
-        self._forget(parent)  # open directories may be beneath the removed one
+        self._forget(parent)  # open directories may be beneath the removed directory
         trees.remove_in(parent, name)
 
     def _set_xattrs(self, fd: int, entry: Entry) -> None:
@@ -420,7 +420,7 @@ class _Walk:
 
     def __init__(self, root: int) -> None:
         self._stack = [os.dup(root)]
-        self.names: list[bytes] = []  # symlinks resolved
+        self.names: list[bytes] = []  # of the current directory and its parents, without symlinks
 
     def __enter__(self) -> _Walk:
         return self
@@ -430,7 +430,7 @@ class _Walk:
             os.close(fd)
 
     @property
-    def here(self) -> int:
+    def directory(self) -> int:
         return self._stack[-1]
 
     def down(self, name: bytes, directory: int) -> None:
@@ -468,7 +468,7 @@ def _normal(path: bytes) -> bytes:
         depth = len(parts)
         path = b"/".join(parts)
     if depth > MAX_DIRECTORY_DEPTH:
-        raise ImageError(f"a path of more than {MAX_DIRECTORY_DEPTH} directories in the layer")
+        raise ImageError(f"a path in the layer has more than {MAX_DIRECTORY_DEPTH} directories")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Paths and file names of the store: no other module defines any.
+"""Paths and file names of the store. No other module defines such paths.
 
 Beneath the root, which only its owner can enter::
 
@@ -8,7 +8,7 @@ Beneath the root, which only its owner can enter::
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack: the image as one file, and its SHA-256: onefile.py
     images/DIGEST/signatures/HASH   the signatures that verified the image for one repository: features/trust
-    images/DIGEST/file              of a copied squashfs file: its path: filecopy.py, swarm/store_file.py
+    images/DIGEST/file              the path of the squashfs file that was copied: filecopy.py, swarm/store_file.py
     */DIGEST/boot                   a mark until the files are on the disk, then renamed ``checked``: crash.py
     refs/NAME+ARCH                  the last known digest of a name: store.Name
     leases/DIGEST.NODE              in a shared store: the file's time is the last start on NODE
@@ -40,11 +40,11 @@ TREE, INDEX, SUMS = "fs", "index", "sums"
 # In an image.
 MANIFEST, CONFIG, HEAD, STACK, SQUASHFS, SUM, FILE = "manifest", "config", "head", "stack", "image.sqsh", "sum", "file"
 SIGNATURES = "signatures"
-# In both.
+# In a layer, and in an image.
 BOOT, CHECKED = "boot", "checked"
 
 MAX_DIRECTORY_DEPTH = 256  # real images stay below 30
-_SINCE = ".since"  # created together with the directory of leases
+_SINCE = ".since"  # see leases_since()
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MAX_NAME_CHARS = 200
 
@@ -54,13 +54,13 @@ _MAX_NAME_CHARS = 200
 
 
 def is_readable(root: str) -> bool:
-    """Return whether this version can read a store; format.check() reports an error. Before 1.0 there was no format."""
+    """Return whether this version can read a store. Stores before 1.0 have no format. Errors: see format.check()."""
     try:
         return os.readlink(f"{root}/{FORMAT}") in FORMATS
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # not a symbolic link: not written by penroot
+        return False  # penroot writes a symbolic link, so another program wrote this file
 
 
 def layer(root: str, diff_id: str) -> str:
@@ -94,7 +94,7 @@ def all_of(root: str, kind: str) -> list[str]:
         names = sorted(os.listdir(f"{root}/{kind}"))
     except FileNotFoundError:
         return []
-    return [f"{root}/{kind}/{name}" for name in names if len(name) == 64]  # not .nfs0000…
+    return [f"{root}/{kind}/{name}" for name in names if len(name) == 64]  # skip files such as .nfs0000…
 
 
 def digest_of(directory: str) -> str:
@@ -118,7 +118,7 @@ def making(directory: str) -> str:
 
 
 def making_alone(directory: str) -> str:
-    """Return a private temporary directory, for use when the maker at making() makes no progress."""
+    """Return a private temporary directory, for use if the process that fills making() makes no progress."""
     return f"{making(directory)}.{os.getpid()}-{os.urandom(4).hex()}"
 
 
@@ -167,13 +167,13 @@ def image_over(lowerdirs: Sequence[str]) -> str:
 
 def images_in(options: str) -> Iterator[str]:
     """Yield the digests of the images in the mount options of an overlay."""
-    above = f"/{IMAGES}/"
-    at = options.find(above)
+    marker = f"/{IMAGES}/"
+    at = options.find(marker)
     while at >= 0:
-        name, _, tree = options[at + len(above) :].partition("/")
+        name, _, tree = options[at + len(marker) :].partition("/")
         if len(name) == 64 and tree.startswith(f"{HEAD}/{TREE}"):
             yield digests.of_encoded(name)
-        at = options.find(above, at + 1)  # the store's own path may contain this text
+        at = options.find(marker, at + 1)  # the store's own path may contain this text
 
 
 def image_in(path: str) -> str:
@@ -231,5 +231,5 @@ def leases(root: str) -> list[tuple[str, str, str]]:
 
 
 def leases_since(root: str) -> str:
-    """Return the file whose time is the start of leases in a store that is older than leases."""
+    """Return the file whose time shows since when starts write leases. Only stores older than leases have it."""
     return f"{root}/{LEASES}/{_SINCE}"

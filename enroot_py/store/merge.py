@@ -1,7 +1,7 @@
 """Merge layer trees into one equivalent tree, for images with more layers than overlayfs can stack.
 
-The files are hard links to the files of the layers, which never change, so a merged tree takes no space. Its name is
-the ChainID of the layers: OCI image specification, "Layer ChainID".
+A merged tree takes no space, because its files are hard links to the files of the layers, which never change. Its name
+is the ChainID of the layers: OCI image specification, "Layer ChainID".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Merge a directory of a layer into ``target``, whose mode and time an implicit directory does not change."""
+    """Merge a directory of a layer into ``target``. An implicit directory does not change the mode and time there."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, target_path = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"

@@ -90,8 +90,8 @@ def _print(content: _Content, settings: Settings) -> int:
 # Checks before writing
 
 
-# Options of mksquashfs(1) up to 4.7 that only shape the image, by the number of their values. Other options run
-# programs (-p, -pf, exec() in an -action), read or write other files, or are set by write().
+# Options of mksquashfs(1) up to 4.7 that only shape the image. The key is the number of values that an option takes.
+# Other options run programs (-p, -pf, exec() in an -action), read or write other files, or are set by _Content.
 _OPTIONS = {
     0: (
         "-reproducible -not-reproducible -no-exports -exports -no-sparse -no-xattrs -xattrs -noI -noId -noD -noF "
@@ -156,7 +156,7 @@ def check_output(output: str, settings: Settings) -> None:
         os.lstat(output)
     except FileNotFoundError:
         pass
-    except OSError as e:  # its name is too long
+    except OSError as e:  # such as a name that is too long
         raise cannot_write(output, e) from e
     else:
         if not settings.force_override:
@@ -167,13 +167,13 @@ def check_output(output: str, settings: Settings) -> None:
 
 
 def destination(output: str) -> str:
-    """Resolve the links of ``output``, and return the path to write: links stay, their target is replaced.
+    """Resolve the links of ``output``, and return the path to write. So links stay, and their target is replaced.
 
     Raises ImageError unless the target is a regular file, and for a link that another user could have created.
     """
     path = os.path.abspath(output)
     try:
-        path = _placed(output)
+        path = _resolve_parent(output)
         for _ in range(_MAX_LINKS):
             status = os.lstat(path)
             if not stat.S_ISLNK(status.st_mode):
@@ -181,12 +181,12 @@ def destination(output: str) -> str:
             directory = os.path.dirname(path)
             above = os.stat(directory)
             # The rule of the kernel for sticky world-writable directories: proc_sys_fs(5), protected_symlinks.
-            is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
-            if is_open and status.st_uid not in (os.geteuid(), above.st_uid):
+            is_world_writable = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
+            if is_world_writable and status.st_uid not in (os.geteuid(), above.st_uid):
                 raise ImageError(
                     f"{path} is a link of uid {status.st_uid}", hint="name another file, or remove the link"
                 )
-            path = _placed(os.path.join(directory, os.readlink(path)))
+            path = _resolve_parent(os.path.join(directory, os.readlink(path)))
     except OSError:
         return path  # the file does not exist yet, or check_output() reports the error
     for test, kind in _IRREGULAR:
@@ -196,7 +196,7 @@ def destination(output: str) -> str:
     return path
 
 
-def _placed(path: str) -> str:
+def _resolve_parent(path: str) -> str:
     """Return ``path`` with its parent directory resolved by the kernel, because "link/.." need not be ".".
 
     Raises OSError, also for a link in the path that the kernel refuses to follow: proc_sys_fs(5), protected_symlinks.
@@ -293,9 +293,10 @@ class _Content:
 
 
 def _start_remains(used: str, root: str) -> Iterator[bytes]:
-    """Yield leftovers of starts in the directory ``used``: mount points, and enroot's lock. ``root`` is the view.
+    """Yield leftovers of starts in the directory ``used``: mount points, and enroot's lock.
 
-    A mount point is empty and has mode 0. A file or directory of a user with mode 0 stays if it has content.
+    ``root`` is the merged view. A mount point is empty and has mode 0 there. A user's file or directory with mode 0
+    stays if it has content.
     """
     if not used:
         return

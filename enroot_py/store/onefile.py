@@ -1,8 +1,8 @@
 """Store an image as one squashfs file.
 
-Network file systems serve one large file faster than many small ones, and overlayfs may reject their directories.
-A store on such a file system keeps an image as ``images/DIGEST/image.sqsh``, which FUSE mounts. During the import the
-layers are unpacked beneath the setting temp_path.
+A network file system serves one large file faster than many small files. Overlayfs may reject directories on a network
+file system. A store on such a file system keeps an image as ``images/DIGEST/image.sqsh``, which FUSE mounts. During the
+import the layers are unpacked beneath the setting temp_path.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from enroot_py.store import layout, mksquashfs, prune, squashfs
 from enroot_py.store.store import Image, Store, cannot_write
 
 
-def of_store(settings: Settings) -> str:
-    """Return ``tree`` or ``squashfs``: the setting, or the choice for the store's file system."""
+def image_form(settings: Settings) -> str:
+    """Return the form of images in the store: ``tree`` or ``squashfs``. The file system decides if no setting does."""
     form = settings.store_form
     if form != "auto":
         return form
     return "squashfs" if filesystems.kind(settings.cache_path) in filesystems.NETWORK else "tree"
 
 
-def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Settings) -> None:
-    """Write the image returned by ``pull`` as a squashfs file into ``path``, a new image's directory.
+def squash(path: str, reference: str, pull: Callable[[Settings], Image], settings: Settings) -> None:
+    """Write the image ``reference`` as a squashfs file into ``path``, a new image's directory.
 
-    ``pull`` uses a temporary local store of trees. Afterwards unused images and leftovers of killed imports are pruned
-    there.
+    ``pull`` gets the image in a temporary local store of trees. Afterwards, prune unused images and leftovers of killed
+    imports there.
     """
     try:
         local = trusted.mine(settings.temp_path, f"penroot-{os.geteuid()}.trees")
     except OSError as e:
         raise ImageError(f"cannot use {settings.temp_path}: {e.strerror}", hint="see ENROOT_TEMP_PATH") from e
-    inner = settings.replace(
+    local_settings = settings.replace(
         "store_form=squashfs", cache_path=local, store_form="tree", cache_limit=0, force_override=True
     )
     try:
-        image = pull(inner)
+        image = pull(local_settings)
     except ImageError as e:
         raise ImageError(str(e), hint=e.hint.replace("ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH")) from e
     try:
-        mksquashfs.write(image.lowerdirs, f"{path}/{layout.SQUASHFS}", inner)
+        mksquashfs.write(image.lowerdirs, f"{path}/{layout.SQUASHFS}", local_settings)
         for record in (layout.MANIFEST, layout.CONFIG):
             shutil.copyfile(f"{image.path}/{record}", f"{path}/{record}")
         with open(f"{path}/{layout.SUM}", "w") as f:
@@ -52,11 +52,12 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
     except (OSError, ImageError) as e:
         cause = e.__cause__ if isinstance(e, ImageError) else e
         if isinstance(cause, OSError):
-            raise cannot_write(f"store {name} in {settings.cache_path}", settings.cache_path, cause) from e
+            action = f"write the image {reference} to the store {settings.cache_path}"
+            raise cannot_write(action, settings.cache_path, cause) from e
         raise
     finally:
         image.release()
         try:
-            prune.prune(Store(local), inner, prune.Bounds(), wait=False)
+            prune.prune(Store(local), local_settings, prune.Bounds(), wait=False)
         except BlockingIOError:
             log.debug(f"{local}: another import is running")

@@ -52,17 +52,17 @@ def is_command(attribute: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A name in a stack of trees. ``layers`` are the trees with this name, top first, as (number, path)."""
+    """A name in a stack of trees. ``layers`` has (number of the tree, path) for each tree with the name, top first."""
 
     layers: tuple[tuple[int, str], ...]
     status: os.stat_result
 
 
 def look(lowerdirs: Sequence[str], path: str) -> Shown | None:
-    """Return the name that overlayfs shows at ``path``, or None. The parents must not be symlinks."""
+    """Return what overlayfs shows at ``path``, or None. The parents of ``path`` must not be symlinks."""
     if not lowerdirs:
         return None
-    here = tuple(enumerate(lowerdirs))
+    layers = tuple(enumerate(lowerdirs))
     status = os.stat(lowerdirs[0])
     for part in path.split("/"):
         if part in ("", "."):
@@ -70,7 +70,7 @@ def look(lowerdirs: Sequence[str], path: str) -> Shown | None:
         if not stat.S_ISDIR(status.st_mode):
             return None
         holders: list[tuple[int, str]] = []
-        for number, directory in here:
+        for number, directory in layers:
             candidate = f"{directory}/{part}"
             try:
                 candidate_status = os.lstat(candidate)
@@ -85,8 +85,8 @@ def look(lowerdirs: Sequence[str], path: str) -> Shown | None:
                 break
         if not holders:
             return None
-        here = tuple(holders)
-    return Shown(here, status)
+        layers = tuple(holders)
+    return Shown(layers, status)
 
 
 def real_path(lowerdirs: Sequence[str], path: str) -> str | None:

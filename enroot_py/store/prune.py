@@ -34,12 +34,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The result of prune(): removed images and layers, and the images ``kept`` as (digest, user)."""
+    """The result of prune()."""
 
-    images: tuple[Stored, ...]
-    layers: int
-    size: int
-    kept: tuple[tuple[str, str], ...]
+    images: tuple[Stored, ...]  # removed
+    layers: int  # number of removed layers
+    size: int  # removed bytes
+    kept: tuple[tuple[str, str], ...]  # images in use, as (digest, user)
 
 
 def prune(store: Store, settings: Settings, bounds: Bounds, *, wait: bool = True, dry: bool = False) -> Pruned:
@@ -65,7 +65,7 @@ def prune(store: Store, settings: Settings, bounds: Bounds, *, wait: bool = True
         size = sum(map(index.size, stray)) + sum(image.file for image in removed)
         if not dry:
             for path in stray:
-                alone.take(path)  # keep sweeping processes away
+                alone.take(path)  # prevent sweeps by other processes
                 alone.discard(path)
             usage.forget_leases(store)
             for known in store.names():
@@ -127,7 +127,7 @@ def _layers(images: Iterable[Stored]) -> set[str]:
 
 
 def _discard(alone: Alone, images: Sequence[Stored], bounds: Bounds) -> dict[Stored, str]:
-    """Take images out of the store. If another node has just started an image, put it back and return its user."""
+    """Take images out of the store. Put an image back if another node has just started it, and return these users."""
     users = {}
     for image in images:
         alone.discard(image.path)
@@ -152,7 +152,7 @@ class Alone:
         return self
 
     def take(self, directory: str) -> bool:
-        """Lock a directory until the end. Return False if another process holds it."""
+        """Lock a directory until the ``with`` ends. Return False if another process holds the lock."""
         with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             if not flock(fd):
                 return False

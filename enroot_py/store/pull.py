@@ -2,8 +2,8 @@
 
 The store's refs record the last known digest of each reference. A digest never changes. For a tag, ask the registry for
 the current digest. If the store has this image, use it. Otherwise get the manifest from the source (a registry, its
-mirrors, a file or an engine), let fetch.py fetch the missing layers, and record the result in refs. With a policy,
-policies.py checks the image before this, and again before anything is unpacked.
+mirrors, a file or an engine), let fetch.py fetch the missing layers, and record the result in refs. With a policy, the
+module that policies.py returns checks the reference first, and the image before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pull(
 ) -> Image:
     """Return the image of a reference, stored and held: see Image.hold.
 
-    A stored digest costs no request, a tag of a stored image costs one. If the registry does not answer, use the stored
+    The digest of a stored image needs no request, its tag needs one. If the registry does not answer, use the stored
     image with a warning. ``pin`` fixes the digest of a tag on all nodes of a step, even if the tag moves: tags.pin().
     ``peers`` are nodes that send the image to each other.
     Raises RegistryError, ImageError, ConfigError.
@@ -127,7 +127,7 @@ class Pull:
         return image
 
     def _check_stored(self, image: Image) -> None:
-        """Check a stored image as a new one. Raises PolicyError, ConfigError, RegistryError, ImageError."""
+        """Check a stored image like a new image. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         known = self._known
         if self._arch and (known is None or known.given == known.digest):
             self._check_platform(image)  # an earlier import without an architecture only warned
@@ -136,11 +136,15 @@ class Pull:
             self._admission.check_stored(image, named_digest or self._wanted.digest)
 
     def _stored(self) -> Image | None:
-        """Return the stored image that the reference resolved to last, or None; with a digest, only that image."""
+        """Return the stored image that the reference resolved to last, or None.
+
+        If the reference has a digest or a pin, return only the image of this digest.
+        """
         known = self._known
         if known is not None and self._wanted != self._reference and known.given != self._wanted.digest:
             known = None  # the tag resolved to another image
-        digest = known.digest if known else self._wanted.digest  # a manifest digest may have been pulled by tag
+        # The store may have the image of a digest from a pull by tag.
+        digest = known.digest if known else self._wanted.digest
         return self._store.image(digest) if digest else None
 
     def _is_current(self) -> bool:
@@ -168,8 +172,8 @@ class Pull:
         return Fetch(self._store, self._reference, source, manifest, self._settings).image()
 
     def _disagreement(self, error: RegistryError) -> PenrootError:
-        """Return the error for a pinned image that cannot be fetched; it names the tag's current digest."""
-        if not str(error):  # another node reports it
+        """Return the error for a pinned image that cannot be fetched. The error names the tag's current digest."""
+        if not str(error):  # another node reports the error
             return error
         current_digest = self._known.given if self._known else ""
         if not isinstance(error, Unreachable):
@@ -194,7 +198,7 @@ class Pull:
     def _check_platform(self, image: Image) -> None:
         """Check that an image is for Linux and for the requested architecture. Raises ImageError.
 
-        Without a requested architecture, only warn if it differs from this machine's: there may be an emulator.
+        Without a requested architecture, only warn if the image is for another machine: there may be an emulator.
         """
         from enroot_py.store.imageconfig import ImageConfig
 

@@ -9,7 +9,7 @@ from enroot_py.base.errors import ImageError
 
 
 def check(path: str, offset: int = 0) -> None:
-    """Check the superblock. Raises ImageError for a truncated or other file."""
+    """Check the superblock. Raises ImageError for a file that is truncated or is not a squashfs image."""
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as f:
             problem, hint = superblock.fault(f.fileno(), offset)

@@ -1,8 +1,8 @@
 """The store: layers and images by digest, each either complete or absent. layout.py defines the paths.
 
-A layer or an image is built in a temporary directory, whose flock(2) is the lock of its maker, and renamed into place.
-So no lock file remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning: importers
-lock the store's root, and a start locks its image until its mount appears in /proc (Image.hold, prune.py).
+A process builds a layer or an image in a temporary directory, holds flock(2) on this directory, and renames it into
+place. So no lock file remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning:
+importers lock the store's root, and a start locks its image until its mount appears in /proc (Image.hold, prune.py).
 
 No wait for a lock is silent or endless: base/waits.py. A crash of the node may truncate new files: crash.py.
 On the start path: no json, no re.
@@ -75,8 +75,8 @@ class Image:
 
 
 def flock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file. Return False if another process holds it. Raises ImageError if there are no locks."""
-    return _locking(fd, lambda: locks.flock(fd, shared=shared))
+    """Lock an open file. Return False if another process holds the lock. Raises ImageError if there are no locks."""
+    return _with_lock_error(fd, lambda: locks.flock(fd, shared=shared))
 
 
 def _await(fd: int, doing: str, *, shared: bool) -> None:
@@ -85,11 +85,12 @@ def _await(fd: int, doing: str, *, shared: bool) -> None:
         return
     from enroot_py.base import waits
 
-    if reason := _locking(fd, lambda: waits.lock(fd, doing, shared=shared)):
+    if reason := _with_lock_error(fd, lambda: waits.lock(fd, doing, shared=shared)):
         raise ImageError(f"cannot lock {os.readlink(f'/proc/self/fd/{fd}')}: {reason}", hint=waits.HINT)
 
 
-def _locking(fd: int, lock: Callable[[], _T]) -> _T:
+def _with_lock_error(fd: int, lock: Callable[[], _T]) -> _T:
+    """Return the result of ``lock``. Raises ImageError if the file system of ``fd`` does not support locks."""
     try:
         return lock()
     except OSError as e:
@@ -237,7 +238,7 @@ class Store:
             return
 
     def note_container(self, record: str) -> None:
-        """Link to the record of a container that is about to use an image of this store.
+        """Make a link in the store to the record of a container that will use one of its images.
 
         A store that we cannot write to gets no link; its owner prunes it by age.
         """
@@ -267,7 +268,7 @@ class Store:
             return fd.keep()
 
     def build(self, kind: str, digest: str) -> Build:
-        """Return the build of a layer or an image (``kind``), with one maker at a time: see Build."""
+        """Return the Build of a layer or an image. ``kind`` is layout.LAYERS or layout.IMAGES."""
         return Build(self.root, kind, digest)
 
     def add_file(self, path: str, digest: str, make: Callable[[Build], None]) -> None:
@@ -289,17 +290,17 @@ class Store:
 
     def sweep(self) -> None:
         """Remove the temporary directories of killed processes."""
-        place = f"{self.root}/{layout.TMP}"
-        if not os.access(place, os.R_OK | os.W_OK):
+        tmp = f"{self.root}/{layout.TMP}"
+        if not os.access(tmp, os.R_OK | os.W_OK):
             return  # a shared store of another user
-        for name in os.listdir(place):
-            path = f"{place}/{name}"
+        for name in os.listdir(tmp):
+            path = f"{tmp}/{name}"
             try:
                 directory = os.open(path, _DIRECTORY)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             with Fd(directory) as fd:
-                if flock(fd) and is_at(fd, path):  # its maker has ended
+                if flock(fd) and is_at(fd, path):  # the process that made it has ended
                     trees.remove(path)
 
 
@@ -317,7 +318,7 @@ class Build:
         self.path = layout.making(self.target)
         self.done = False
         self._fd: Fd | None = None
-        self._signed = 0.0
+        self._progress_at = 0.0
 
     def __enter__(self) -> Build:
         while True:
@@ -346,8 +347,9 @@ class Build:
         from enroot_py.base import waits
 
         name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
-        # Shared, because a process that uses the published image keeps a shared lock while its container runs.
-        if reason := _locking(fd, lambda: waits.lock(fd, f"making {name}", shared=True, stalled_after=_STALLED_S)):
+        # Wait for a shared lock only: a process that uses the published image keeps one while its container runs.
+        doing = f"making {name}"
+        if reason := _with_lock_error(fd, lambda: waits.lock(fd, doing, shared=True, stalled_after=_STALLED_S)):
             log.warn(f"{reason}: making a copy")
             self.path = layout.making_alone(self.target)
 
@@ -367,14 +369,14 @@ class Build:
         return True
 
     def clear(self) -> None:
-        """Delete what was written so far."""
+        """Delete the files that were written so far."""
         _empty(self.path)
 
     def go_on(self) -> None:
         """Show progress to waiting processes by updating the time of ``path``."""
         now = time.monotonic()
-        if self._fd is not None and now - self._signed > _PROGRESS_INTERVAL_S:
-            self._signed = now
+        if self._fd is not None and now - self._progress_at > _PROGRESS_INTERVAL_S:
+            self._progress_at = now
             try:
                 os.utime(self._fd)
             except OSError:
@@ -432,7 +434,8 @@ def _refused(root: str, error: OSError, *, create: bool) -> ImageError:
         return cannot_write(f"{'create' if create else 'read'} the store {root}", root, error)
     hint = "set ENROOT_CACHE_PATH to a directory of your own"
     if error.strerror.startswith("can be written"):
-        return ImageError(f"the store {root} {error.strerror}", hint=f"if nobody has: chmod 700 {root}; else {hint}")
+        hint = f"if no other user has changed it: chmod 700 {root}; else {hint}"
+        return ImageError(f"the store {root} {error.strerror}", hint=hint)
     return ImageError(f"the store {root} {error.strerror}: its images are not trusted", hint=hint)
 
 
@@ -447,10 +450,8 @@ def _make_directory(path: str) -> None:
         raise cannot_write(f"create the store {path}", path, e) from e
 
 
-def cannot_write(action: str, place: str, error: OSError) -> ImageError:
-    """Return the error "cannot ``action``" for a store, or for a path in it, at ``place``."""
+def cannot_write(action: str, path: str, error: OSError) -> ImageError:
+    """Return the error "cannot ``action``". The hint is about ``path``, a store or a path in it."""
     from enroot_py.base import filesystems
 
-    return ImageError(
-        f"cannot {action}: {error.strerror}", hint=filesystems.hint_for(error, place, "ENROOT_CACHE_PATH")
-    )
+    return ImageError(f"cannot {action}: {error.strerror}", hint=filesystems.hint_for(error, path, "ENROOT_CACHE_PATH"))

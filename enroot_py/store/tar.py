@@ -46,7 +46,7 @@ class Tar(Decompressed):
             if kind in b"xgLK":
                 size = _number(block[124:136])
                 if not 0 <= size <= _MAX_EXTENSION_BYTES:
-                    raise ImageError(f"a tar extension header of {size} bytes")
+                    raise ImageError(f"bad tar extension header: {size} bytes, the limit is {_MAX_EXTENSION_BYTES}")
                 data = self.exactly(size)
                 self.exactly(-size % _BLOCK_BYTES)
                 if kind == b"x":
@@ -62,7 +62,7 @@ class Tar(Decompressed):
                 continue
             entry = _entry(
                 block,
-                _in_force(global_pax, entry_pax) if global_pax or entry_pax else _NO_PAX,
+                _effective_pax(global_pax, entry_pax) if global_pax or entry_pax else _NO_PAX,
                 long_name,
                 long_link,
             )
@@ -73,19 +73,24 @@ class Tar(Decompressed):
             if entry.pax and entry.pax.get(b"GNU.sparse.major") == b"1":
                 _sparse_map_in_data(entry, self.exactly)
             yield entry
-            stored = entry.stored
-            if stored:
-                left = stored - (self.position() - before)
+            stored_bytes = entry.stored_bytes
+            if stored_bytes:
+                left = stored_bytes - (self.position() - before)
                 if left < 0:
                     raise ImageError(f"{shown(entry.path)}: the sparse map is longer than the data")
                 self.skip(left)
-                # Padding. At the end it may be missing: umoci insert, GNU tar, Go's reader.
-                self.read(-stored % _BLOCK_BYTES)
+                # Skip the padding. At the end of the tar it may be missing: umoci insert omits it, and Go's reader
+                # accepts this.
+                self.read(-stored_bytes % _BLOCK_BYTES)
 
 
 @dataclass(slots=True)
 class Entry:
-    """One entry of a tar. ``path`` is as written. ``size`` is the file's size, ``stored`` the size of its data."""
+    """One entry of a tar. ``path`` is as written in the tar.
+
+    ``size`` is the size of the file, ``stored_bytes`` the number of its bytes in the tar. The two differ for a sparse
+    file.
+    """
 
     path: bytes
     kind: bytes
@@ -94,7 +99,7 @@ class Entry:
     gid: int
     mtime: int  # nanoseconds
     size: int
-    stored: int
+    stored_bytes: int
     link: bytes
     device: tuple[int, int]
     pax: Mapping[bytes, bytes]
@@ -126,7 +131,10 @@ def _check_sum(block: bytes, at: int) -> None:
 
 @lru_cache(4096)
 def _expected_sum(field: bytes) -> int:
-    """Return the expected sum of all bytes of a header with this checksum field. The field counts as eight spaces."""
+    """Return the sum that the bytes of a header with this checksum field must have.
+
+    The checksum counts the field as eight spaces. The returned sum counts the field's bytes.
+    """
     return _number(field) + sum(field) - 8 * 32
 
 
@@ -137,7 +145,7 @@ def _mode_and_owner(fields: bytes) -> tuple[int, int, int]:
 
 @lru_cache(4096)
 def _number(raw: bytes) -> int:
-    """Parse an octal number, or one in base 256 (GNU and star), as the first byte tells."""
+    """Parse a number: in base 256 (GNU and star) if the first byte is 0x80 or 0xFF, else octal."""
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
     if raw[0] == 0xFF:
@@ -163,10 +171,10 @@ def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         length = _decimal(data[at:space]) if space > at else 0
         record = data[space + 1 : at + length - 1]
         if not 0 < space - at + 2 < length <= len(data) - at or data[at + length - 1] != ord("\n"):
-            raise ImageError("a damaged pax header in the layer's tar")
+            raise ImageError("the layer's tar has a damaged pax header")
         key, equals, value = record.partition(b"=")
         if not equals:
-            raise ImageError("a damaged pax header in the layer's tar")
+            raise ImageError("the layer's tar has a damaged pax header")
         if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
             numbers.append(value)
         else:
@@ -176,26 +184,26 @@ def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield b"GNU.sparse.map", b",".join(numbers)
 
 
-def _in_force(global_pax: Mapping[bytes, bytes], entry_pax: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+def _effective_pax(global_pax: Mapping[bytes, bytes], entry_pax: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     """Return the pax records of an entry. An empty value deletes an earlier one: pax(1), "Header Block"."""
     return {key: value for key, value in {**global_pax, **entry_pax}.items() if value or key.startswith(b"GNU.")}
 
 
 def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, long_link: bytes | None) -> Entry:
-    name, owners, size_, mtime_, kind, link, magic, major, minor, prefix = _HEADER.unpack(block)
+    name, owners, size_field, mtime_field, kind, link, magic, major, minor, prefix = _HEADER.unpack(block)
     name = name.split(b"\0", 1)[0]
     link = link.split(b"\0", 1)[0] if link[0] else b""
     if prefix[0] and magic[:6] == b"ustar\0":
         name = prefix.split(b"\0", 1)[0] + b"/" + name
     path = long_name or name
     link = long_link or link
-    size, mtime = _number(size_), None
+    size, mtime = _number(size_field), None
     mode, owner, group = _mode_and_owner(owners)
     if pax:
         path = pax.get(b"GNU.sparse.name") or pax.get(b"path") or path
         link = pax.get(b"linkpath") or link
         if b"\0" in path or b"\0" in link:
-            raise ImageError(f"a name with a NUL in the layer's tar: {shown(path)}")
+            raise ImageError(f"the layer's tar has a name with a NUL: {shown(path)}")
         size = _decimal(pax[b"size"]) if b"size" in pax else size
         mtime = _nanoseconds(pax[b"mtime"]) if b"mtime" in pax else None
         owner = _decimal(pax[b"uid"]) if b"uid" in pax else owner
@@ -205,7 +213,7 @@ def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, lo
     if kind in (b"0", b"\0", b"7"):
         kind = b"5" if path.endswith(b"/") and not size else b"0"
     if mtime is None:
-        mtime = _number(mtime_) * 10**9
+        mtime = _number(mtime_field) * 10**9
     if not -(2**62) <= mtime <= 2**62:
         mtime = max(-(2**62), min(mtime, 2**62))
     entry = Entry(
@@ -256,7 +264,7 @@ def _old_sparse(entry: Entry, block: bytes, read: Callable[[int], bytes]) -> Non
 def _check_segments(entry: Entry, count: int) -> None:
     """Raise ImageError for too many segments: each takes 120 bytes of memory."""
     if count > _MAX_SEGMENTS:
-        raise ImageError(f"{shown(entry.path)}: a sparse map of {count} segments or more")
+        raise ImageError(f"{shown(entry.path)}: the sparse map has {count} segments or more")
 
 
 def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:

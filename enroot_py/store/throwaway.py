@@ -22,17 +22,17 @@ _MAX_NAME_CHARS = 100
 
 def make(settings: Settings, *, sweep: bool = True) -> making.Directory:
     """Make and lock a directory for the changes of one container. Raises ContainerError."""
-    place = settings.data_path
+    data_path = settings.data_path
     try:
-        trusted.place(place, make=True)
+        trusted.place(data_path, make=True)
         if sweep:
-            making.sweep(place)
-        directory = making.Directory(f"{place}/rw", 0o700).__enter__()
+            making.sweep(data_path)
+        directory = making.Directory(f"{data_path}/rw", 0o700).__enter__()
         os.mkdir(directory.path + "/upper", 0o755)
         os.mkdir(directory.path + "/work")
     except OSError as e:
-        hint = filesystems.hint_for(e, place, "ENROOT_DATA_PATH")
-        raise ContainerError(f"cannot keep changes in {place}: {e.strerror}", hint=hint) from e
+        hint = filesystems.hint_for(e, data_path, "ENROOT_DATA_PATH")
+        raise ContainerError(f"cannot keep changes in {data_path}: {e.strerror}", hint=hint) from e
     return directory
 
 

@@ -49,8 +49,9 @@ def unpack(path: str, directory: str, settings: Settings | None = None, *, offse
 
     The image begins at ``offset`` of its file. In a bundle, a program precedes it.
 
-    Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are omitted. Root owns all
-    files, unless ``settings`` let root keep its privileges in containers: a user namespace maps other IDs to nobody.
+    Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are omitted. If the caller is
+    root, root owns all files, because a user namespace maps other IDs to nobody. Root keeps the owners of the image if
+    ``settings`` let root keep its privileges in containers.
     """
     check(path, offset)
     _, threads = memory.share(memory.left(), workers.processors(settings.max_processors if settings else 0))
@@ -74,11 +75,11 @@ def _settle(directory: str, *, take: bool) -> None:
     """
     pending = [directory]
     while pending:
-        here = pending.pop()
+        parent = pending.pop()
         if take:
-            os.chown(here, 0, 0)
-        os.chmod(here, os.stat(here).st_mode & 0o1777 | 0o700)
-        with os.scandir(here) as entries:
+            os.chown(parent, 0, 0)
+        os.chmod(parent, os.stat(parent).st_mode & 0o1777 | 0o700)
+        with os.scandir(parent) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
@@ -94,28 +95,28 @@ def _settle(directory: str, *, take: bool) -> None:
 
 
 def run_tool(
-    command: list[str], image: str = "", tolerate: Callable[[int, list[str]], bool] | None = None, **how: Any
+    command: list[str], image: str = "", tolerate: Callable[[int, list[str]], bool] | None = None, **options: Any
 ) -> str:
     """Run a program of squashfs-tools that reads ``image``. Return its stdout.
 
-    Raises ImageError; OSError for a full disk, which only the program's messages show.
+    ``options``: see run.Program. Raises ImageError; OSError for a full disk, which only the program's messages show.
     """
-    written: list[str] = []
+    messages: list[str] = []
 
     def judge(status: int, lines: list[str]) -> bool:
-        written.extend(lines)
+        messages.extend(lines)
         return tolerate is not None and tolerate(status, lines)
 
     try:
-        return run.Program(command, error=ImageError, tolerate=judge, **how).run()
+        return run.Program(command, error=ImageError, tolerate=judge, **options).run()
     except ImageError as e:
         for number in (errno.ENOSPC, errno.EDQUOT):
-            if any(os.strerror(number) in line for line in written):
+            if any(os.strerror(number) in line for line in messages):
                 raise OSError(number, os.strerror(number)) from e
-        if any("create thread" in line for line in written):
+        if any("create thread" in line for line in messages):
             problem, hint = filesystems.no_process()
             raise ImageError(f"{command[0]} cannot start a thread: {problem}", hint=hint) from e
-        if match := re.search(r"uses (\w+) compression, this is unsupported", "\n".join(written)):
+        if match := re.search(r"uses (\w+) compression, this is unsupported", "\n".join(messages)):
             problem = f"{command[0]} does not support the compression {match[1]} of the image {image}"
             raise ImageError(problem, hint="write the image again: mksquashfs -comp lz4") from e
         if image and any(word in str(e) for word in _DAMAGE):

@@ -22,7 +22,7 @@ from enroot_py.store import container_record, layout
 from enroot_py.store.store import Store
 
 LEASE_S = 30 * 86400  # jobs are shorter
-_MAX_CREATE_S = 3600  # after the link to its record, a container is complete or has failed
+_MAX_CREATE_S = 3600  # this long after its link was made, a new container is complete or has failed
 
 
 def of_containers(store: Store, settings: Settings) -> dict[str, str]:
@@ -63,10 +63,10 @@ def of_mounts(store: Store) -> dict[str, str]:
     Digests are unique, so the store's path in the mount does not matter. A path too long for the mount options is in
     the mount source (rootfs.overlay()). Other users may run the same image from their own stores.
     """
-    private = not os.stat(store.root).st_mode & 0o077
+    is_private = not os.stat(store.root).st_mode & 0o077
     users: dict[str, str] = {}
     seen: set[bytes] = set()
-    for pid, text in _of_processes("mountinfo", private):
+    for pid, text in _process_files("mountinfo", is_private=is_private):
         if text in seen:
             continue
         seen.add(text)
@@ -74,22 +74,23 @@ def of_mounts(store: Store) -> dict[str, str]:
             if mount.fstype == "overlay":
                 for digest in layout.images_in(f"{mount.source} {mount.data}"):
                     users.setdefault(digest, f"process {pid}")
-    for pid, words in _of_processes("cmdline", private):  # FUSE servers: a FUSE mount does not name its image
+    # Find FUSE servers by their arguments, because a FUSE mount does not name its image.
+    for pid, words in _process_files("cmdline", is_private=is_private):
         for word in words.split(b"\0")[1:]:
             if digest := layout.image_in(os.fsdecode(word)):
                 users[digest] = f"process {pid}"
     return users
 
 
-def _of_processes(name: str, private: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield the file ``name`` of each /proc/PID. For a ``private`` store, only this user and root matter.
+def _process_files(name: str, *, is_private: bool) -> Iterator[tuple[str, bytes]]:
+    """Yield (PID, content of the file ``name``) for each /proc/PID.
 
-    The option hidepid of /proc hides processes of other users, who cannot use a private store.
+    Other users cannot use a private store, so skip their processes. The option hidepid of /proc may hide them anyway.
     """
     store_users = (0, os.geteuid())
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            if private and os.stat(f"/proc/{pid}").st_uid not in store_users:
+            if is_private and os.stat(f"/proc/{pid}").st_uid not in store_users:
                 continue
             with open(f"/proc/{pid}/{name}", "rb") as f:
                 data = f.read()
@@ -114,7 +115,7 @@ def leased(store: Store, digest: str, lease: float) -> str:
 
 
 def has_leases(store: Store) -> bool:
-    """Return whether every running container has a lease. A store without leases gets the directory for them."""
+    """Return whether every running container has a lease. If the store has no directory for leases, make it."""
     since = layout.leases_since(store.root)
     if not os.path.isdir(os.path.dirname(since)):
         os.mkdir(os.path.dirname(since), 0o700)

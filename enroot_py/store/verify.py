@@ -20,11 +20,11 @@ def damage(store: Store) -> Iterator[tuple[str, str]]:
         return
     with store.lock():
         for image in layout.all_of(store.root, layout.IMAGES):
-            for damage in _of_image(image):
-                yield image, damage
+            for fault in _of_image(image):
+                yield image, fault
         for layer in layout.all_of(store.root, layout.LAYERS):
-            for damage in _of_layer(layer):
-                yield layer, damage
+            for fault in _of_layer(layer):
+                yield layer, fault
 
 
 def _of_image(path: str) -> Iterator[str]:
@@ -34,7 +34,7 @@ def _of_image(path: str) -> Iterator[str]:
     is_file = os.path.exists(f"{path}/{layout.SQUASHFS}")
     if is_file and not crash.is_unchanged(path):
         yield f"its {layout.SQUASHFS} was changed"
-    if _is_of_file(path):  # without manifest and config
+    if _is_of_file(path):  # it has no manifest and config
         yield from () if is_file else index.differences(f"{path}/{layout.HEAD}")
         return
     try:
@@ -82,7 +82,7 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
         images = inventory.images(store)
         broken = [image for image in images if not set(damaged).isdisjoint((image.path, *image.layers))]
         starting = {image.digest: "a start" for image in broken if not alone.take(image.path)}
-        users = usage.of_mounts(store) | starting  # after the locks, as in prune.py
+        users = usage.of_mounts(store) | starting  # found after locking, as in prune.py
         for image in broken:
             if user := users.get(image.digest):
                 message = f"the image {image.digest} is damaged, but {user} uses it"
@@ -91,9 +91,9 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
         for image in broken:
             alone.discard(image.path)
         for layer in set(damaged) & set(layout.all_of(store.root, layout.LAYERS)):
-            alone.take(layer)  # keep sweeping processes away
+            alone.take(layer)  # prevent sweeps by other processes
             alone.discard(layer)
-    # By digest, because a tag may have moved: containers need their own image.
+    # Name each image by its digest, because its tag may have moved, and its containers need this image.
     return [
         name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"
         for image in to_pull

@@ -408,7 +408,7 @@ def test_record_that_a_crash_emptied_is_reported(user: User) -> None:
     user.own(user.data)
     said = user.penroot("start", "cut", "true", status=1).stderr
     assert f"the record of the container cut is damaged: {user.data}/cut/.penroot" in said
-    assert f"its changes are in {user.data}/cut/upper" in said
+    assert f"the container's changes are in {user.data}/cut/upper" in said
     user.penroot("remove", "--force", "cut")
 
 

@@ -329,7 +329,7 @@ def test_image_without_layers_and_without_command(user: User, registry: Server) 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"config": {"WorkingDir": "/a" * 3000}}, "a WorkingDir of more than 256 directories"),
+        ({"config": {"WorkingDir": "/a" * 3000}}, "the WorkingDir has more than 256 directories"),
         ({"rootfs": None}, "0 diff_ids"),
         ({"os": "windows"}, "is for windows, this is Linux"),
         ({"config": {"Env": {"A": "1"}}}, "Env in the image config is not a list of strings"),
@@ -430,7 +430,8 @@ def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
         assert f"cannot write {small}/x.sqsh: No space left on device" in done.stderr
         assert f"the file system of {small} is full (df" in done.stderr
         assert list(small.iterdir()) == []
-        for form, place in ("tree", f"cannot store /big in {small}/cache/tmp"), ("squashfs", f" in {small}/cache"):
+        message = f"cannot write the image {registry.host}/test/big:1 to the store {small}/cache"
+        for form, place in ("tree", f"cannot store /big in {small}/cache/tmp"), ("squashfs", message):
             env = {"ENROOT_CACHE_PATH": f"{small}/cache", "ENROOT_STORE_FORM": form}
             done = user.penroot("import", "-o", "x.sqsh", uri, status=1, env=env)
             assert f"{place}: No space left" in done.stderr

@@ -199,8 +199,8 @@ def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path)
     try:
         values = {"HOME": "/", "ENROOT_CACHE_PATH": f"{tmp_path}/bin"}
         assert filesystems.kind(f"{tmp_path}/bin") == "fuse.sshfs"
-        assert onefile.of_store(settings.load(values)) == "squashfs"
-        assert onefile.of_store(settings.load({**values, "ENROOT_STORE_FORM": "tree"})) == "tree"
+        assert onefile.image_form(settings.load(values)) == "squashfs"
+        assert onefile.image_form(settings.load({**values, "ENROOT_STORE_FORM": "tree"})) == "tree"
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 

@@ -19,7 +19,7 @@ WRONG = {
     "[[registry]]\nlocation = 'https://a.test'": "bad location",
     "[[registry]]\nlocation = 'a.test'\n[[registry.mirror]]": "registry[0].mirror[0] has no location",
     "[[registry]]\nlocation = 'a.test'\nmirror-by-digest-only = true\n[[registry.mirror]]\nlocation = 'b.test'\n"
-    "pull-from-mirror = 'all'": "pull-from-mirror beside mirror-by-digest-only",
+    "pull-from-mirror = 'all'": "both pull-from-mirror and mirror-by-digest-only are set",
     "[registries.block]\nregistries = ['a.test']\n[[registry]]\nlocation = 'a.test'": "mixes version 1 and 2",
     "[[registry]]\nlocation = 'a.test'\nblocked = true\n"
     "[[registry]]\nprefix = 'b.test'\nlocation = 'a.test'": "contradict each other: blocked",

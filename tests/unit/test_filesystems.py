@@ -41,8 +41,8 @@ def test_network_file_systems_are_known(name: str) -> None:
 def test_local_file_systems_hold_trees() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         values = {"HOME": place, "ENROOT_CACHE_PATH": place}
-        assert onefile.of_store(settings.load(values)) == "tree"
-        assert onefile.of_store(settings.load({**values, "ENROOT_STORE_FORM": "squashfs"})) == "squashfs"
+        assert onefile.image_form(settings.load(values)) == "tree"
+        assert onefile.image_form(settings.load({**values, "ENROOT_STORE_FORM": "squashfs"})) == "squashfs"
 
 
 def test_file_that_changes_is_another(tmp_path: Path) -> None:

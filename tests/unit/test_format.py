@@ -18,7 +18,7 @@ def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
     Store(root, create=True)
     assert os.readlink(f"{root}/format") == str(format.FORMAT)
     os.unlink(f"{root}/format")
-    format.check(root, mark=False)  # like the stores of the first versions
+    format.check(root, mark=False)  # stores before 1.0 have no format mark
     assert not os.path.lexists(f"{root}/format")
     Store(root, create=True)
     assert os.readlink(f"{root}/format") == str(format.FORMAT)
@@ -26,21 +26,21 @@ def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
 
 @pytest.mark.parity("a store has a mark of its format")
 @pytest.mark.parametrize(
-    ("given", "said"), [("99", "a later penroot made"), ("0", "an earlier penroot made"), ("x", "is unknown")]
+    ("number", "age"), [("99", "a later penroot made"), ("0", "an earlier penroot made"), ("x", "is unknown")]
 )
-def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, given: str, said: str) -> None:
+def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, number: str, age: str) -> None:
     root = str(tmp_path / "store")
     os.makedirs(root, 0o700)
-    os.symlink(given, f"{root}/format")
+    os.symlink(number, f"{root}/format")
     with pytest.raises(
-        ImageError, match=f"store {root} has format {given}, which {said}: penroot .* reads 1"
+        ImageError, match=f"store {root} has format {number}, which {age}: penroot .* reads 1"
     ) as caught:
         Store(root, create=True)
     assert "ENROOT_CACHE_PATH" in caught.value.hint
     assert os.listdir(root) == ["format"]
 
 
-def test_a_store_that_cannot_be_marked_is_used_as_before(tmp_path: Path) -> None:
+def test_failure_to_write_the_mark_is_ignored(tmp_path: Path) -> None:
     format.check(str(tmp_path / "none"), mark=True)
 
 
