@@ -256,7 +256,7 @@ def test_the_examples_of_the_documentation(lab: Lab) -> None:
         assert out[:2] == ["/home/alice/scratch/run\n"] * 2
         assert f'image = "{MINIMAL}"  # /home/alice/.edf/pytorch.toml:2' in out[2]
         assert out[3].splitlines() == [
-            "/home/alice/.edf/common.toml is valid, and says no image",
+            "/home/alice/.edf/common.toml is valid, but names no image",
             "/home/alice/.edf/pytorch.toml is valid",
         ]
     finally:
