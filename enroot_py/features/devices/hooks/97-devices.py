@@ -46,7 +46,7 @@ def plan(context: Context) -> Edits:
         known = specifications.names(kind)
         wanted = known if "all" in names and "all" not in known else names
         folders = specifications.add(edits, kind, wanted or names)
-        if missing := specifications.stale(kind, wanted):
+        if missing := specifications.missing_path(kind, wanted):
             from enroot_py.base import log
 
             log.warn(f"the CDI specification of {kind} is outdated: {missing} does not exist")
