@@ -222,7 +222,10 @@ class VendorPlan:
         return [devices[number] for number in ordered]
 
     def _is_number(self, device: Accelerator, number: str) -> bool:
-        """Check whether Slurm calls ``device`` ``number``: by its index, or before Slurm 21.08 by the number of its node."""
+        """Check whether ``number`` is Slurm's number of a device.
+
+        Slurm uses the index of the device, or before Slurm 21.08 the number of its node.
+        """
         if not number.isdecimal():
             return False
         if self.vendor.prefix == "renderD" and int(number) >= _FIRST_RENDER:

@@ -63,7 +63,7 @@ def is_of_libc(name: str) -> bool:
 
 
 class Want(Frozen):
-    """A request for libfabric, ucx or nccl, by the setting or annotation ``origin``. ``without`` tells how to drop it."""
+    """A request for libfabric, ucx or nccl by ``origin``. ``without`` is a hint how to start without it."""
 
     part: str
     origin: str

@@ -285,7 +285,7 @@ def _numbers(host: Host, path: str, prefix: str) -> list[int]:
 
 
 def _address(text: str) -> tuple[str, str]:
-    """Return the domain of a PCI address, without leading zeros, and the rest: nvidia-smi writes more zeros than /proc."""
+    """Split a PCI address after the domain. Strip the domain's leading zeros: nvidia-smi writes more than the kernel."""
     domain, _, rest = text.lower().partition(":")
     return domain.lstrip("0"), rest
 
