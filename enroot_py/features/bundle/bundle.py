@@ -105,7 +105,7 @@ class Bundle:
         })  # fmt: skip
 
     def _includes(self, setting: Setting) -> bool:
-        """Return whether to include a setting: only if the user or the site has set it, and no path on this node."""
+        """Return whether to include a setting: the user or the site has set it, and it is not a path on this node."""
         return self.everything and self.settings.origin(setting) != "default" and setting.kind != "path"
 
     def _runtime(self, source: str) -> bytes:

@@ -195,7 +195,7 @@ def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
 
 
 def _code(module: str) -> CodeType:
-    """Return the code of a module as import finds it, compiled if this is an installation."""
+    """Return the code of a module as import finds it: in an installation, the compiled code."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     code = spec.loader_state if isinstance(spec.loader_state, CodeType) else spec.loader.get_code(module)  # type: ignore[union-attr]

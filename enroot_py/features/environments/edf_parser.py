@@ -34,7 +34,7 @@ _MAX_FILES_OR_COMMAS = 100
 _MAX_REPARSED_CHARS = 1 << 20
 _SUFFIX = ".toml"
 
-# Each key: its type (a value, an array of strings, or a table of strings), an example, and its meaning.
+# Each key with its type, an example, and its meaning. Arrays and tables have strings as values.
 KEYS: dict[str, tuple[type, str, str]] = {
     "base_environment": (
         list,
@@ -153,7 +153,7 @@ def _unknown_annotation(name: str, entry: FileEntry) -> str:
 
 
 class _Reading:
-    """Reads one file and its bases. Relative paths start at the directory ``cwd``."""
+    """Read one file and its bases. Relative paths start at the directory ``cwd``."""
 
     def __init__(self, cwd: str, environ: Mapping[str, str]) -> None:
         self._cwd = cwd
@@ -324,7 +324,7 @@ def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line number of each key in valid TOML. For a long text, return only those of the first keys.
+    """Return the line number of each key in valid TOML. For a long text, return only the first lines.
 
     A statement ends with the first line that makes it valid TOML. The header of a table applies to the following lines.
     """

@@ -1,4 +1,4 @@
-"""Apply an environment file to ``penroot start``. Imported only if one is used."""
+"""Apply an environment file to ``penroot start``. A start without such a file does not import this module."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StartFile:
     def fit(self, container: Container, command: tuple[str, ...]) -> Container:
         """Apply the working directory and the entrypoint of the file to the container.
 
-        If there is no command and the file does not set ``entrypoint``, run the entrypoint: nothing else is to run.
+        If there is no command and the file does not set ``entrypoint``, run the entrypoint: there is nothing else to run.
         """
         workdir = self._file.last("workdir")
         if workdir:

@@ -63,7 +63,7 @@ def is_of_libc(name: str) -> bool:
 
 
 class Want(Frozen):
-    """A request for libfabric, ucx or nccl by ``origin``. ``without`` is a hint how to start without it."""
+    """A request for libfabric, ucx or nccl by ``origin``. ``without`` is a hint how to start without the part."""
 
     part: str
     origin: str

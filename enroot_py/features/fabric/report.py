@@ -127,7 +127,7 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
         annotation = f', or {_ANNOTATIONS[want.part]} = "true"' if want.part in _ANNOTATIONS else ""
         yield f"the host's {part.main[0].path} would fit: set ENROOT_FABRIC={want.part}{annotation}"
         return
-    conclusion = "the host's does not fit"
+    conclusion = "the host's library does not fit"
     if want.origin:
         conclusion += f", but {want.origin} requests it ({'error' if want.required else 'warning'})"
     yield from (f"{conclusion}: {reason}" for reason in fit.reasons)

@@ -13,7 +13,7 @@ class FabricSettings(FeatureTable):
     )
     fabric_path = Paths(
         "",
-        "directories with such libraries that the loader does not search; {variant} stands for the plugin's variant",
+        "additional directories to search for these libraries; {variant} stands for the plugin's variant",
     )
     fabric_unfit = Choice(
         "error",

@@ -205,7 +205,7 @@ class Policy:
         return Fulcio(ca[0], members["oidcIssuer"].text("oidcIssuer"), members["subjectEmail"].text("subjectEmail"))
 
     def _one_of(self, names: Iterable[str], members: Mapping[str, Node], where: str) -> tuple[KeySource, ...]:
-        """Return the keys under that one of ``names`` which is in ``members``, or none. Raises ConfigError for more."""
+        """Return the keys of the only member with one of these names, or none. Raises ConfigError for two members."""
         present = [name for name in names if name in members]
         if len(present) > 1:
             raise ConfigError(f"{where}: {' and '.join(present)} exclude each other", hint="write only one of them")

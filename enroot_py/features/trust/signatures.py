@@ -6,7 +6,7 @@ to the image and is in the list of referrers (in older registries: the tag ``sha
 bundles instead. A bundle signs an in-toto statement with a type prefix; the statement names only a digest.
 
 Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
-distribution specification, "Listing Referrers" and "Referrers Tag Schema". verify.py verifies.
+distribution specification, "Listing Referrers" and "Referrers Tag Schema". verify.py verifies the signatures.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class Evidence:
     index: bytes = b""
 
     def covers(self, digest: str) -> set[str]:
-        """Return the digests that a signature of a manifest can have: the manifest's, and that of an index with it."""
+        """Return the digests that cover a manifest if they are signed.
+
+        These are the digest of the manifest, and the digest of the index if it lists the manifest.
+        """
         return {digest, digests.of(self.index)} if self.index and digest in _listed(self.index) else {digest}
 
     def dumps(self) -> bytes:
