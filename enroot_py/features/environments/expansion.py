@@ -238,7 +238,7 @@ def _replaced(text: str, operator: str, pattern: str, word: str) -> str:
 def _pattern(parts: Text, lookup: Lookup, *, lazy: bool = False) -> str:
     """Convert a pattern of bash(1) to a regular expression.
 
-    ``*``, ``?`` and ``[…]`` are special in values of variables, too. With ``lazy``, ``*`` matches as little as possible.
+    ``*``, ``?`` and ``[…]`` are special also in values of variables. A ``lazy`` ``*`` matches as little as possible.
     """
     import re
 

@@ -285,7 +285,7 @@ def _numbers(host: Host, path: str, prefix: str) -> list[int]:
 
 
 def _address(text: str) -> tuple[str, str]:
-    """Split a PCI address into domain and rest. Strip leading zeros of the domain, as nvidia-smi writes more of them."""
+    """Split a PCI address into domain and rest. Strip the domain's leading zeros: nvidia-smi writes eight digits."""
     domain, _, rest = text.lower().partition(":")
     return domain.lstrip("0"), rest
 
