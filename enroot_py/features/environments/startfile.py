@@ -63,7 +63,7 @@ class StartFile:
     def fit(self, container: Container, command: tuple[str, ...]) -> Container:
         """Apply the working directory and the entrypoint of the file to the container.
 
-        Without a command, and if the file does not set ``entrypoint``, run the entrypoint: there is nothing else to run.
+        If there is no command and the file does not set ``entrypoint``, run the entrypoint: nothing else is left to run.
         """
         workdir = self._file.last("workdir")
         if workdir:
