@@ -63,7 +63,8 @@ class StartFile:
     def fit(self, container: Container, command: tuple[str, ...]) -> Container:
         """Apply the working directory and the entrypoint of the file to the container.
 
-        If there is no command and the file does not set ``entrypoint``, run the entrypoint: nothing else is left to run.
+        If there is no command and the file does not set ``entrypoint``, run the entrypoint, because nothing else is to
+        be run.
         """
         workdir = self._file.last("workdir")
         if workdir:
