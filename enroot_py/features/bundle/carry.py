@@ -221,9 +221,9 @@ def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File
         if path in programs.values() and interpreter(path) != loader:
             raise PenrootError(f"cannot bundle {path}: its loader is not that of {programs['python3']}, {loader}")
         for line in run.Program([loader, "--list", path], environ=environ).run().splitlines():
-            soname, arrow, place = line.strip().partition(" => ")
-            if arrow and place.startswith("/"):
-                libraries.setdefault(os.path.basename(soname), place.rpartition(" (")[0])
+            soname, arrow, location = line.strip().partition(" => ")
+            if arrow and location.startswith("/"):
+                libraries.setdefault(os.path.basename(soname), location.rpartition(" (")[0])
     for soname, path in sorted(libraries.items()):
         yield f"libraries/{soname}", _content(path), 0o755
     yield from ((f"loaders/{program}", f"../libraries/{name}".encode(), 0) for program in programs)

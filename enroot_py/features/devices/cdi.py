@@ -139,26 +139,26 @@ class Specifications:
                     hint=hint + (f"; invalid: {broken}" if broken else ""),
                 )
         folders: list[str] = []
-        for path, wanted in self._of(kind, names):
+        for path, specified in self._of(kind, names):
             try:
-                folders += self._edit(edits, wanted)
+                folders += self._edit(edits, specified)
             except _DAMAGE as e:
                 raise HookError(_invalid(path, e)) from e
         return folders
 
-    def _edit(self, edits: Edits, wanted: dict[str, Any]) -> list[str]:
-        for variable in wanted.get("env") or ():
+    def _edit(self, edits: Edits, specified: dict[str, Any]) -> list[str]:
+        for variable in specified.get("env") or ():
             name, equals, value = str(variable).partition("=")
             if not name or not equals:
                 raise ValueError(f"{variable!r} is not NAME=VALUE")
             # NVIDIA sets this only to turn off its legacy hook.
             if (name, value) != ("NVIDIA_VISIBLE_DEVICES", "void"):
                 edits.environ[name] = value
-        for node in wanted.get("deviceNodes") or ():
+        for node in specified.get("deviceNodes") or ():
             source = str(node.get("hostPath") or node["path"])
             if not edits.node(self.host, source, _container_path(node["path"])):
                 raise HookError(f"the CDI device node {source} does not exist on {os.uname().nodename}")
-        for mount in wanted.get("mounts") or ():
+        for mount in specified.get("mounts") or ():
             target, source = _container_path(mount["containerPath"]), str(mount["hostPath"])
             if mount.get("type") == "tmpfs":
                 edits.tmpfs.append(target)
@@ -167,10 +167,10 @@ class Specifications:
             else:
                 log.warn(f"CDI: cannot mount {source} on {target}: unsupported type {mount.get('type')}")
         folders: list[str] = []
-        for hook in wanted.get("hooks") or ():
+        for hook in specified.get("hooks") or ():
             folders += _hook(edits, [str(word) for word in hook.get("args") or ()], str(hook.get("path")))
         for key in ("netDevices", "intelRdt"):
-            if wanted.get(key):
+            if specified.get(key):
                 log.warn(f"CDI: {key} is ignored: it needs root")
         return folders
 

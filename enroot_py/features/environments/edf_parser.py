@@ -105,9 +105,11 @@ def check(environment: Environment) -> None:
     for entry in environment.entries:
         if entry.key in ("devices", "annotations", "workdir"):  # other code checks the other keys
             text = environment.value(entry)
-            form, what = _FORMS.get(entry.key, (_ANY_TEXT, ""))
-            if text and not environment.needs_job(text) and not form.fullmatch(text):
-                raise ConfigError(f"{entry.where}={text} is not {what}", hint=f"for example {KEYS[entry.key][1]}")
+            pattern, description = _FORMS.get(entry.key, (_ANY_TEXT, ""))
+            if text and not environment.needs_job(text) and not pattern.fullmatch(text):
+                raise ConfigError(
+                    f"{entry.where}={text} is not {description}", hint=f"for example {KEYS[entry.key][1]}"
+                )
     for name in _BOOLEAN_ANNOTATIONS:
         environment.annotation(name)
     if len(environment.dumps()) > CARRIED_BYTES:

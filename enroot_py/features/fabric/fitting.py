@@ -63,9 +63,9 @@ class ImageLibraries:
         self._first = [path for path in directories if path.startswith("/")][:_MAX_DIRECTORIES]
         self._cached: dict[str, list[str]] = {}
         self._copies: dict[str, list[ImageLibrary]] = {}
-        wanted = {name.encode("utf-8", "surrogateescape") for name in names}
+        encoded_names = {name.encode("utf-8", "surrogateescape") for name in names}
         try:
-            for flags, name, path in ldcache.find(context.read("/etc/ld.so.cache"), tuple(wanted)):
+            for flags, name, path in ldcache.find(context.read("/etc/ld.so.cache"), tuple(encoded_names)):
                 listed = self._cached.setdefault(name, [])
                 if flags & 0xFF00 and len(listed) < _MAX_COPIES:
                     listed.append(path)

@@ -113,10 +113,10 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
     names = _plugins(fitting.context) if want.part == "nccl" else [_MAIN[want.part]]
     image = next((copy for name in names for copy in fitting.image.copies(name) if copy.seen), None)
     if want.origin and not fit.reasons:
-        place = f"replaces the image's {image.path}" if image else "the image has none"
+        effect = f"replaces the image's {image.path}" if image else "the image has none"
         if image and want.part == "nccl":
-            place = f"added beside the image's {image.path}"
-        yield f"the host's {part.main[0].path}, {place}: requested by {want.origin}"
+            effect = f"added beside the image's {image.path}"
+        yield f"the host's {part.main[0].path}, {effect}: requested by {want.origin}"
         main = {library.name for library in part.main}
         if others := [each.name for each in fit.brought.values() if not each.folder and each.name not in main]:
             yield f"with its dependencies {', '.join(sorted(others))}"

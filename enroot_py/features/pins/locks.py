@@ -21,13 +21,13 @@ def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
     """Record the current digests in a lock file, or check that no tag has moved. Raises PenrootError."""
     path = os.path.realpath(file)  # replace the target of a symbolic link, not the link
     locked = _read(path, makes=bool(images) and not check)[1]
-    wanted = {str(lockfile.parse_tag(text)): text for text in images}
+    requested = {str(lockfile.parse_tag(text)): text for text in images}
     if check:
         for text in images:
             locked.pin(lockfile.parse_tag(text))
-        _check(locked, _resolve(locked, wanted))
+        _check(locked, _resolve(locked, requested))
         return
-    current = _resolve(locked, wanted)
+    current = _resolve(locked, requested)
     try:
         with waits.changing(path):
             text, locked = _read(path, makes=True)  # another process may have changed the file meanwhile
@@ -46,8 +46,8 @@ def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
     return text, lockfile.parse(path, text)
 
 
-def _resolve(locked: LockFile, wanted: dict[str, str]) -> _Digests:
-    """Resolve the ``wanted`` images and the lines without a digest. If no image is wanted, resolve all lines.
+def _resolve(locked: LockFile, requested: dict[str, str]) -> _Digests:
+    """Resolve the ``requested`` images and the lines without a digest. If no image is requested, resolve all lines.
 
     Raises PenrootError.
     """
@@ -55,9 +55,9 @@ def _resolve(locked: LockFile, wanted: dict[str, str]) -> _Digests:
     texts = {
         str(image.image): image.text
         for image in locked.images
-        if not wanted or not image.digest or str(image.image) in wanted
+        if not requested or not image.digest or str(image.image) in requested
     }
-    return {name: (text, _digest(lockfile.parse_tag(text), options)) for name, text in {**wanted, **texts}.items()}
+    return {name: (text, _digest(lockfile.parse_tag(text), options)) for name, text in {**requested, **texts}.items()}
 
 
 def _digest(image: Reference, options: Settings) -> str:

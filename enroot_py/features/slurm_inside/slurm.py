@@ -67,7 +67,7 @@ class _Directory:
         self._plugins: dict[str, str] = {}  # plugins of plugstack.conf: path on the node -> path in SLURM_DIRECTORY
 
     def fill(self, node: SlurmNode) -> None:
-        with self._mount_tmpfs() as here:
+        with self._mount_tmpfs() as tmpfs:
             for source, target in self._binds(node):
                 self._bind(source, target)
             for name in node.programs:
@@ -78,7 +78,7 @@ class _Directory:
             mode = 0o444 if node.conf.is_open else 0o400
             self._write("etc/slurm.conf", node.conf.changed(self._conf(node)), mode)
             self._write("etc/plugstack.conf", stack_text(self._stack(node)), mode)
-            linux.mount_setattr(here, "", linux.AT_EMPTY_PATH, linux.MOUNT_ATTR_RDONLY, 0, 0)
+            linux.mount_setattr(tmpfs, "", linux.AT_EMPTY_PATH, linux.MOUNT_ATTR_RDONLY, 0, 0)
 
     def _mount_tmpfs(self) -> Fd:
         """Mount the tmpfs.

@@ -107,9 +107,9 @@ class SlurmNode:
     def _find_libraries(self) -> list[str]:
         """Return the loader's directories in search order: ld.so.conf, the built-in ones, those of Slurm's prefix."""
         configured = _directories("/etc/ld.so.conf", 0)
-        beside = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
+        in_prefix = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
         usual = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
-        candidates = dict.fromkeys(map(os.path.realpath, (*configured, *usual, *beside)))
+        candidates = dict.fromkeys(map(os.path.realpath, (*configured, *usual, *in_prefix)))
         return [directory for directory in candidates if os.path.isdir(directory)]
 
     def _find_plugins(self) -> list[str]:

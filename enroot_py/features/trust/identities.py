@@ -123,7 +123,7 @@ class Identity:
     kind: str = "matchRepoDigestOrExact"
     words: tuple[str, ...] = ()
 
-    def wanted(self, image: DockerName) -> tuple[DockerName, bool]:
+    def required_name(self, image: DockerName) -> tuple[DockerName, bool]:
         """Return the name that a signature of ``image`` must have, and whether any tag is accepted."""
         if self.kind == "exactReference":
             return read(self.words[0]), False
@@ -138,15 +138,15 @@ class Identity:
         """Return whether a signature for the name ``signed``, or for no name, is valid for ``image``."""
         if signed is None or self.kind == "digestOnly":
             return self.kind == "digestOnly"
-        wanted, any_tag = self.wanted(image)
+        required_name, any_tag = self.required_name(image)
         if any_tag:
-            return signed.repository == wanted.repository
+            return signed.repository == required_name.repository
         # cosign signs a name without tag and digest. Such a name matches no tag.
-        return signed == wanted and bool(signed.tag or signed.digest)
+        return signed == required_name and bool(signed.tag or signed.digest)
 
     def describe(self, image: DockerName) -> str:
-        wanted, any_tag = self.wanted(image)
-        return wanted.repository if any_tag else str(wanted)
+        required_name, any_tag = self.required_name(image)
+        return required_name.repository if any_tag else str(required_name)
 
     def _remapped(self, repository: str) -> str:
         prefix, instead = map(canonical, self.words)

@@ -51,7 +51,7 @@ class Log:
         """
         if not signature.entry:
             raise Unproved(
-                "it has no entry of a transparency log with a signed timestamp: Rekor 1 makes one, but not Rekor 2"
+                "it has no entry of a transparency log with a signed timestamp, which Rekor 1 makes, but not Rekor 2"
             )
         try:
             entry = unique_json(signature.entry)

@@ -111,8 +111,8 @@ class Driver:
     def _vdpau(self) -> list[ldcache.Library]:
         """Return the VDPAU driver. Its directory, beside libnvcuvid, is not in the loader cache."""
         name = "libvdpau_nvidia.so.1"
-        beside = [(flags, path) for flags, soname, path in self.libraries if soname == "libnvcuvid.so.1"]
-        return [(flags, name, f"{os.path.dirname(path)}/vdpau/{name}") for flags, path in beside]
+        nvcuvid = [(flags, path) for flags, soname, path in self.libraries if soname == "libnvcuvid.so.1"]
+        return [(flags, name, f"{os.path.dirname(path)}/vdpau/{name}") for flags, path in nvcuvid]
 
     def _library(self, name: str) -> str:
         """Return the path of a 64-bit library on this machine, or ""."""
