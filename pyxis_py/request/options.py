@@ -435,7 +435,7 @@ def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tupl
     for option in _IN_FILES:
         entry = file.last(option.sets)
         text = file.value(entry, job) if entry else ""
-        if entry and (job is not None or not file.waits(text)):
+        if entry and (job is not None or not file.needs_job(text)):
             values[option.sets] = option.from_file(entry, text), entry.where
         elif entry and option.sets == "image":
             raise UsageError(

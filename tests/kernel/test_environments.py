@@ -133,7 +133,7 @@ def test_hooks_see_the_annotations(files: Files) -> None:
         ("mounts = ['/nowhere:/x']", "/nowhere"),
         ("workdir = '/nowhere'", "cannot enter the working directory /nowhere"),
         ("workdir = '/nowhere'", "/.edf/it.toml:2: workdir"),
-        ("workdir = 'nowhere'", "it.toml:2: workdir=nowhere is no absolute path"),
+        ("workdir = 'nowhere'", "it.toml:2: workdir=nowhere is not an absolute path"),
         ("mounts = ['a:/b']", "it.toml:2: mounts: the source 'a' is neither"),
         ("mounts = ['/usr:/b:rodent']", "it.toml:2: mounts"),
         ("env.A = '${NOTHING}'", "it.toml:2: A: the variable NOTHING is not set"),
@@ -187,7 +187,7 @@ def test_validate(files: Files) -> None:
     files.write("bad", 'image = "debian"\nvolumes = []\n')
     out = files.user.penroot("env", "validate", "good", "part", f"{files.directory}/good.toml").stdout
     good = f"{files.directory}/good.toml is valid\n"
-    assert out == f"{good}{files.directory}/part.toml is valid, and says no image\n{good}"
+    assert out == f"{good}{files.directory}/part.toml is valid, but names no image\n{good}"
     done = files.user.penroot("env", "validate", "bad", "good", status=1)
     assert done.stdout == good and "bad.toml:2: unknown key 'volumes'" in done.stderr
 

@@ -81,7 +81,7 @@ def test_check_says_what_has_moved(locks: Locks) -> None:
     text = locks.path.read_text()
     new = locks.push("lock/moves", 2)
     out = locks.lock("--check", "team.lock", status=1)
-    assert f"{host}#lock/moves:1 is {new}, and locked to {old}\n" in out and other not in out
+    assert f"{host}#lock/moves:1 is {new}, but locked to {old}\n" in out and other not in out
     assert f"[ERROR] {locks.path}: 1 of 2 tags moved\n[HINT] lock the current digests: penroot lock" in out
     assert locks.path.read_text() == text
     assert "no tag has moved" in locks.user.penroot("lock", "--check", "team.lock", f"{host}#lock/stays:1").stderr
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
     [
         (("none.lock",), "there is no lock file {home}/none.lock"),
         (("--check", "none.lock"), "there is no lock file {home}/none.lock"),
-        (("x.lock", "ubuntu@sha256:" + "a" * 64), "is a digest already"),
+        (("x.lock", "ubuntu@sha256:" + "a" * 64), "already has a digest"),
         (("x.lock", "oci:layout"), "oci:layout is no image of a registry"),
         (("x.lock", "Ubuntu"), "Ubuntu: bad image name"),
         (("x.lock", ""), "the value is empty"),
@@ -236,10 +236,10 @@ def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
         ("version 1\nubuntu = x\n", ":2: unexpected words after IMAGE DIGEST: x"),
         ("version 1\n/x.sqsh\n", ":2: /x.sqsh is no image of a registry"),
         ("version 1\n./x.sqsh\n", ":2: ./x.sqsh is no image of a registry"),
-        ("version 1\nubuntu\ndocker://ubuntu:latest\n", ":3: docker://ubuntu:latest is the image of line 2"),
-        ("version 1\nubuntu@sha256:" + "a" * 64 + "\n", ":2: ubuntu@sha256:" + "a" * 64 + " is a digest already"),
+        ("version 1\nubuntu\ndocker://ubuntu:latest\n", ":3: docker://ubuntu:latest is the same image as in line 2"),
+        ("version 1\nubuntu@sha256:" + "a" * 64 + "\n", ":2: ubuntu@sha256:" + "a" * 64 + " already has a digest"),
         ("version 1\n# \udcff\n", ":2: this is not UTF-8"),
-        ("version 1\n" + "#" * 50_000, " is larger than the 48 KiB"),
+        ("version 1\n" + "#" * 50_000, " is larger than 48 KiB"),
         ("version 1\n{image}\n", ":2: {image} has no digest yet"),
     ],
 )

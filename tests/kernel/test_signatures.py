@@ -368,7 +368,7 @@ def test_registries_d_can_switch_attachments_off(user: User, registry: Server, k
 
     path = user.write(f"{place}/here.yaml", sections(True, test=False))
     done = user.penroot("start", uri, "true", status=1)
-    assert "it has no signature" in done.stderr and f"{path}: no signatures are beside" in done.stderr
+    assert "it has no signature" in done.stderr and f"{path}: use-sigstore-attachments is false" in done.stderr
     user.write(
         f"{place}/other.yaml", json.dumps({"docker": {f"{registry.host}/test/good": {"lookaside": "file:///x"}}})
     )
@@ -378,7 +378,7 @@ def test_registries_d_can_switch_attachments_off(user: User, registry: Server, k
     user.run("rm", "-rf", str(user.home / "cache"))
     user.write(f"{place}/other.yaml", sections(True))
     said = user.penroot("start", uri, "true", status=1).stderr
-    assert f"{place}/other.yaml: default-docker is in" in said and "here.yaml, too" in said
+    assert f"{place}/other.yaml: default-docker is also in {path}" in said
 
 
 class Skopeo:

@@ -193,7 +193,7 @@ def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
         job = ("--export=HOME,PYXIS_ENVIRONMENT=own",)
         assert srun(lab, *job, *sh(INSIDE)) == "container\n"
         said = refused(lab, "--export=HOME,PYXIS_ENVIRONMENT=none", "true")
-        assert "there is no none.toml in /home/alice/.edf" in said and "the node n1 reads the file" in said
+        assert "there is no none.toml in /home/alice/.edf" in said and "the node n1 read the file itself" in said
     finally:
         lab.run("rm -rf .edf")
 
@@ -256,7 +256,7 @@ def test_the_examples_of_the_documentation(lab: Lab) -> None:
         assert out[:2] == ["/home/alice/scratch/run\n"] * 2
         assert f'image = "{MINIMAL}"  # /home/alice/.edf/pytorch.toml:2' in out[2]
         assert out[3].splitlines() == [
-            "/home/alice/.edf/common.toml is valid, and says no image",
+            "/home/alice/.edf/common.toml is valid, but names no image",
             "/home/alice/.edf/pytorch.toml is valid",
         ]
     finally:

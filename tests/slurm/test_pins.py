@@ -252,7 +252,8 @@ def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
         assert refused.returncode != 0 and "cannot be pinned: " in refused.stderr
         assert not lab.run(["squeue", "-h"]).stdout
         said = run_refused(lab, *words, "--container-pin=yes", "true")
-        assert "--container-pin: nobody has resolved" in said and "use --container-pin=no to let each node" in said
+        assert "--container-pin: neither sbatch nor srun has resolved" in said
+        assert "use --container-pin=no to let each node" in said
 
 
 @pytest.mark.parity("a registry that says nothing is not waited for")

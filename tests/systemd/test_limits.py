@@ -95,10 +95,10 @@ def test_job_keeps_its_processes(node: Node, image: str, manager: str) -> None:
     """A scope would take them out of the job's control group."""
     done = node.run("env", manager, "srun", "penroot", "start", LIMITS[0], image, "true", check=False)
     assert done.returncode != 0
-    assert "--memory: you may not make control groups" in done.stderr and "srun --mem" in done.stderr
+    assert "--memory: no permission to make control groups" in done.stderr and "srun --mem" in done.stderr
 
 
 def test_without_a_manager_there_are_no_limits(node: Node, image: str) -> None:
     done = node.run("env", "XDG_RUNTIME_DIR=/nowhere", "penroot", "start", LIMITS[1], image, "true", check=False)
     assert done.returncode != 0
-    assert "--cpus: you may not make control groups" in done.stderr and "enable-linger" in done.stderr
+    assert "--cpus: no permission to make control groups" in done.stderr and "enable-linger" in done.stderr

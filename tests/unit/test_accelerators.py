@@ -181,7 +181,7 @@ def test_variable_of_another_day_is_reported(
 ) -> None:
     edits = planned(amd, box, {"SLURM_STEP_GPUS": "1", "AMD_VISIBLE_DEVICES": "5"})
     assert renders(edits) == {1}
-    assert "AMD_VISIBLE_DEVICES=5 is ignored: the step has 1" in capsys.readouterr().err
+    assert "AMD_VISIBLE_DEVICES=5 is ignored: the devices of the step are 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost, capsys: pytest.Ca
     spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": {"mounts": mounts}}]}
     dgx.file("/etc/cdi/x.json", json.dumps(spec))
     edits, registry = Edits("test"), cdi.Specifications(Host(str(dgx.root)))
-    assert registry.stale("acme.com/x", ["a"]) == ""
+    assert registry.missing_path("acme.com/x", ["a"]) == ""
     registry.add(edits, "acme.com/x", ["a"])
     assert {path: bool(flags & linux.MOUNT_ATTR_RDONLY) for path, (_, flags) in edits.files.items()} == {
         "/a": True, "/b": False, "/c": False,

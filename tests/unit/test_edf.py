@@ -120,7 +120,12 @@ def test_file_overrides_its_bases(home: Home) -> None:
     [
         ('imgae = "a"', 1, "unknown key 'imgae'", "did you mean image?"),
         ('image = "a"\n\nvolumes = []', 3, "unknown key 'volumes'", "keys are base_environment, image"),
-        ('com.hooks.ssh.enabled = "true"', 1, "unknown key 'com'", "come below a line [annotations]"),
+        (
+            'com.hooks.ssh.enabled = "true"',
+            1,
+            "unknown key 'com'",
+            "put annotations such as com.… below a line [annotations]",
+        ),
         ("image = 3", 1, "image is not a string", 'image = "ubuntu:24.04"'),
         ('mounts = "/a:/b"', 1, "mounts is not an array of strings", 'mounts = ["/data:/data:ro"]'),
         ("devices = [1]", 1, "devices is not an array of strings", "devices = ["),
@@ -128,30 +133,35 @@ def test_file_overrides_its_bases(home: Home) -> None:
         ('env = "A=B"', 1, "env is not a table of strings", "[env]"),
         ("[[mounts]]\nsource = '/a'", 1, "mounts is not an array of strings", 'mounts = ["'),
         ("[env]\nDEBUG = false", 2, "DEBUG in env is not a string", 'write DEBUG = "false"'),
-        ('[env]\nmounts = ["/a:/b"]', 2, "mounts in env is not a string", "come before its first [table]"),
+        (
+            '[env]\nmounts = ["/a:/b"]',
+            2,
+            "mounts in env is not a string",
+            "put top-level keys such as mounts before the first [table]",
+        ),
         ('[env]\n"A-B" = "x"', 2, "A-B: 'A-B' is not the name of a variable", 'NAME = "VALUE"'),
         ("[annotations]\ncom.hooks.cxi.enabled = true", 2, "com.hooks.cxi.enabled in annotations", '"true"'),
-        ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML: a key or table comes once"),
-        ("[env]\nA = '1'\n[env]\nB = '2'", 3, "Cannot declare", "TOML: a key or table comes once"),
+        ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML: define each key and each table once"),
+        ("[env]\nA = '1'\n[env]\nB = '2'", 3, "Cannot declare", "TOML: define each key and each table once"),
         ('[annotations]\ncom.hooks.cxi.enabled = "1"', 2, "com.hooks.cxi.enabled=1: neither true", '"true"'),
-        ("env = {A = '1', A = '2'}", 1, "Duplicate inline table key", "TOML: a key or table comes once"),
+        ("env = {A = '1', A = '2'}", 1, "Duplicate inline table key", "TOML: define each key and each table once"),
         ('image = "a\0b"', 1, "Illegal character", "TOML"),
-        ('workdir = "work"', 1, "workdir=work is no absolute path", 'workdir = "/work"'),
-        ('devices = ["/etc/passwd"]', 1, "devices=/etc/passwd is no path in /dev", "nvidia.com/gpu=all"),
+        ('workdir = "work"', 1, "workdir=work is not an absolute path", 'workdir = "/work"'),
+        ('devices = ["/etc/passwd"]', 1, "devices=/etc/passwd is not a path in /dev", "nvidia.com/gpu=all"),
         ('[annotations]\ncom.pyxis.slurm = "yes"', 2, "com.pyxis.slurm=yes: neither true nor false", '"true"'),
         ("image = 'a'\nmounts = [\n'/a'", 3, "", "TOML"),
         ("image = ubuntu", 1, "Invalid value", "in double quotes"),
-        ('image = "a" "b"', 1, "Expected newline", "nothing is behind a value"),
+        ('image = "a" "b"', 1, "Expected newline", "only a comment after a value"),
         ("[env\nA = '1'", 1, "Expected ']'", "TOML"),
-        ('workdir = "$NONE"', 1, "workdir: the variable NONE is not set", "write ${NONE:-} for nothing"),
+        ('workdir = "$NONE"', 1, "workdir: the variable NONE is not set", "write ${NONE:-} for an empty value"),
         ('workdir = "${SCRATCH"', 1, "workdir: ${SCRATCH is no variable", "write ${NAME}"),
         ('[env]\nA = "${A!B}"', 2, "A: ${A!B} is no variable", "write ${NAME}"),
         ('[env]\nA = "${!A}"', 2, "A: ${!A} is no variable", "write ${NAME}"),
         ('[annotations]\na = "${NONE:?set it}"', 2, "a: NONE: set it", "export NONE"),
         ('[annotations]\na = "${USER:x}"', 2, "a: ${USER:x}: offset and length are not numbers", "write ${NAME:2:3}"),
-        ('devices = ["${NONE}"]', 1, "devices: the variable NONE is not set", "write ${NONE:-} for nothing"),
+        ('devices = ["${NONE}"]', 1, "devices: the variable NONE is not set", "write ${NONE:-} for an empty value"),
         ('[annotations]\nx = "${NONE}"', 2, "x: the variable NONE is not set", "export it"),
-        ('[env]\nA = "a\\u0000b"', 2, "A: it contains a NUL", "take \\u0000 out"),
+        ('[env]\nA = "a\\u0000b"', 2, "A: it contains a NUL", "remove \\u0000"),
         (b'image = "a"\n# \xff\n', 2, "this is not UTF-8", "save it as UTF-8"),
     ],
 )
@@ -168,7 +178,7 @@ def test_comma_that_toml_forbids_is_reported(home: Home, capfd: pytest.CaptureFi
     assert home.said(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
     assert capfd.readouterr().err.count("ignoring the comma at the end") == 2
     assert home.said('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
-    assert "it.toml:3: workdir sets a variable here" in capfd.readouterr().err
+    assert "it.toml:3: workdir is a variable here" in capfd.readouterr().err
 
 
 @pytest.mark.parity("EDF_PATH")
@@ -196,14 +206,14 @@ def test_paths_where_files_are_found(home: Home) -> None:
     [
         ("ubunto", {}, "there is no ubunto.toml in HOME/.edf", "did you mean ubuntu?"),
         ("here", {}, "there is no here.toml in HOME/.edf", "it may be ./here.toml"),
-        ("there", {}, "there is no there.toml in HOME/.edf", "set EDF_PATH to other directories"),
+        ("there", {}, "there is no there.toml in HOME/.edf", "set EDF_PATH to the directory of the file"),
         ("./here", {}, "there is no file HOME/here", "it may be ./here.toml"),
-        ("/none.toml", {}, "there is no file /none.toml", "a name is looked for in EDF_PATH"),
+        ("/none.toml", {}, "there is no file /none.toml", "to search EDF_PATH, use a name without a /"),
         ("loop", {}, "cannot read HOME/.edf/loop.toml: Too many levels of symbolic links", "make the file readable"),
         ("./loop", {}, "cannot read HOME/loop: No such file", "make the file readable"),
         (f"./{'long' * 100}", {}, "File name too long", "make the file readable"),
         ("./mem", {}, "cannot read HOME/mem: Input/output error", "make the file readable"),
-        ("~/x.toml", {}, "no shell has replaced the ~", "write the path out"),
+        ("~/x.toml", {}, "no shell has replaced the ~", "write the full path"),
         ("x", {"EDF_PATH": "edf"}, "EDF_PATH: edf is not an absolute path", "EDF_PATH=$PWD/edf"),
         ("x", {"EDF_PATH": "/no:/where"}, "in /no, /where", ""),
         (".", {}, "Is a directory", ""),
@@ -341,21 +351,21 @@ def test_missing_hooks_are_reported_together(home: Home) -> None:
         'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nnone.enabled = "false"\nssh.enabled = "true"\n'
         'ssh.port = "1"\n[annotations.com.other]\nthing.enabled = "true"'
     )
-    line = edf_parser.lacking(file)
+    line = edf_parser.annotation_warning(file)
     assert line.count("com.hooks.") == 2 and "com.hooks.mps (" in line and "it.toml:5" in line
-    assert not edf_parser.lacking(home.said('image = "a"'))
+    assert not edf_parser.annotation_warning(home.said('image = "a"'))
 
 
 def test_libraries_of_cscs_that_are_no_hosts_are_named(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.hooks.netstack.source = "{}"\ncom.hooks.netstack.version = "latest"\n'
-    assert "com.hooks.netstack (" in edf_parser.lacking(home.said(text.format("artifact")))
-    assert edf_parser.lacking(home.said(text.format("host"))) == ""
-    assert "it.toml:1)" in edf_parser.lacking(home.said('annotations.com.hooks.netstack.name = "default"\n'))
+    assert "com.hooks.netstack (" in edf_parser.annotation_warning(home.said(text.format("artifact")))
+    assert edf_parser.annotation_warning(home.said(text.format("host"))) == ""
+    assert "it.toml:1)" in edf_parser.annotation_warning(home.said('annotations.com.hooks.netstack.name = "default"\n'))
 
 
 def test_misspelt_annotations_of_ours_are_reported(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.pyxis.slrum = "true"\ncom.hooks.cxi.enable = "true"\norg.site.x = "1"\n'
-    line = edf_parser.lacking(home.said(text))
+    line = edf_parser.annotation_warning(home.said(text))
     assert "com.pyxis.slrum" in line and "did you mean com.pyxis.slurm?" in line and "it.toml:3" in line
     assert "com.hooks.cxi.enable " in line and "did you mean com.hooks.cxi.enabled?" in line and "org.site" not in line
 

@@ -187,7 +187,7 @@ def test_node_without_a_carried_file_reads_it_itself(tmp_path: Path) -> None:
     gone = with_file(tmp_path, 'image = "a"', ("environ", "HOME=/nowhere"), verb="step")
     with pytest.raises(UsageError, match=r"there is no it\.toml in /nowhere/\.edf") as caught:
         options.parse(gone.options, gone.environ, gone.cwd, gone.describe)
-    assert "the node n1 reads the file" in caught.value.hint
+    assert "the node n1 read the file itself" in caught.value.hint
 
 
 def test_missing_hooks_are_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

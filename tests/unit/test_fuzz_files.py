@@ -63,7 +63,7 @@ def read(tmp_path: Path) -> dict[str, Callable[[str], object]]:
         (place / "it.toml").write_text(text, errors="surrogateescape")
         file = edf_parser.read("it", "--environment=it", str(tmp_path), environ)
         edf_parser.check(file)
-        edf_parser.lacking(file)
+        edf_parser.annotation_warning(file)
         for form in ("toml", "json"):
             environments.shown(file, form)
         assert edf.loads(file.dumps()) == file

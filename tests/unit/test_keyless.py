@@ -57,7 +57,7 @@ def requirement(**changes: Any) -> Requirement:
 
 
 def refusal(signature: Signature, required: Requirement | None = None) -> str:
-    return verify.met(required or requirement(), IMAGE, {DIGEST}, [signature])
+    return verify.refusal(required or requirement(), IMAGE, {DIGEST}, [signature])
 
 
 def replaced(signature: Signature, **parts: Any) -> Signature:

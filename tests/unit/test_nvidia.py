@@ -375,7 +375,7 @@ def test_stale_variable_is_reported(
     err = capsys.readouterr().err
     assert f"NVIDIA_VISIBLE_DEVICES={visible}" in err
     assert said in err
-    assert "the step has 2,3" in err
+    assert "the GPUs of the step are 2,3" in err
 
 
 def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> None:

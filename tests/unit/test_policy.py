@@ -337,13 +337,13 @@ def test_identity_of_fulcio_is_read_with_its_log() -> None:
     [
         ({"fulcio": FULCIO}, "fulcio needs the key of a transparency log"),
         ({"fulcio": FULCIO, "keyPath": "/x", **REKOR}, "sigstoreSigned has keyPath and fulcio"),
-        ({"fulcio": {**FULCIO, "caData": "eA=="}, **REKOR}, "caPath and caData are both there"),
+        ({"fulcio": {**FULCIO, "caData": "eA=="}, **REKOR}, "caPath and caData exclude each other"),
         ({"fulcio": {key: FULCIO[key] for key in ("caPath", "oidcIssuer")}, **REKOR}, "fulcio needs subjectEmail"),
         ({"fulcio": {key: FULCIO[key] for key in ("oidcIssuer", "subjectEmail")}, **REKOR}, "fulcio needs caPath"),
         ({"fulcio": {**FULCIO, "subjectEmail": ""}, **REKOR}, "subjectEmail must be a non-empty string"),
         ({"fulcio": {**FULCIO, "subject": "me"}, **REKOR}, "unknown key 'subject'"),
         ({"fulcio": [], **REKOR}, "fulcio must be an object"),
-        ({"keyPath": "/x", **REKOR, "rekorPublicKeyData": "eA=="}, "are both there"),
+        ({"keyPath": "/x", **REKOR, "rekorPublicKeyData": "eA=="}, "exclude each other"),
         ({"keyPath": "/x", "rekorPublicKeyDatas": []}, "must be a non-empty array"),
     ],
 )

@@ -41,7 +41,7 @@ def signed(signer: Signer, reference: str = "reg.site/box:1", of: str = D) -> Si
 def refusal(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestOrExact") -> str:
     identity_ = identities.Identity(identity)
     requirement = Requirement("sigstoreSigned", "P:1", tuple(source(key) for key in keys), identity_)
-    return verify.met(requirement, IMAGE, {D}, there)
+    return verify.refusal(requirement, IMAGE, {D}, there)
 
 
 @pytest.mark.parity("cosign's signatures by key")

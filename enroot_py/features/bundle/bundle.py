@@ -1,8 +1,8 @@
 """``penroot bundle``: pack an image and everything needed to run it into one executable file.
 
 The file consists of a shell script, a tar.gz with Python and its modules (carry.py), and the unchanged squashfs image.
-The script, header.sh, unpacks the tar.gz and runs bundled.py. The host needs sh, mkdir, tar and gzip, and sha256sum for
-a checksum. The image is mounted from the file if the host has /dev/fuse, else it is unpacked.
+The script, header.sh, unpacks the tar.gz and runs bundled.py. The host needs sh, mkdir, tar and gzip, and sha256sum if
+the bundle has a checksum. The image is mounted from the file if the host has /dev/fuse, else it is unpacked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONVERTED = "zstd"
 _ALIGNMENT_BYTES = 4096  # alignment of the image, so that a loop device can serve the image too
 _BLOCK_BYTES = 1 << 20
 _DIRECTORIES = ("environ.d", "mounts.d", "hooks.d")
-_LISTED = re.compile(r"-\S+ \d+/\d+ +(\d+) ")  # a regular file of unsquashfs -lln: mode, owner, size
+_LISTED = re.compile(r"-\S+ \d+/\d+ +(\d+) ")  # a regular file in the output of unsquashfs -lln: mode, owner, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Bundle:
     everything: bool = False  # include the user's configuration and ENROOT_* variables
     checksum: bool = False
     description: str = ""
-    target: str | None = None  # directory for --keep, which expands ${VAR}; default: the bundle's name
+    target: str | None = None  # directory for --keep; the bundle expands ${VAR} in it; default: the bundle's name
 
     @property
     def path(self) -> str:
@@ -105,7 +105,7 @@ class Bundle:
         })  # fmt: skip
 
     def _includes(self, setting: Setting) -> bool:
-        """Check whether to include a setting: only settings of the user or the site that are not paths on this node."""
+        """Return whether to include a setting: the user or the site has set it, and it is not a path on this node."""
         return self.everything and self.settings.origin(setting) != "default" and setting.kind != "path"
 
     def _runtime(self, source: str) -> bytes:
@@ -124,12 +124,12 @@ class Bundle:
 
     def _configuration(self) -> Iterator[tuple[str, str]]:
         """Yield the name in the bundle and the path of each file of environ.d, mounts.d and hooks.d."""
-        places = {"system": sysconf_path(), **({"user": self.settings.config_path} if self.everything else {})}
-        for place, directory in places.items():
+        directories = {"system": sysconf_path(), **({"user": self.settings.config_path} if self.everything else {})}
+        for owner, directory in directories.items():
             for kind in _DIRECTORIES:
                 for name in files.names(f"{directory}/{kind}"):
                     if not name.startswith("."):
-                        yield f"etc/{place}/{kind}/{name}", f"{directory}/{kind}/{name}"
+                        yield f"etc/{owner}/{kind}/{name}", f"{directory}/{kind}/{name}"
 
     def _header(self, checksum: str = "", offset: int = 0) -> bytes:
         """Return the shell script. Its length does not depend on the arguments."""

@@ -1,8 +1,8 @@
 """Run a bundle: parse its options and start its image as ``penroot start`` does.
 
-header.sh unpacks this Python into a directory and calls run(). When the container's program begins, everything needed
-from the directory is in memory or mounted, so the directory is removed first. If the image has to be unpacked there, a
-process outside the container waits for the container's end and then removes the directory.
+header.sh unpacks this Python into a directory and calls run(). run() removes the directory before the container's
+program begins, because everything needed from it is then in memory or mounted. If the image had to be unpacked there, a
+process outside the container removes the directory after the end of the container.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from enroot_py.store import squashfs
 
 ABOUT = "about"  # metadata from `penroot bundle`
 PREFIX = "penroot-bundle."
-_LIVE = "live"  # this file is open for writing while the directory is in use
+_LIVE = "live"  # a file that is open for writing while the directory is in use
 _SCRATCH = "runtime"
 _STARTING_S, _ABANDONED_S = 60, 3600
 _SHOW_PROGRESS_BYTES = 64 << 20
@@ -72,15 +72,18 @@ def run(words: list[str]) -> int:
     for name in ("LD_PRELOAD", "LD_AUDIT"):  # header.sh renamed them: they are not for the bundle's Python
         if (value := os.environ.pop(f"PENROOT_{name}", None)) is not None:
             os.environ[name] = value
-    place = WorkDirectory(carried.directory, int(live or -1))
+    work = WorkDirectory(carried.directory, int(live or -1))
     try:
-        return Bundled(path, int(offset), checksum, place).run(words)
+        return Bundled(path, int(offset), checksum, work).run(words)
     finally:
-        place.remove()
+        work.remove()
 
 
 class WorkDirectory:
-    """The directory that header.sh unpacked into. This process removes it; if killed, a later run does."""
+    """The directory that header.sh unpacked into.
+
+    This process removes the directory. If this process is killed, a later run of a bundle removes it.
+    """
 
     def __init__(self, path: str, live: int) -> None:
         parent, self._name = os.path.split(path)
@@ -100,7 +103,7 @@ class WorkDirectory:
         os.kill(os.getpid(), number)
 
     def remove(self) -> None:
-        """Remove the directory, unless another process will. This works inside the container too."""
+        """Remove the directory, unless another process will remove it. This also works inside the container."""
         if self._outlives:
             return
         try:
@@ -122,9 +125,10 @@ class WorkDirectory:
                     log.warn(f"cannot delete {name}, left by a killed bundle: {e.strerror}")
 
     def outlive(self) -> None:
-        """Fork, and continue in the child. The parent waits for it, removes the directory and exits with its status.
+        """Fork, and continue in the child. The parent waits for the child, then removes the directory.
 
-        If the parent is killed, a watcher process kills the child and removes the directory.
+        The parent exits with the child's status. If the parent is killed, a watcher process kills the child and removes
+        the directory.
         """
         child = supervise.fork()
         if not child:
@@ -174,9 +178,10 @@ def _remove(parent: int, name: str) -> None:
 
 
 def _is_abandoned(parent: int, name: str) -> bool:
-    """Check whether no process uses this user's directory ``name``: none has its live file open for writing.
+    """Return whether no process uses this user's directory ``name``: none has the file ``live`` open for writing.
 
-    A read lease, fcntl(2), finds this out across PID namespaces. Without lease support or live file, the age decides.
+    Only then does fcntl(2) grant a read lease, also across PID namespaces. Without lease support, or without the file,
+    the age of the directory decides.
     """
     from fcntl import F_RDLCK, F_SETLEASE, fcntl
     from time import time
@@ -233,17 +238,17 @@ def parse(words: list[str]) -> BundleOptions:
 class Bundled:
     """The bundle at ``path``, with the image at ``offset``. ``checksum``, if not "", covers all but the header."""
 
-    def __init__(self, path: str, offset: int, checksum: str, place: WorkDirectory) -> None:
+    def __init__(self, path: str, offset: int, checksum: str, work: WorkDirectory) -> None:
         self.path = path
         self.offset = offset
         self.checksum = checksum
-        self.place = place
-        with open(f"{place.path}/{ABOUT}", "rb") as f:
+        self.work = work
+        with open(f"{work.path}/{ABOUT}", "rb") as f:
             self.about = loads(f.read())
 
     def run(self, words: list[str]) -> int:
         """Carry out a command line. Returns the exit status unless a container starts. Raises PenrootError."""
-        self.place.sweep()
+        self.work.sweep()
         try:
             options = parse(words)
         except UsageError as e:  # usage on stdout and exit status 0, as in enroot's bundles
@@ -311,13 +316,13 @@ class Bundled:
     def _mount_overlay(self) -> None:
         _enter()
         for name in ("lower", "upper", "work"):
-            os.mkdir(f"{self.place.path}/{name}")
-        rootfs.mount_scratch(self.place.path + "/lower")
-        scratch = self.place.path + "/lower"
+            os.mkdir(f"{self.work.path}/{name}")
+        rootfs.mount_scratch(self.work.path + "/lower")
+        scratch = self.work.path + "/lower"
         os.close(rootfs.overlay((f"{scratch}/lower",), f"{scratch}/upper", f"{scratch}/work", ["userxattr"]))
 
     def _start(self, options: BundleOptions) -> None:
-        """Become the program of the container. Raises PenrootError."""
+        """Start the container: this process becomes its program. Raises PenrootError."""
         for path in (*options.conf, *options.rc):
             if not os.access(path, os.R_OK):
                 raise ConfigError(f"cannot read {path}")
@@ -327,9 +332,9 @@ class Bundled:
                 raise UsageError(f"--env {name}: the shell does not export a variable of this name", hint=hint)
         for name, value in self.about["settings"].items():
             os.environ.setdefault(name, value)
-        os.environ["ENROOT_SYSCONF_PATH"] = self.place.path + "/etc/system"
-        os.environ["ENROOT_CONFIG_PATH"] = self.place.path + "/etc/user"
-        os.environ["ENROOT_RUNTIME_PATH"] = f"{self.place.path}/{_SCRATCH}"
+        os.environ["ENROOT_SYSCONF_PATH"] = self.work.path + "/etc/system"
+        os.environ["ENROOT_CONFIG_PATH"] = self.work.path + "/etc/user"
+        os.environ["ENROOT_RUNTIME_PATH"] = f"{self.work.path}/{_SCRATCH}"
         settings = start.read_settings(options, batch=False)
         superuser = namespaces.privileged(settings)
         for text in options.mounts:
@@ -338,7 +343,7 @@ class Bundled:
         source = self._source(settings, options)
         with Operation("start", settings):
             container = start.entered(source, settings, options)
-        self.place.remove()
+        self.work.remove()
         start.execute(container, settings, options.command, superuser=superuser)
 
     def _source(self, settings: Settings, options: BundleOptions) -> Source:
@@ -347,15 +352,15 @@ class Bundled:
         if options.actions & {"keep", "extract"}:
             target = self._keep(settings, quiet=quiet)
             if "extract" in options.actions:
-                self.place.remove()
+                self.work.remove()
                 sys.exit()
             return Source(os.path.basename(target), directory=target)
         if carried.installed("squashfuse_ll", "squashfuse") and _succeeds(_mount_fuse):
             source = Source(self.path, image=self.path)
             source.offset = self.offset
             return source
-        directory = self.place.path + "/rootfs"
-        self.place.outlive()
+        directory = self.work.path + "/rootfs"
+        self.work.outlive()
         self._unpack(directory, settings, quiet=quiet)
         return Source("rootfs", directory=directory)
 
@@ -386,8 +391,8 @@ class Bundled:
         from enroot_py.store import unsquashfs
 
         os.makedirs(directory, 0o755, exist_ok=True)
-        place = os.statvfs(directory)
-        free, needed = place.f_bavail * place.f_frsize, self.about["size"]
+        state = os.statvfs(directory)
+        free, needed = state.f_bavail * state.f_frsize, self.about["size"]
         if free < needed:
             sizes = f"{needed >> 20} MiB are needed, {free >> 20} MiB are free"
             hint = "set ENROOT_TEMP_PATH to another directory"
@@ -413,8 +418,8 @@ def _show_progress(directory: str, free: int, needed: int) -> int:
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
         while True:
-            place = os.statvfs(directory)
-            done = (free - place.f_bavail * place.f_frsize) * 100 // needed
+            state = os.statvfs(directory)
+            done = (free - state.f_bavail * state.f_frsize) * 100 // needed
             log.rewrite(f"Extracting {min(max(done, 0), 99)}%")
             sleep(0.1)
     finally:

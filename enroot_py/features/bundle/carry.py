@@ -1,11 +1,11 @@
 """Collect the Python and the programs of a bundle: files of this node, by their paths in the bundle.
 
     programs/   python3, unsquashfs, squashfuse
-    loaders/    for each program a link to the loader, which starts it: base/carried.py
+    loaders/    for each program, a link to the loader that starts it: base/carried.py
     libraries/  the loader and the shared libraries
-    lib/        modules of the standard library that every start imports; Python finds it beside programs/
+    lib/        modules of the standard library that every start imports; Python finds lib/ beside programs/
     penroot/    penroot's modules, hooks and helper programs
-    rest.zip    other modules that a start can import, compressed: unpacking takes most of a bundle's time
+    rest.zip    other modules that a start can import, compressed, as unpacking takes most of a bundle's time
 
 A module is included if a start can import it. Modules are bytecode without source, so a run compiles nothing.
 """
@@ -35,14 +35,14 @@ from enroot_py.runtime import hooks
 ABOUT = "about"
 ENTRANCE = ("enroot_py.main", "enroot_py.features.bundle.bundled")
 REST = "rest.zip"
-# Programs that hooks call, by implementing module.
+# Programs that hooks call, by the module that implements them.
 HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
 # A start imports a feature's modules of these names.
 _SOCKETS = {"settings", "outside", "start", "recorder"}
-_ROOMS = ("base", "config", "runtime", "features")  # their functions import modules too
+_LAZY_PACKAGES = ("base", "config", "runtime", "features")  # packages whose functions also import modules
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # imported by Python itself
 _OMITTED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # optional for Python, with large libraries
 _FOR_SITE_HOOKS = ("pwd", "grp", "fcntl", "json", "re", "subprocess")
@@ -70,11 +70,11 @@ exec "$top/loaders/python3" --library-path "$top/libraries" "$top/programs/pytho
 from {module} import main; main()' "$top" "$0" "$@"
 """
 
-File = tuple[str, bytes, int]  # a path in the bundle, content and mode; mode 0 makes a link to the content
+File = tuple[str, bytes, int]  # path in the bundle, content, mode; with mode 0, a symbolic link to the content
 
 
 def files(site_hooks: Iterable[str]) -> Iterator[File]:
-    """Yield the files for a start with ``site_hooks``, paths of Python hooks. Raises PenrootError."""
+    """Yield the files for a start. ``site_hooks`` are paths of Python hooks. Raises PenrootError."""
     programs = _programs()
     modules = _modules(site_hooks)
     for name, path in programs.items():
@@ -87,16 +87,16 @@ def files(site_hooks: Iterable[str]) -> Iterator[File]:
     always = {name.partition(".")[0] for name in (*_loaded({*ENTRANCE}), *_BY_NAME)} | {"os"}
     rest = {}
     for name, path in modules.items():
-        real, above, place = os.path.realpath(path), top, stdlib
+        real, target, root = os.path.realpath(path), top, stdlib
         if not real.startswith(stdlib + "/"):
-            places = (pack.MODULES, LIBRARY, *sys.path)
-            place = max((place for place in places if path.startswith(place.rstrip("/") + "/")), key=len)
-            real, above = path, "penroot"
-        inner = os.path.relpath(real, place)
+            roots = (pack.MODULES, LIBRARY, *sys.path)
+            root = max((root for root in roots if path.startswith(root.rstrip("/") + "/")), key=len)
+            real, target = path, "penroot"
+        inner = os.path.relpath(real, root)
         if path in extensions:
-            yield f"{above}/{inner}", _content(path), 0o755
+            yield f"{target}/{inner}", _content(path), 0o755
         elif name.partition(".")[0] in always:
-            yield f"{above}/{inner}c", _bytecode(_code(name)), 0o644
+            yield f"{target}/{inner}c", _bytecode(_code(name)), 0o644
         else:
             rest[inner + "c"] = _bytecode(_code(name))
     yield REST, _zip(rest), 0o644
@@ -133,7 +133,7 @@ def _modules(site_hooks: Iterable[str]) -> dict[str, str]:
         if pending:
             name = pending.pop()
             source = _source(name)
-            everything = name.split(".")[1] in _ROOMS or name in (ENTRANCE[1], *HELPERS)
+            everything = name.split(".")[1] in _LAZY_PACKAGES or name in (ENTRANCE[1], *HELPERS)
         else:
             source, everything = _content(sources.pop()), True
         for module in _imported(source, everything=everything):
@@ -173,7 +173,7 @@ def _source(module: str) -> bytes:
 
 
 def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
-    """Yield the modules that a source imports at load time, with ``everything`` also those in its functions."""
+    """Yield the modules that a source imports at load time. With ``everything``, also yield imports of functions."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -195,7 +195,7 @@ def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
 
 
 def _code(module: str) -> CodeType:
-    """Return the code of a module as import finds it, compiled if this is an installation."""
+    """Return the code of a module as import finds it: in an installation, the compiled code."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     code = spec.loader_state if isinstance(spec.loader_state, CodeType) else spec.loader.get_code(module)  # type: ignore[union-attr]
@@ -221,29 +221,37 @@ def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File
         if path in programs.values() and interpreter(path) != loader:
             raise PenrootError(f"cannot bundle {path}: its loader is not that of {programs['python3']}, {loader}")
         for line in run.Program([loader, "--list", path], environ=environ).run().splitlines():
-            soname, arrow, place = line.strip().partition(" => ")
-            if arrow and place.startswith("/"):
-                libraries.setdefault(os.path.basename(soname), place.rpartition(" (")[0])
+            soname, arrow, location = line.strip().partition(" => ")
+            if arrow and location.startswith("/"):
+                libraries.setdefault(os.path.basename(soname), location.rpartition(" (")[0])
     for soname, path in sorted(libraries.items()):
         yield f"libraries/{soname}", _content(path), 0o755
     yield from ((f"loaders/{program}", f"../libraries/{name}".encode(), 0) for program in programs)
 
 
 def _own_hooks() -> list[str]:
-    return [f"{place}/{name}" for place in hooks.OURS for name in configuration.names(place) if name.endswith(".py")]
+    return [
+        f"{directory}/{name}"
+        for directory in hooks.OURS
+        for name in configuration.names(directory)
+        if name.endswith(".py")
+    ]
 
 
 def _hooks() -> Iterator[File]:
-    """Yield penroot's hooks with source: names such as 10-home need it, as Python finds bytecode only beside source."""
+    """Yield penroot's hooks, as source and bytecode.
+
+    For names such as 10-home, Python finds the bytecode only beside the source.
+    """
     standard = "enroot_py/standard_hooks"
     for name in ("common.sh", "driver.sh", "originals.b2sum"):
         yield f"penroot/{standard}/{name}", _content(f"{hooks.STANDARD}/{name}"), 0o644
     for path in _own_hooks():
         directory, name = os.path.split(path)
-        place = standard if directory == hooks.STANDARD else os.path.relpath(directory, LIBRARY)
-        yield f"penroot/{place}/{name}", _content(path), 0o644
+        target = standard if directory == hooks.STANDARD else os.path.relpath(directory, LIBRARY)
+        yield f"penroot/{target}/{name}", _content(path), 0o644
         cached = os.path.basename(importlib.util.cache_from_source(path))
-        yield f"penroot/{place}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
+        yield f"penroot/{target}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
 
 
 def _helpers() -> Iterator[File]:

@@ -14,8 +14,8 @@ for program in tar gzip mkdir ${checksum:+sha256sum}; do
     command -v "$program" >/dev/null ||
         fail "$program is not installed: this bundle needs /bin/sh, tar, gzip, mkdir${checksum:+ and sha256sum}"
 done
-here=$(uname -m 2>/dev/null) || IFS= read -r here 2>/dev/null </proc/sys/kernel/arch || here=$machine
-[ "$here" = "$machine" ] || fail "this bundle is for $machine, but this host is $here" "create it there: penroot bundle IMAGE"
+host_machine=$(uname -m 2>/dev/null) || IFS= read -r host_machine 2>/dev/null </proc/sys/kernel/arch || host_machine=$machine
+[ "$host_machine" = "$machine" ] || fail "this bundle is for $machine, but this host is $host_machine" "create a bundle on such a host: penroot bundle IMAGE"
 case $0 in
 /*) self=$0 ;;
 *) self=$PWD/$0 ;;
@@ -25,7 +25,7 @@ IFS= read -r id </proc/sys/kernel/random/uuid || fail "/proc is not mounted"
 [ ! -d /proc/self/fd/0 ] || exec </dev/null # Python refuses a directory
 hint='set ENROOT_TEMP_PATH to a directory that you own'
 
-# The directory is removed here, or by a later run. Its file "live" is open for writing while it is in use.
+# This run or a later run removes the directory. Its file "live" is open for writing while it is in use.
 work='' live=''
 clean() {
     [ -z "$work" ] || ! command -v rm >/dev/null || rm -rf "$work" 2>/dev/null || :

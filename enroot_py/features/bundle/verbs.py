@@ -28,7 +28,7 @@ def bundle(
 ) -> None:
     """Turn a squashfs image into a self-extracting executable.
 
-    The host that runs it needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
+    The host that runs the executable needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
     """
     from enroot_py.features.bundle.bundle import Bundle
 

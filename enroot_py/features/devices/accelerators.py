@@ -1,7 +1,7 @@
-"""AMD GPUs, Intel GPUs and Gaudi: find the devices, select a container's, and add the host's libraries for them.
+"""AMD GPUs, Intel GPUs and Gaudi: find the devices, select those of a container, and add the host's libraries for them.
 
-GPUs are numbered in the order of their render nodes, as in gres.conf. A container has no nodes of the other GPUs: ROCm
-skips a GPU without a node, but fails altogether if opening a node returns EACCES. Sources: the kernel's ABI
+GPUs are numbered in the order of their render nodes, as in gres.conf. A container gets no nodes of other GPUs, because
+ROCm skips a GPU without a node, but fails altogether if opening a node returns EACCES. Sources: the kernel's ABI
 documentation of sysfs, KFD's topology; ROCR-Runtime, topology_sysfs_check_node_supported(); ROCm, "GPU isolation
 techniques"; Intel Gaudi, "Multiple Dockers Each with a Single Workload".
 """
@@ -52,7 +52,7 @@ class Vendor(Frozen):
     libraries: tuple[bytes, ...]
     directories: tuple[str, ...]
     files: tuple[str, ...] = ()
-    stacked: bool = False  # later masks number the devices that the first mask leaves
+    stacked: bool = False  # each later mask numbers only the devices that the first mask selects
 
 
 VENDORS = (
@@ -116,7 +116,11 @@ def find_devices(host: Host, vendor: Vendor) -> list[Accelerator]:
     numbers = {}
     for name in host.list(f"/sys/class/{kind}"):
         number = name.removeprefix(vendor.prefix)
-        if name.startswith(vendor.prefix) and number.isdecimal() and _is_of(host, vendor, f"/sys/class/{kind}/{name}"):
+        if (
+            name.startswith(vendor.prefix)
+            and number.isdecimal()
+            and _has_vendor(host, vendor, f"/sys/class/{kind}/{name}")
+        ):
             numbers[int(number)] = ""
     if vendor.common:
         numbers.update(_kfd_gpus(host))
@@ -130,7 +134,7 @@ def _range(word: str) -> range:
     return range(int(first), int(last or first) + 1) if is_range else range(0)
 
 
-def _is_of(host: Host, vendor: Vendor, path: str) -> bool:
+def _has_vendor(host: Host, vendor: Vendor, path: str) -> bool:
     return host.read(f"{path}/device/vendor").strip() in vendor.ids
 
 
@@ -194,31 +198,34 @@ class VendorPlan:
         return shown(f"{self.vendor.visible}={self.visible}")
 
     def _select_allocated(self, allocated: str) -> list[Accelerator]:
-        """Return the devices of the step's tasks; all devices if unknown: the device cgroup then denies the others.
+        """Return the devices of the step's tasks. If they are unknown, return all: the device cgroup denies the others.
 
-        PENROOT_GPUS and PENROOT_GPU_KIND in the container's environment let pyxis_py/node/gpus.py renumber the masks of
-        the tasks, if these number all devices of the node or if the vendor's masks are stacked.
+        If the masks of the tasks number all devices of the node, or if the vendor's masks are stacked, set PENROOT_GPUS
+        and PENROOT_GPU_KIND in the container's environment, so that pyxis_py/node/gpus.py renumbers the masks.
         """
         caller = self.context.host
         mask = next((caller[name] for name in self.vendor.masks if caller.get(name)), "")
         masks = [word for word in mask.split(",") if word]
-        numbers, counts_all = allocation.shared(caller, allocated, masks) or ([], False)
+        numbers, counts_all = allocation.gpus_of_step(caller, allocated, masks) or ([], False)
         devices = {number: device for number in numbers for device in self.all if self._is_number(device, number)}
         if counts_all and any(name in self.context.environ for name in self.vendor.masks):
             return self.all  # the user or the image has set the mask, so it is not renumbered
         if not devices or len(devices) != len(numbers):
-            devices, counts_all = {str(place): device for place, device in enumerate(self.all)}, False
-        inside = sorted(devices, key=lambda number: devices[number].number)
+            devices, counts_all = {str(index): device for index, device in enumerate(self.all)}, False
+        ordered = sorted(devices, key=lambda number: devices[number].number)
         if counts_all or self.vendor.stacked:
-            counted = inside if counts_all else map(str, range(len(inside)))
-            self.context.environ["PENROOT_GPUS"] = ",".join(counted)
+            mask_numbers = ordered if counts_all else map(str, range(len(ordered)))
+            self.context.environ["PENROOT_GPUS"] = ",".join(mask_numbers)
             self.context.environ["PENROOT_GPU_KIND"] = self.vendor.name
         if self.visible not in ("", "all", "none"):
-            log.warn(f"{self._origin} is ignored: the step has {allocated}")
-        return [devices[number] for number in inside]
+            log.warn(f"{self._origin} is ignored: the devices of the step are {allocated}")
+        return [devices[number] for number in ordered]
 
     def _is_number(self, device: Accelerator, number: str) -> bool:
-        """Check whether Slurm's number is a device's: the index, or before Slurm 21.08 the number of the node."""
+        """Check whether ``number`` is Slurm's number of a device.
+
+        Slurm uses the index of the device, or before Slurm 21.08 the number of its node.
+        """
         if not number.isdecimal():
             return False
         if self.vendor.prefix == "renderD" and int(number) >= _FIRST_RENDER:
@@ -244,7 +251,7 @@ class VendorPlan:
         return [chosen[number] for number in sorted(chosen)]
 
     def _hide_others(self, selected: list[Accelerator]) -> None:
-        """Hide the nodes of unselected devices. Nodes of no device, such as a display-only card, stay."""
+        """Hide the nodes of unselected devices. Nodes that belong to no device stay, such as a display-only card's."""
         hidden = {node for device in self.all if device not in selected for node in device.nodes}
         self.edits.emptied.append(self.vendor.folder)
         for name in self.host.list(self.vendor.folder):

@@ -1,7 +1,7 @@
 """The GPUs that Slurm allocated to a step, from the environment of a task.
 
-SLURM_STEP_GPUS numbers the GPUs of the node in the order of gres.conf. So do the masks of a task, such as
-CUDA_VISIBLE_DEVICES, except that with ConstrainDevices they number only the allocated GPUs. Source: gres.conf(5),
+SLURM_STEP_GPUS numbers the GPUs of the node in the order of gres.conf. The masks of a task, such as
+CUDA_VISIBLE_DEVICES, do the same, but with ConstrainDevices they number only the allocated GPUs. Sources: gres.conf(5),
 srun(1), Slurm's common_gres_set_env().
 """
 
@@ -15,7 +15,10 @@ UNNUMBERED = "all"  # Slurm reports how many GPUs a step has, but not their numb
 
 
 def gpu_numbers(caller: Mapping[str, str]) -> str:
-    """Return the GPU numbers of the step, or of the job if outside a step; UNNUMBERED, or "" if it has no GPU."""
+    """Return the GPU numbers of the step, or of the job outside a step.
+
+    Return UNNUMBERED if Slurm does not report the numbers, and "" if there is no GPU.
+    """
     step_gpus, job_gpus = caller.get("SLURM_STEP_GPUS", ""), caller.get("SLURM_JOB_GPUS", "")
     if "SLURM_STEP_ID" not in caller:
         return step_gpus or job_gpus
@@ -29,8 +32,8 @@ def is_withheld(caller: Mapping[str, str]) -> bool:
     return "SLURM_STEP_ID" in caller and bool(caller.get("SLURM_JOB_GPUS")) and not gpu_numbers(caller)
 
 
-def shared(caller: Mapping[str, str], allocated: str, masks: list[str]) -> tuple[list[str], bool] | None:
-    """Return the GPU numbers of all tasks of a step on this node; None if they are unknown.
+def gpus_of_step(caller: Mapping[str, str], allocated: str, masks: list[str]) -> tuple[list[str], bool] | None:
+    """Return the GPU numbers of all tasks of a step on this node, or None if they are unknown.
 
     ``allocated`` and ``masks`` are the GPUs and the visible devices of one task. The second value tells whether the
     masks number all GPUs of the node, as they do without ConstrainDevices.
@@ -56,7 +59,7 @@ def is_bound(caller: Mapping[str, str], allocated: str) -> bool:
 
 
 def _gpus_of_all_tasks(caller: Mapping[str, str], task_gpus: list[str]) -> list[str]:
-    """Return the GPUs of all tasks if each task is bound to ``task_gpus``; an empty list if unknown."""
+    """Return the GPUs of all tasks if this task is bound to ``task_gpus``, or an empty list if they are unknown."""
     if caller.get("SLURM_GPUS_ON_NODE") == str(len(task_gpus)):
         return task_gpus
     job_gpus = caller.get("SLURM_JOB_GPUS", "").split(",")

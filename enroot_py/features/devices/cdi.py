@@ -73,7 +73,7 @@ class Specifications:
         self._common.setdefault(kind, []).append((path, spec.get("containerEdits") or {}))
         for device, edits in devices.items():
             if (kind, device) in loaded:
-                # CDI does not order the files of a directory, so use neither.
+                # CDI does not order the files of a directory, so use neither device.
                 self._failed[path] = f"{path}: {kind}={device} is also in {loaded[kind, device]}"
                 self._devices[kind].pop(device, None)
             else:
@@ -87,8 +87,8 @@ class Specifications:
     def failures(self) -> list[str]:
         return list(self._failed.values())
 
-    def stale(self, kind: str, names: list[str]) -> str:
-        """Return the first path of the devices that the host lacks, as after a driver update; "" if it has them all.
+    def missing_path(self, kind: str, names: list[str]) -> str:
+        """Return the first path of the devices that the host lacks, for example after a driver update, or "".
 
         Raises HookError for an invalid specification.
         """
@@ -117,7 +117,7 @@ class Specifications:
         return ""
 
     def _of(self, kind: str, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the edits of the devices' files, each file once, then those of the devices."""
+        """Yield the common edits of each file that has one of the devices, then the edits of each device."""
         devices = self._devices.get(kind, {})
         chosen = [devices[name] for name in names]
         files = {path for path, _ in chosen}
@@ -139,27 +139,27 @@ class Specifications:
                     hint=hint + (f"; invalid: {broken}" if broken else ""),
                 )
         folders: list[str] = []
-        for path, wanted in self._of(kind, names):
+        for path, specified in self._of(kind, names):
             try:
-                folders += self._edit(edits, wanted)
+                folders += self._edit(edits, specified)
             except _DAMAGE as e:
                 raise HookError(_invalid(path, e)) from e
         return folders
 
-    def _edit(self, edits: Edits, wanted: dict[str, Any]) -> list[str]:
-        for variable in wanted.get("env") or ():
+    def _edit(self, edits: Edits, specified: dict[str, Any]) -> list[str]:
+        for variable in specified.get("env") or ():
             name, equals, value = str(variable).partition("=")
             if not name or not equals:
                 raise ValueError(f"{variable!r} is not NAME=VALUE")
             # NVIDIA sets this only to turn off its legacy hook.
             if (name, value) != ("NVIDIA_VISIBLE_DEVICES", "void"):
                 edits.environ[name] = value
-        for node in wanted.get("deviceNodes") or ():
+        for node in specified.get("deviceNodes") or ():
             source = str(node.get("hostPath") or node["path"])
-            if not edits.node(self.host, source, _place(node["path"])):
+            if not edits.node(self.host, source, _container_path(node["path"])):
                 raise HookError(f"the CDI device node {source} does not exist on {os.uname().nodename}")
-        for mount in wanted.get("mounts") or ():
-            target, source = _place(mount["containerPath"]), str(mount["hostPath"])
+        for mount in specified.get("mounts") or ():
+            target, source = _container_path(mount["containerPath"]), str(mount["hostPath"])
             if mount.get("type") == "tmpfs":
                 edits.tmpfs.append(target)
             elif source.startswith("/"):
@@ -167,16 +167,16 @@ class Specifications:
             else:
                 log.warn(f"CDI: cannot mount {source} on {target}: unsupported type {mount.get('type')}")
         folders: list[str] = []
-        for hook in wanted.get("hooks") or ():
+        for hook in specified.get("hooks") or ():
             folders += _hook(edits, [str(word) for word in hook.get("args") or ()], str(hook.get("path")))
         for key in ("netDevices", "intelRdt"):
-            if wanted.get(key):
+            if specified.get(key):
                 log.warn(f"CDI: {key} is ignored: it needs root")
         return folders
 
 
 def _hook(edits: Edits, arguments: list[str], path: str) -> list[str]:
-    """Do the work of an NVIDIA hook. Other programs are not run: hooks expect to be root on the host."""
+    """Do the work of an NVIDIA hook. Other hooks are not run, because they expect to be root on the host."""
     values: dict[str, list[str]] = {}
     words = iter(arguments)
     for word in words:
@@ -185,16 +185,16 @@ def _hook(edits: Edits, arguments: list[str], path: str) -> list[str]:
             values.setdefault(name, []).append(value if equals else next(words, ""))
     if "create-symlinks" in arguments:
         for link in values.get("--link", ()):
-            target, _, at = link.partition("::")
-            edits.links[_place(at)] = target
+            target, _, path_of_link = link.partition("::")
+            edits.links[_container_path(path_of_link)] = target
     elif {"update-ldcache", "create-soname-symlinks"} & set(arguments):
-        return [_place(folder) for folders in values.get("--folder", ()) for folder in folders.split(",")]
+        return [_container_path(folder) for folders in values.get("--folder", ()) for folder in folders.split(",")]
     elif not _NEEDLESS & set(arguments):
         log.warn(f"CDI: the hook {path} is ignored: hooks need root")
     return []
 
 
-def _place(path: str) -> str:
+def _container_path(path: str) -> str:
     """Normalize a path in the container; ``..`` stops at the container's root."""
     if not path.strip("/"):
         raise ValueError(f"{path!r} is not a container path")

@@ -1,7 +1,8 @@
 """The content of an environment file. edf_parser.py reads the file when a step is submitted.
 
 Nodes get the content with the step, as text, and need no access to the file. Source of the format: docs.cscs.ch, "EDF
-reference". On the path of steps with an environment file: no re, and json within functions.
+reference". Steps with an environment file wait for the import of this module, so it does not import re, and imports
+json only within functions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DEFAULTS = {"entrypoint": False, "writable": True}
 
 
 def is_of_job(variable: str) -> bool:
-    """Return whether only the job knows a variable. At submission it may be set to another job's value."""
+    """Return whether only the running job knows a variable. At submission, it may have the value of another job."""
     return variable.startswith("SLURM_")
 
 
@@ -30,7 +31,10 @@ def is_path(name: str) -> bool:
 
 
 class FileEntry(Frozen):
-    """One value of a file: of a ``key``, or a ``name`` below the key (a variable). ``origin`` is FILE:LINE."""
+    """One value of a file, as ``text``. ``origin`` is FILE:LINE.
+
+    ``key`` is a top-level key. ``name`` is empty, or the name of a variable or an annotation below the key.
+    """
 
     key: str
     name: str
@@ -46,8 +50,8 @@ class FileEntry(Frozen):
 class Environment(Frozen):
     """The content of a file and its bases. If entries exclude each other, the last entry counts.
 
-    ``name`` is the requested name, and ``path`` the path of the file. ``host`` has the caller's variables from the
-    entries.
+    ``name`` is the requested name, and ``path`` the path of the file. ``host`` has those variables of the caller that
+    the entries use.
     """
 
     name: str
@@ -59,7 +63,7 @@ class Environment(Frozen):
         return (entry for entry in self.entries if entry.key == key)
 
     def last(self, key: str) -> FileEntry | None:
-        """Return the entry that counts, or None; an empty text counts only for an image."""
+        """Return the last entry of a key, or None. An empty text means None, except for the image."""
         entries = list(self.all(key))
         return entries[-1] if entries and (entries[-1].text or key == "image") else None
 
@@ -68,12 +72,12 @@ class Environment(Frozen):
         return {entry.name: entry for entry in self.all(key)}
 
     def flag(self, key: str) -> tuple[bool, str]:
-        """Return whether a key is true, and its origin."""
+        """Return whether a key is true, and the origin of its value."""
         entry = self.last(key)
         return (bool(true_or_false(entry.text)), entry.where) if entry else (DEFAULTS[key], DEFAULT)
 
     def annotation(self, name: str) -> tuple[bool, str] | None:
-        """Return whether an annotation is true, and its origin, or None if it is not set. Raises ConfigError."""
+        """Return whether an annotation is true, and its origin. Return None if it is not set. Raises ConfigError."""
         entry = self.by_name("annotations").get(name)
         if entry is None:
             return None
@@ -85,38 +89,38 @@ class Environment(Frozen):
         return None if value is None else (value, entry.where)
 
     @staticmethod
-    def waits(text: str) -> bool:
+    def needs_job(text: str) -> bool:
         """Return whether a value has a variable that only the job knows."""
         return any(map(is_of_job, expansion.names(text)))
 
     def value(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:
-        """Return the text of an entry with variables expanded; without a job, variables of the job stay as they are.
+        """Return the text of an entry with variables expanded. Without a job, leave variables of the job unexpanded.
 
         Raises ConfigError.
         """
         return self._expand(entry, (self.host,), job)
 
     def mount(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:
-        """Return a mount in the syntax of --container-mounts; separators in variables are escaped."""
+        """Return a mount in the syntax of --container-mounts, with the separators in values of variables escaped."""
         return self._expand(entry, (self.host,), job, _quoted)
 
     def variables(self, image: Mapping[str, str], job: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
-        """Return the variables that [env] sets or unsets, with their lines; ``image`` has the image's variables.
+        """Return the values of the variables in [env], or None to unset a variable, each with its origin.
 
-        Raises ConfigError.
+        ``image`` has the variables of the image. Raises ConfigError.
         """
         known = (image, self.host)
         entries = self.by_name("env").items()
         return {name: (self._expand(entry, known, job) or None, entry.origin) for name, entry in entries}
 
     def devices(self, job: Mapping[str, str]) -> list[str]:
-        """Raises ConfigError."""
+        """Return the devices of all entries. Raises ConfigError."""
         return [self.value(entry, job) for entry in self.all("devices")]
 
     def for_hooks(self, job: Mapping[str, str] | None) -> dict[str, str]:
-        """Return the variable with the annotations for hooks, lines KEY=VALUE. Raises ConfigError."""
-        said = {name: self.value(entry, job) for name, entry in self.by_name("annotations").items()}
-        lines = [f"{name}={text}" for name, text in said.items() if "\n" not in name + text]
+        """Return PENROOT_ANNOTATIONS: a line KEY=VALUE for each annotation without a line break. Raises ConfigError."""
+        values = {name: self.value(entry, job) for name, entry in self.by_name("annotations").items()}
+        lines = [f"{name}={text}" for name, text in values.items() if "\n" not in name + text]
         return {"PENROOT_ANNOTATIONS": "\n".join(lines)} if lines else {}
 
     def _expand(
@@ -128,7 +132,7 @@ class Environment(Frozen):
     ) -> str:
         def value(name: str) -> str | None:
             if job is None and is_of_job(name) and not any(name in variables for variables in known):
-                raise expansion.Waits
+                raise expansion.NotYetKnown
             return next((variables[name] for variables in (*known, job or {}) if name in variables), None)
 
         try:
@@ -138,12 +142,12 @@ class Environment(Frozen):
             raise ConfigError(f"{entry.where}: {why}", hint=hint) from None
 
     def dumps(self) -> str:
-        """Serialize for the nodes, as a variable of the job."""
+        """Return the content as JSON text, which the nodes get in a variable of the job."""
         import json
 
         entries = [[entry.key, entry.name, entry.text, entry.origin] for entry in self.entries]
-        said = {"name": self.name, "path": self.path, "entries": entries, "host": dict(self.host)}
-        return json.dumps(said, separators=(",", ":"))
+        content = {"name": self.name, "path": self.path, "entries": entries, "host": dict(self.host)}
+        return json.dumps(content, separators=(",", ":"))
 
 
 def loads(text: str) -> Environment:
@@ -151,17 +155,17 @@ def loads(text: str) -> Environment:
     import json
 
     try:
-        said = json.loads(text)
-        entries = tuple(FileEntry(*map(str, entry)) for entry in said["entries"])
-        host = {str(name): str(value) for name, value in said["host"].items()}
-        if any(len(entry) != len(FileEntry.__annotations__) for entry in said["entries"]):
-            raise ValueError("an entry has other fields")
-        return Environment(str(said["name"]), str(said["path"]), entries, host)
+        content = json.loads(text)
+        entries = tuple(FileEntry(*map(str, entry)) for entry in content["entries"])
+        host = {str(name): str(value) for name, value in content["host"].items()}
+        if any(len(entry) != len(FileEntry.__annotations__) for entry in content["entries"]):
+            raise ValueError("an entry has the wrong number of fields")
+        return Environment(str(content["name"]), str(content["path"]), entries, host)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         message = f"PYXIS_EDF, the content of the step's environment file, does not parse: {e}"
-        raise ConfigError(message, hint="unset it: srun and sbatch set it") from e
+        raise ConfigError(message, hint="unset PYXIS_EDF: srun and sbatch set it themselves") from e
 
 
 def _quoted(text: str) -> str:
-    """Escape for container_mounts.py, with backslashes."""
+    """Escape the separators of container_mounts.py with backslashes."""
     return "".join("\\" + c if c in ",: $" else c for c in text)

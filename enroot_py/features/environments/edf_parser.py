@@ -1,6 +1,7 @@
 """Find and parse environment files in TOML, with the line of each value.
 
-Source: docs.cscs.ch, "EDF reference" and "Using container engine". Off the step path: TOML costs more than a start.
+Source: docs.cscs.ch, "EDF reference" and "Using container engine". Steps normally do not import this module:
+parsing TOML takes longer than starting a container.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ else:
 
 _MAX_FILE_BYTES = 64 << 10
 _MAX_BASE_LEVELS = 10  # of base_environment
-_MAX_FILES_OR_COMMAS = 100  # base files, and commas that look like the end of a line: both bound the work
-_MAX_REPARSED_CHARS = 1 << 20  # to find the lines of keys: each line of an array may look like its end
+# Files read, and trailing commas ignored: each comma costs another parse of the file.
+_MAX_FILES_OR_COMMAS = 100
+# Parsed again by _lines(), which tries each line with a closing bracket or quotes as the end of a statement.
+_MAX_REPARSED_CHARS = 1 << 20
 _SUFFIX = ".toml"
 
-# What a key holds: a value, an array of strings, or a table of strings; how that is written; and what it means.
+# Each key with its type, an example, and its meaning. Arrays and tables have strings as values.
 KEYS: dict[str, tuple[type, str, str]] = {
     "base_environment": (
         list,
@@ -42,89 +45,95 @@ KEYS: dict[str, tuple[type, str, str]] = {
     "mounts": (
         list,
         'mounts = ["/data:/data:ro"]',
-        "SRC[:DST[:FLAG+FLAG]], one per entry, after the mounts of the bases",
+        "one mount per string, SRC[:DST[:FLAG+FLAG]]; added after the mounts of the bases",
     ),
     "workdir": (str, 'workdir = "/work"', "the working directory (default: the image's)"),
     "entrypoint": (bool, "entrypoint = true", "run the entrypoint of the image (default: false)"),
     "writable": (bool, "writable = false", "make the root filesystem writable (default: true)"),
-    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "CDI names or paths in /dev, after the devices of the bases"),
-    "env": (dict, '[env] and below it NAME = "VALUE"', "variables; an empty value unsets one"),
+    "devices": (list, 'devices = ["nvidia.com/gpu=all"]', "CDI names or paths in /dev; added after those of the bases"),
+    "env": (dict, '[env] and below it NAME = "VALUE"', "variables; an empty value unsets the variable"),
     "annotations": (
         dict,
         '[annotations] and below it com.hooks.NAME.enabled = "true"',
-        "annotations for hooks, in the variable PENROOT_ANNOTATIONS: a line KEY=VALUE for each",
+        "annotations; hooks get them in the variable PENROOT_ANNOTATIONS, one line KEY=VALUE each",
     ),
 }
-_WORDS = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
-# Keys whose values take $NAME without braces, as in bash. No program reads these values.
-_PATHS = ("base_environment", "image", "mounts", "workdir", "devices")
-# The form of a whole value, if no option checks it.
-_ANY = re.compile(".*", re.DOTALL)
+_TYPE_NAMES = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
+# Keys whose values may contain $NAME without braces, as in bash. In other values, $NAME without braces stays
+# unchanged: a program may expand it.
+_BARE_NAME_KEYS = ("base_environment", "image", "mounts", "workdir", "devices")
+# Patterns for the values that no option's parser checks.
+_ANY_TEXT = re.compile(".*", re.DOTALL)
 _FORMS = {
-    "workdir": (re.compile("/.*", re.DOTALL), "absolute path"),
-    "devices": (re.compile("/dev/.+|[^/=]+/[^/=]+=.+"), "path in /dev and no name of CDI"),
+    "workdir": (re.compile("/.*", re.DOTALL), "an absolute path"),
+    "devices": (re.compile("/dev/.+|[^/=]+/[^/=]+=.+"), "a path in /dev or a CDI name"),
 }
-_BARE = re.compile(r"(?<!\$)((?:\$\$)*)\$([A-Za-z_]\w*)", re.ASCII)
-_TWICE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # in words of tomllib
+_BARE_NAME = re.compile(r"(?<!\$)((?:\$\$)*)\$([A-Za-z_]\w*)", re.ASCII)
+_DUPLICATE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # messages of tomllib
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
-# Hooks of CSCS for which we have a replacement, enabled by the same annotation.
-SERVED = frozenset(("cxi", "aws_ofi_nccl"))
-_SARUS = "com.sarus."  # settings of Sarus Suite
-_NETSTACK = "com.hooks.netstack."  # libraries of CSCS for Slingshot that are made for containers
-# Our annotations, by prefix: an unknown annotation with the prefix is a typo.
-_OF_PYXIS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
-_TRUTHS = (*_OF_PYXIS, *(f"com.hooks.{name}.enabled" for name in sorted(SERVED)))
-_OURS = {
-    "com.pyxis.": _OF_PYXIS,
+# CSCS hooks that we replace. The same annotation enables our replacement.
+REPLACED_HOOKS = frozenset(("cxi", "aws_ofi_nccl"))
+_SARUS = "com.sarus."  # annotations of Sarus Suite
+_NETSTACK = "com.hooks.netstack."  # annotations that select CSCS's Slingshot libraries built for containers
+# Our annotations by prefix. An unknown annotation with one of these prefixes is a typo.
+_PYXIS_ANNOTATIONS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
+_BOOLEAN_ANNOTATIONS = (*_PYXIS_ANNOTATIONS, *(f"com.hooks.{name}.enabled" for name in sorted(REPLACED_HOOKS)))
+_ANNOTATIONS_BY_PREFIX = {
+    "com.pyxis.": _PYXIS_ANNOTATIONS,
     "com.hooks.cxi.": ("com.hooks.cxi.enabled",),
     "com.hooks.aws_ofi_nccl.": ("com.hooks.aws_ofi_nccl.enabled", "com.hooks.aws_ofi_nccl.variant"),
 }
 
 
 def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Environment:
-    """Read the environment ``name``, given by the option or variable ``origin``, for a process in ``cwd``.
+    """Read the environment ``name`` for a process in ``cwd``. ``origin`` is the option or variable that has the name.
 
-    Raises UsageError if the file does not exist, ConfigError for an error in a file.
+    Raises UsageError if a file does not exist, and ConfigError for an error in a file.
     """
     reading = _Reading(cwd, environ)
-    entries = tuple(reading.file(name, origin, ()))
-    named = {variable for entry in entries for variable in _variables(entry)}
-    host = {variable: environ[variable] for variable in sorted(named & set(environ)) if not edf.is_of_job(variable)}
+    entries = tuple(reading.read(name, origin, ()))
+    used = {variable for entry in entries for variable in _variables(entry)}
+    host = {variable: environ[variable] for variable in sorted(used & set(environ)) if not edf.is_of_job(variable)}
     return Environment(name, reading.paths[0], entries, host)
 
 
 def check(environment: Environment) -> None:
-    """Check a file as a whole. Raises UsageError if the file does not fit into a job, and ConfigError."""
+    """Check the merged content of a file and its bases.
+
+    Raises ConfigError for an invalid value, and UsageError if the content is too large for the environment of a job.
+    """
     for entry in environment.entries:
-        if entry.key in ("devices", "annotations", "workdir"):  # the parsers of options check all other keys
+        if entry.key in ("devices", "annotations", "workdir"):  # other code checks the other keys
             text = environment.value(entry)
-            form, what = _FORMS.get(entry.key, (_ANY, ""))
-            if text and not environment.waits(text) and not form.fullmatch(text):
-                raise ConfigError(f"{entry.where}={text} is no {what}", hint=f"for example {KEYS[entry.key][1]}")
-    for name in _TRUTHS:
+            pattern, description = _FORMS.get(entry.key, (_ANY_TEXT, ""))
+            if text and not environment.needs_job(text) and not pattern.fullmatch(text):
+                raise ConfigError(
+                    f"{entry.where}={text} is not {description}", hint=f"for example {KEYS[entry.key][1]}"
+                )
+    for name in _BOOLEAN_ANNOTATIONS:
         environment.annotation(name)
     if len(environment.dumps()) > CARRIED_BYTES:
         raise UsageError(
             f"{environment.path} is longer than the {CARRIED_BYTES >> 10} KiB that fit into the environment of a job",
-            hint="mount a directory above many, and let programs read files",
+            hint="mount one parent directory instead of many paths, and put values into a file that the program reads",
         )
 
 
-def lacking(environment: Environment) -> str:
-    """Return a message about annotations that no hook implements, or ""."""
-    wanted = {
+def annotation_warning(environment: Environment) -> str:
+    """Return a warning about annotations that no hook implements, or ""."""
+    missing = {
         match[1]: entry
         for name, entry in environment.by_name("annotations").items()
-        if (match := _HOOK.fullmatch(name)) and _is_true(entry) and match[1] not in SERVED
+        if (match := _HOOK.fullmatch(name)) and _is_true(entry) and match[1] not in REPLACED_HOOKS
     }
-    stack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
-    source = stack.get(f"{_NETSTACK}source")
-    if stack and not (source and source.text.strip() == "host"):  # features/fabric brings the libraries of the host
-        wanted["netstack"] = next(iter(stack.values()))
-    hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in wanted.items()]
+    netstack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
+    source = netstack.get(f"{_NETSTACK}source")
+    if netstack and not (source and source.text.strip() == "host"):  # features/fabric mounts the libraries of the host
+        missing["netstack"] = next(iter(netstack.values()))
+    hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in missing.items()]
     annotations = environment.by_name("annotations").items()
     hooks += [f"{name} ({entry.origin})" for name, entry in annotations if name.startswith(_SARUS)]
-    hooks += [slip for name, entry in annotations if (slip := _slip(name, entry))]
+    hooks += [typo for name, entry in annotations if (typo := _unknown_annotation(name, entry))]
     if not hooks:
         return ""
     return f"{environment.path}: no hook implements these annotations: {', '.join(hooks)}"
@@ -137,92 +146,109 @@ def _is_true(entry: FileEntry) -> bool:
         return False
 
 
-def _slip(name: str, entry: FileEntry) -> str:
-    """Return an unknown annotation with a known prefix, or ""."""
-    known = next((names for begin, names in _OURS.items() if name.startswith(begin)), (name,))
+def _unknown_annotation(name: str, entry: FileEntry) -> str:
+    """Describe an annotation for a warning if it has one of our prefixes but is unknown. Otherwise return ""."""
+    known = next((names for begin, names in _ANNOTATIONS_BY_PREFIX.items() if name.startswith(begin)), (name,))
     if name in known:
         return ""
     return f"{name} ({entry.origin}; did you mean {nearest(name, known) or ' or '.join(known)}?)"
 
 
 class _Reading:
-    """One file and its bases, found from the directory ``cwd``."""
+    """Read one file and its bases. Relative paths start at the directory ``cwd``."""
 
     def __init__(self, cwd: str, environ: Mapping[str, str]) -> None:
         self._cwd = cwd
         self._environ = environ
         self.paths: list[str] = []  # of all files that were read; the requested file is the first
 
-    def file(self, name: str, origin: str, above: tuple[str, ...]) -> Iterator[FileEntry]:
-        """Return the entries of a file's bases, then its own. ``above`` are the files with this file as a base."""
+    def read(self, name: str, origin: str, above: tuple[str, ...]) -> Iterator[FileEntry]:
+        """Yield the entries of a file's bases, then the file's own entries.
+
+        ``above`` is the chain of files that led to this file: each is based on the next.
+        """
         path = self._find(name, origin)
         self.paths.append(path)
         if any(os.path.realpath(path) == os.path.realpath(each) for each in above):
             raise ConfigError(f"{origin}: {path} is its own base", hint=" is based on ".join((*above, path)))
         if len(above) > _MAX_BASE_LEVELS or len(self.paths) > _MAX_FILES_OR_COMMAS:
-            limit = f"{_MAX_BASE_LEVELS} levels" if len(above) > _MAX_BASE_LEVELS else f"{_MAX_FILES_OR_COMMAS} files"
-            message = f"{origin}: the environment file has bases in more than {limit}"
+            too_many = f"and its bases are more than {_MAX_FILES_OR_COMMAS} files"
+            if len(above) > _MAX_BASE_LEVELS:
+                too_many = f"has more than {_MAX_BASE_LEVELS} levels of bases"
+            message = f"{origin}: the environment file {too_many}"
             raise ConfigError(message, hint="merge some of these files: " + " is based on ".join((*above, path)[-3:]))
         own = list(_entries(path))
         for entry in own:
             if entry.key == "base_environment":
                 base = Environment("", "", (), self._environ).value(entry)
-                yield from self.file(base, entry.where, (*above, path))
+                yield from self.read(base, entry.where, (*above, path))
         yield from (entry for entry in own if entry.key != "base_environment")
 
     def _find(self, name: str, origin: str) -> str:
         """Return the path of a file. Raises UsageError."""
         if name.startswith(("~", "$")):
-            hint = f"write the path out; a file of that name is ./{name}"
+            hint = f"write the full path; if the name really begins with {name[0]}, write ./{name}"
             raise UsageError(f"{origin}: no shell has replaced the {name[0]}", hint=hint)
-        here = files.path_in(self._cwd, name)
+        in_cwd = files.path_in(self._cwd, name)
         if edf.is_path(name):
-            if not _is_there(here):
-                hint = self._hint(name, here) or "without a / or a dot before it, a name is looked for in EDF_PATH"
-                raise UsageError(f"{origin}: there is no file {here}", hint=hint)
-            return here
-        if name.endswith(_SUFFIX) and _is_there(here):
-            return here
-        places = self._places()
-        for place in places:
-            path = f"{place}/{name.removesuffix(_SUFFIX)}{_SUFFIX}"
+            if not _may_exist(in_cwd):
+                hint = (
+                    self._hint(name, in_cwd) or "to search EDF_PATH, use a name without a / and without a leading dot"
+                )
+                raise UsageError(f"{origin}: there is no file {in_cwd}", hint=hint)
+            return in_cwd
+        if name.endswith(_SUFFIX) and _may_exist(in_cwd):
+            return in_cwd
+        directories = self._search_directories()
+        for directory in directories:
+            path = f"{directory}/{name.removesuffix(_SUFFIX)}{_SUFFIX}"
             if os.path.lexists(path):
-                _check_place(place)
+                _check_directory(directory)
                 return path
         raise UsageError(
-            f"{origin}: there is no {name.removesuffix(_SUFFIX)}{_SUFFIX} in {', '.join(places)}",
-            hint=self._hint(name, here) or self._nearest(name, places),
+            f"{origin}: there is no {name.removesuffix(_SUFFIX)}{_SUFFIX} in {', '.join(directories)}",
+            hint=self._hint(name, in_cwd) or self._nearest(name, directories),
         )
 
-    def _hint(self, name: str, here: str) -> str:
-        """Return how to write a file that the user may mean."""
+    def _hint(self, name: str, path: str) -> str:
+        """Return a hint with the path of an existing file that the user may mean, or ""."""
         for suffix in ("", _SUFFIX):
-            if os.path.exists(here + suffix):
-                there = here if name.startswith("/") else "./" + name.removeprefix("./")
-                return f"it may be {there}{suffix}"
+            if os.path.exists(path + suffix):
+                shown = path if name.startswith("/") else "./" + name.removeprefix("./")
+                return f"it may be {shown}{suffix}"
         return ""
 
     @staticmethod
-    def _nearest(name: str, places: list[str]) -> str:
-        for place in places:
-            if os.path.isdir(place) and not os.access(place, os.R_OK | os.X_OK):
-                return f"you may not look into {place}: check the name"
-        there = [file.removesuffix(_SUFFIX) for place in places for file in _listed(place) if file.endswith(_SUFFIX)]
-        if meant := nearest(name.removesuffix(_SUFFIX), there):
+    def _nearest(name: str, directories: list[str]) -> str:
+        for directory in directories:
+            if os.path.isdir(directory) and not os.access(directory, os.R_OK | os.X_OK):
+                return f"cannot suggest a name: no permission to list {directory}; check the spelling"
+        names = [
+            file.removesuffix(_SUFFIX)
+            for directory in directories
+            for file in _listed(directory)
+            if file.endswith(_SUFFIX)
+        ]
+        if meant := nearest(name.removesuffix(_SUFFIX), names):
             return f"did you mean {meant}?"
-        return "begin a path with / or ./, or set EDF_PATH to other directories"
+        return "begin a path with / or ./, or set EDF_PATH to the directory of the file"
 
-    def _places(self) -> list[str]:
-        """Return the directories in which names are searched. Raises ConfigError."""
-        said = [place for place in self._environ.get("EDF_PATH", "").split(":") if place]
-        for place in said:
-            if not place.startswith("/"):
-                raise ConfigError(f"EDF_PATH: {place} is not an absolute path", hint="write it out: EDF_PATH=$PWD/edf")
-        return said or [base_directories(self._environ)["HOME"] + "/.edf"]
+    def _search_directories(self) -> list[str]:
+        """Return the directories to search for names. Raises ConfigError."""
+        directories = [directory for directory in self._environ.get("EDF_PATH", "").split(":") if directory]
+        for directory in directories:
+            if not directory.startswith("/"):
+                raise ConfigError(
+                    f"EDF_PATH: {directory} is not an absolute path", hint="for example EDF_PATH=$PWD/edf"
+                )
+        return directories or [base_directories(self._environ)["HOME"] + "/.edf"]
 
 
-def _is_there(path: str) -> bool:
-    """Return whether a path may exist, as a link or in an unreadable directory: opening it reports the error."""
+def _may_exist(path: str) -> bool:
+    """Return False only if a path certainly does not exist.
+
+    For a dangling link or an unreadable directory, return True: opening the path reports the error.
+    """
     try:
         os.lstat(path)
     except OSError as e:
@@ -230,17 +256,17 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def _listed(place: str) -> list[str]:
+def _listed(directory: str) -> list[str]:
     try:
-        return os.listdir(place)
+        return os.listdir(directory)
     except OSError:
         return []
 
 
-def _check_place(place: str) -> None:
-    """Raise ConfigError for a world-writable directory: an environment file decides which files are mounted."""
-    if os.stat(place).st_mode & stat.S_IWOTH:
-        raise ConfigError(f"{place} is world-writable: it is not trusted", hint=f"chmod o-w {place}")
+def _check_directory(directory: str) -> None:
+    """Raise ConfigError for a world-writable directory, because an environment file decides what is mounted."""
+    if os.stat(directory).st_mode & stat.S_IWOTH:
+        raise ConfigError(f"{directory} is world-writable: it is not trusted", hint=f"chmod o-w {directory}")
 
 
 def _entries(path: str) -> list[FileEntry]:
@@ -260,12 +286,12 @@ def _entries(path: str) -> list[FileEntry]:
         line = data.count(b"\n", 0, e.start) + 1
         raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8") from e
     try:
-        text, said = _parse(path, text)
+        text, values = _parse(path, text)
         lines = _lines(text)
         return [
             entry
-            for key, value in said.items()
-            for entry in _of_key(key, value, lambda *names: f"{path}:{lines[names]}" if names in lines else path)
+            for key, value in values.items()
+            for entry in _key_entries(key, value, lambda *names: f"{path}:{lines[names]}" if names in lines else path)
         ]
     except RecursionError:
         raise ConfigError(
@@ -274,64 +300,67 @@ def _entries(path: str) -> list[FileEntry]:
 
 
 def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Parse TOML. A comma at the end of a line, which examples of CSCS have, counts as a space.
+    """Parse TOML. Return the text without invalid trailing commas, and the values by key. Raises ConfigError.
 
-    Raises ConfigError.
+    Examples of CSCS have a comma at the end of some lines. Replace such a comma by a space, and print a warning.
     """
-    passed_over = 0
+    ignored_commas = 0
     while True:
         try:
             return text, tomllib.loads(text)
         except tomllib.TOMLDecodeError as e:
             why, lines = str(e), text.rstrip("\n").split("\n")
-            place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", why)
-            number = min(int(place[1]), len(lines)) if place and place[1] else len(lines)
-            line, at = lines[number - 1], int(place[2]) - 1 if place and place[2] else 0
-            if not re.fullmatch(r",\s*(#.*)?", line[at:]) or passed_over == _MAX_FILES_OR_COMMAS:
-                hint = "TOML: strings are in double quotes, and nothing is behind a value but a comment"
-                if _TWICE.match(why):
-                    hint = "TOML: a key or table comes once; the values of several belong into one"
-                message = f"{path}:{number}: {why[: place.start()] if place else why}: {line.strip()[:80]}"
+            position = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", why)
+            number = min(int(position[1]), len(lines)) if position and position[1] else len(lines)
+            line, at = lines[number - 1], int(position[2]) - 1 if position and position[2] else 0
+            if not re.fullmatch(r",\s*(#.*)?", line[at:]) or ignored_commas == _MAX_FILES_OR_COMMAS:
+                hint = "TOML: put strings in double quotes, and only a comment after a value"
+                if _DUPLICATE.match(why):
+                    hint = "TOML: define each key and each table once; merge the duplicates"
+                message = f"{path}:{number}: {why[: position.start()] if position else why}: {line.strip()[:80]}"
                 raise ConfigError(message, hint=hint) from e
-            log.warn(f"{path}:{number}: ignoring the comma at the end: it is not TOML")
-            passed_over += 1
+            log.warn(f"{path}:{number}: ignoring the comma at the end, because it is not valid TOML")
+            ignored_commas += 1
             lines[number - 1] = f"{line[:at]} {line[at + 1 :]}"
             text = "\n".join(lines)
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line of each key of a valid text. For a long text, return only the lines of the first keys.
+    """Return the line number of each key in valid TOML. For a long text, return only the first lines.
 
     A statement ends with the first line that makes it valid TOML. The header of a table applies to the following lines.
     """
-    patience = _MAX_REPARSED_CHARS
-    found: dict[tuple[str, ...], int] = {}
+    remaining_chars = _MAX_REPARSED_CHARS
+    numbers: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     begin, lines = 0, text.split("\n")
     for number, line in enumerate(lines):
         if number > begin and not any(mark in line for mark in ("]", "}", '"""', "'''")):
-            continue  # inside a statement of several lines, which ends with such a mark
+            continue  # inside a multi-line statement: its last line has one of these marks
         statement = "\n".join(lines[begin : number + 1])
-        patience -= len(statement)
-        if patience < 0:
+        remaining_chars -= len(statement)
+        if remaining_chars < 0:
             break
         try:
-            said = tomllib.loads(statement)
+            values = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
             continue
-        names = list(_leaves(said))
+        names = list(_leaves(values))
         if line.lstrip().startswith("[") and number == begin:
             table, names = names[0], [()]
         for each in names:
             full = (*table, *each)
             for length in range(1, len(full) + 1):
-                found.setdefault(full[:length], begin + 1)
+                numbers.setdefault(full[:length], begin + 1)
         begin = number + 1
-    return found
+    return numbers
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the names in a table and in its nested tables."""
+    """Yield the path of each leaf of nested tables, as a tuple of names.
+
+    The path of a plain value or of an empty table is ().
+    """
     if not isinstance(value, dict) or not value:
         yield ()
         return
@@ -339,58 +368,64 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
         yield from ((name, *rest) for rest in _leaves(inner))
 
 
-def _of_key(key: str, value: Any, origin: Callable[..., str]) -> Iterator[FileEntry]:
-    """Yield the entries of one key of a file; ``origin`` returns the place of a name. Raises ConfigError."""
+def _key_entries(key: str, value: Any, locate: Callable[..., str]) -> Iterator[FileEntry]:
+    """Yield the entries of one key of a file. ``locate(*names)`` returns FILE:LINE of a key. Raises ConfigError."""
     if key not in KEYS:
         meant = nearest(key.lower(), KEYS)
         hint = f"did you mean {meant}?" if meant else f"keys are {', '.join(KEYS)}"
         if isinstance(value, dict):
-            hint = f"annotations, as {key}.…, come below a line [annotations]"
-        raise ConfigError(f"{origin(key)}: unknown key {key!r}", hint=hint)
+            hint = f"put annotations such as {key}.… below a line [annotations]"
+        raise ConfigError(f"{locate(key)}: unknown key {key!r}", hint=hint)
     kind, example, _ = KEYS[key]
     if key == "base_environment" and isinstance(value, str):
         value = [value] if value else []
     if isinstance(value, dict) and kind is dict:
-        yield from _of_table(key, value, origin)
+        yield from _table_entries(key, value, locate)
         return
     values = value if isinstance(value, list) else [value]
     if not isinstance(value, kind) or not all(isinstance(each, bool if kind is bool else str) for each in values):
-        raise ConfigError(f"{origin(key)}: {key} is not {_WORDS[kind]}", hint=f"for example {example}")
+        raise ConfigError(f"{locate(key)}: {key} is not {_TYPE_NAMES[kind]}", hint=f"for example {example}")
     for each in values:
-        yield _checked(FileEntry(key, "", str(each).lower() if kind is bool else each, origin(key)))
+        yield _normalized(FileEntry(key, "", str(each).lower() if kind is bool else each, locate(key)))
 
 
-def _of_table(key: str, table: dict[str, Any], origin: Callable[..., str]) -> Iterator[FileEntry]:
+def _table_entries(key: str, table: dict[str, Any], locate: Callable[..., str]) -> Iterator[FileEntry]:
     """Yield the entries of ``env``, or of ``annotations`` with its nested tables. Raises ConfigError."""
     for names in filter(None, _leaves(table)):
         value: Any = table
         for name in names:
             value = value[name]
-        where, dotted = origin(key, *names), ".".join(names)
+        where, dotted = locate(key, *names), ".".join(names)
         if key == "env" and len(names) > 1 or not isinstance(value, str):
             hint = f'write {dotted} = "{str(value).lower() if isinstance(value, (bool, int)) else "VALUE"}"'
             if names[0] in KEYS:
-                hint = f"keys of the file itself, as {names[0]}, come before its first [table]"
+                hint = f"put top-level keys such as {names[0]} before the first [table]"
             raise ConfigError(f"{where}: {dotted} in {key} is not a string", hint=hint)
         if key == "env" and dotted in KEYS:
-            log.warn(f"{where}: {dotted} sets a variable here: keys of the file itself come before its first [table]")
-        yield _checked(FileEntry(key, dotted, value, where))
+            log.warn(
+                f"{where}: {dotted} is a variable here, below [env]; to set the key {dotted}, put it before the first "
+                "[table]"
+            )
+        yield _normalized(FileEntry(key, dotted, value, where))
 
 
-def _checked(entry: FileEntry) -> FileEntry:
-    """Raise ConfigError for a text that is invalid with any variables."""
+def _normalized(entry: FileEntry) -> FileEntry:
+    """Check an entry, whatever the values of its variables. In values of _BARE_NAME_KEYS, replace $NAME by ${NAME}.
+
+    Raises ConfigError.
+    """
     if "\0" in entry.text or "\0" in entry.name:
-        raise ConfigError(f"{entry.where}: it contains a NUL byte", hint="take \\u0000 out")
+        raise ConfigError(f"{entry.where}: it contains a NUL byte", hint="remove \\u0000")
     if entry.key == "env" and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", entry.name):
         raise ConfigError(f"{entry.where}: {entry.name!r} is not the name of a variable", hint='write NAME = "VALUE"')
-    if entry.key in _PATHS:
-        entry = FileEntry(entry.key, entry.name, _BARE.sub(r"\1${\2}", entry.text), entry.origin)
+    if entry.key in _BARE_NAME_KEYS:
+        entry = FileEntry(entry.key, entry.name, _BARE_NAME.sub(r"\1${\2}", entry.text), entry.origin)
     _variables(entry)
     return entry
 
 
 def _variables(entry: FileEntry) -> list[str]:
-    """Return the variables in an entry. Raises ConfigError."""
+    """Return the names of the variables in an entry. Raises ConfigError."""
     try:
         return expansion.names(entry.text)
     except ValueError as e:

@@ -1,8 +1,8 @@
-"""Expand variables in environment files, with bash's forms of ``${…}`` and without any shell.
+"""Expand variables in environment files. Supports bash's forms of ``${…}``, but runs no shell and no command.
 
-``$$`` is a dollar sign, and so is a ``$`` without braces, as at CSCS; within braces ``$NAME`` is a variable. Nothing is
-run. Sources: docs.cscs.ch, "Environment variable expansion" and "Bash Expansion in EDFs"; bash(1), "Parameter
-Expansion". On the step path where a file is used: re is imported only for patterns.
+``$$`` is a dollar sign. A ``$`` without braces is a dollar sign too, as at CSCS. Within braces, ``$NAME`` is a
+variable. Sources: docs.cscs.ch, "Environment variable expansion" and "Bash Expansion in EDFs"; bash(1), "Parameter
+Expansion". Steps with an environment file wait for the import of this module, so it imports re only for patterns.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     Text = tuple["str | Variable", ...]
     Lookup = Callable[[str], "str | None"]
 
-# The longest first: each is tried in this order.
+# The longest operators come first, because the parser takes the first match.
 _OPERATORS = (":-", ":=", ":+", ":?", "##", "%%", "//", "/#", "/%", "^^", ",,", *"-=+?#%/^,:")
-_HINT = "write ${NAME} or ${NAME:-TEXT}; a dollar sign is $$"
+_HINT = "write ${NAME} or ${NAME:-TEXT}; write $$ for a dollar sign"
 _MAX_DEPTH = 10
 
 
-class Waits(Exception):
+class NotYetKnown(Exception):
     """A variable is not known yet: leave its expression unchanged."""
 
 
 class Variable(Frozen):
-    """``${NAME}`` with an operator and the words behind it; the operator "length" stands for ``${#NAME}``."""
+    """``${NAME}``, perhaps with an operator and the words after it. The operator "length" stands for ``${#NAME}``."""
 
     written: str
     name: str
@@ -36,19 +36,19 @@ class Variable(Frozen):
 
 
 def parse(text: str) -> Text:
-    """Split a text into literal parts and variables. Raises ValueError, with a hint."""
+    """Split a text into literal characters and variables. Raises ValueError, with a hint."""
     return tuple(_parts(text, False, 0))
 
 
 def names(text: str) -> list[str]:
-    """Return the variables in a text, in order. Raises ValueError."""
+    """Return the names of the variables in a text, in order. Raises ValueError."""
     return list(_names(parse(text)))
 
 
-def expand(text: str, value: Lookup, quote: Callable[[str], str] = str) -> str:
-    """Expand a text. ``value`` returns None for an unset variable, and raises Waits; ``quote`` is for what it returns.
+def expand(text: str, lookup: Lookup, quote: Callable[[str], str] = str) -> str:
+    """Expand a text. ``quote`` escapes the values and literal dollar signs. Raises ValueError, with a hint.
 
-    Raises ValueError, with a hint.
+    ``lookup`` returns the value of a variable, or None if it is not set. It may raise NotYetKnown.
     """
     out = ""
     for part in parse(text):
@@ -56,8 +56,8 @@ def expand(text: str, value: Lookup, quote: Callable[[str], str] = str) -> str:
             out += part.replace("$", quote("$"))
             continue
         try:
-            out += quote(_value(part, value))
-        except Waits:
+            out += quote(_value(part, lookup))
+        except NotYetKnown:
             out += part.written
     return out
 
@@ -143,7 +143,7 @@ def _cut(text: str, separator: str) -> tuple[str, ...]:
 
 
 def _name(text: str) -> str:
-    """Return the name of a variable with which a text begins, or ""."""
+    """Return the variable name at the beginning of a text, or ""."""
     end = 0
     while end < len(text) and text[: end + 1].isascii() and text[: end + 1].isidentifier():
         end += 1
@@ -154,9 +154,9 @@ def _name(text: str) -> str:
 # Values
 
 
-def _text(parts: Text, value: Lookup) -> str:
-    """Return a word of an expression; a backslash quotes the next character."""
-    out = "".join(part if isinstance(part, str) else _value(part, value).replace("\\", "\\\\") for part in parts)
+def _text(parts: Text, lookup: Lookup) -> str:
+    """Expand the variables in a word of an expression. A backslash quotes the next character."""
+    out = "".join(part if isinstance(part, str) else _value(part, lookup).replace("\\", "\\\\") for part in parts)
     return _unescaped(out)
 
 
@@ -169,29 +169,31 @@ def _unescaped(text: str) -> str:
     return out
 
 
-def _value(variable: Variable, value: Lookup) -> str:
-    found, operator, words = value(variable.name), variable.operator, variable.words
+def _value(variable: Variable, lookup: Lookup) -> str:
+    current, operator, words = lookup(variable.name), variable.operator, variable.words
     if operator in (":-", ":=", "-", "="):
-        return _text(words[0], value) if found is None or operator[0] == ":" and not found else found
+        return _text(words[0], lookup) if current is None or operator[0] == ":" and not current else current
     if operator in (":+", "+"):
-        return _text(words[0], value) if found or operator == "+" and found is not None else ""
-    if operator in (":?", "?") and (found is None or operator == ":?" and not found):
-        said = _text(words[0], value)
-        raise ValueError(f"{variable.name}: {said or 'the variable is not set'}", f"export {variable.name}")
-    if found is None:
-        hint = f"export it, or write ${{{variable.name}:-}} for nothing; a dollar sign is $$"
+        return _text(words[0], lookup) if current or operator == "+" and current is not None else ""
+    if operator in (":?", "?") and (current is None or operator == ":?" and not current):
+        message = _text(words[0], lookup)
+        raise ValueError(f"{variable.name}: {message or 'the variable is not set'}", f"export {variable.name}")
+    if current is None:
+        hint = f"export it, or write ${{{variable.name}:-}} for an empty value; write $$ for a dollar sign"
         raise ValueError(f"the variable {variable.name} is not set", hint)
     if operator == "length":
-        return str(len(found))
+        return str(len(current))
     if operator == ":":
-        return _slice(found, [_text(word, value) for word in words], variable)
+        return _slice(current, [_text(word, lookup) for word in words], variable)
     if operator[:1] in ("^", ","):
-        return _cased(found, operator, words[0], variable)
+        return _cased(current, operator, words[0], variable)
     if operator[:1] in ("#", "%"):
-        return _stripped(found, operator, _pattern(words[0], value, lazy=len(operator) == 1))
+        return _stripped(current, operator, _pattern(words[0], lookup, lazy=len(operator) == 1))
     if operator[:1] == "/":
-        return _replaced(found, operator, _pattern(words[0], value), _text(words[1], value) if len(words) > 1 else "")
-    return found
+        return _replaced(
+            current, operator, _pattern(words[0], lookup), _text(words[1], lookup) if len(words) > 1 else ""
+        )
+    return current
 
 
 def _slice(text: str, words: list[str], variable: Variable) -> str:
@@ -208,7 +210,7 @@ def _slice(text: str, words: list[str], variable: Variable) -> str:
 
 def _cased(text: str, operator: str, word: Text, variable: Variable) -> str:
     if word:
-        raise ValueError(f"{variable.written}: a pattern of letters is not supported", "write ${NAME^^} or ${NAME,,}")
+        raise ValueError(f"{variable.written}: a pattern after ^ or , is not supported", "write ${NAME^^} or ${NAME,,}")
     changed = text.upper() if operator[0] == "^" else text.lower()
     return changed if len(operator) == 2 else changed[:1] + text[1:]
 
@@ -219,7 +221,7 @@ def _stripped(text: str, operator: str, pattern: str) -> str:
     if operator[0] == "#":
         match = re.match(pattern, text, re.DOTALL)
         return text[match.end() :] if match else text
-    before = ".*" if len(operator) == 1 else ".*?"  # the shortest end is behind the longest beginning
+    before = ".*" if len(operator) == 1 else ".*?"  # the shortest matching end follows the longest beginning
     match = re.fullmatch(f"({before}){pattern}", text, re.DOTALL)
     return match[1] if match else text
 
@@ -233,11 +235,14 @@ def _replaced(text: str, operator: str, pattern: str, word: str) -> str:
     return re.sub(anchored, lambda _: word, text, count=0 if operator == "//" else 1, flags=re.DOTALL)
 
 
-def _pattern(parts: Text, value: Lookup, *, lazy: bool = False) -> str:
-    """Return the regular expression of a pattern of bash(1): ``*``, ``?``, ``[…]``, also in variables."""
+def _pattern(parts: Text, lookup: Lookup, *, lazy: bool = False) -> str:
+    """Convert a pattern of bash(1) to a regular expression.
+
+    ``*``, ``?`` and ``[…]`` are special also in values of variables. A ``lazy`` ``*`` matches as little as possible.
+    """
     import re
 
-    out = "".join(part if isinstance(part, str) else _value(part, value) for part in parts)
+    out = "".join(part if isinstance(part, str) else _value(part, lookup) for part in parts)
     at, expression = 0, ""
     while at < len(out):
         c = out[at]

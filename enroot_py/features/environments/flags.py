@@ -19,7 +19,7 @@ FLAGS = (
     FeatureFlag(
         "--environment",
         "NAME|FILE",
-        "environment file; if it names an image, all arguments are the command",
+        "environment file; if the file names an image, all arguments are the command",
         describe=_read,
     ),
 )

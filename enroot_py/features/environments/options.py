@@ -1,4 +1,7 @@
-"""The options of srun, sbatch and salloc that name an environment file: pyxis's at CSCS, and that of Sarus Suite."""
+"""The options of srun, sbatch and salloc that name an environment file.
+
+--environment is the option of pyxis at CSCS, and --edf the option of Sarus Suite.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,6 @@ EDF = Option(
     example="ubuntu",
     selects=True,
     describes=True,
-    variable=ENVIRONMENT.variable,  # PYXIS_EDF is the content of a file
+    variable=ENVIRONMENT.variable,  # not PYXIS_EDF, which has the content of a file
 )
 OPTIONS = (ENVIRONMENT, EDF)

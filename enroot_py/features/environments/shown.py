@@ -11,27 +11,27 @@ from enroot_py.features.environments.edf import Environment, FileEntry
 
 
 def shown(file: Environment, form: str) -> bytes:
-    """Return a file merged with its bases, as ``toml``, a valid environment file, or ``json``. Raises ConfigError."""
+    """Return a file merged with its bases, as ``json`` or as a valid environment file, ``toml``. Raises ConfigError."""
     if form == "json":
         return shown_json(_plain(file))
-    return "\n".join(map(_comment, _toml(file))).encode(errors="backslashreplace")
+    return "\n".join(map(_printable, _toml(file))).encode(errors="backslashreplace")
 
 
-def _comment(line: str) -> str:
-    """Return one line with control characters of its comment escaped. Strings are escaped already."""
+def _printable(line: str) -> str:
+    """Escape the control characters in the comment of a line. The strings in the line are already escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _shown(file: Environment, entry: FileEntry) -> str:
-    """Return a value in the syntax of a file; variables of the image and the job stay as they are."""
+    """Return a value in the syntax of a file. Variables of the image and the job stay unexpanded."""
     return entry.text if entry.key == "env" else file.value(entry).replace("$", "$$").replace("$${SLURM_", "${SLURM_")
 
 
-def _here(file: Environment, entry: FileEntry) -> str:
-    """Return the value of variables of the image if the image does not set them."""
+def _caller_values(file: Environment, entry: FileEntry) -> str:
+    """Return a comment with the caller's values of the variables in [env], which apply unless the image sets them."""
     known = [name for name in dict.fromkeys(expansion.names(entry.text)) if name in file.host]
-    said = " ".join(f"{name}={_quoted(file.host[name])}" for name in known if entry.key == "env")
-    return f"; unless the image sets it: {said}" if said else ""
+    values = " ".join(f"{name}={_quoted(file.host[name])}" for name in known if entry.key == "env")
+    return f"; unless the image sets it: {values}" if values else ""
 
 
 def _quoted(text: str) -> str:
@@ -44,7 +44,7 @@ def _escaped(character: str) -> str:
 
 
 def _toml(file: Environment) -> Iterator[str]:
-    """Yield an equivalent file without bases, with the origins of its values as comments."""
+    """Yield the lines of an equivalent file without bases, with the origins of the values as comments."""
     yield f"# {file.path}"
     for key in ("image", "workdir"):
         if entry := file.last(key):
@@ -60,24 +60,24 @@ def _toml(file: Environment) -> Iterator[str]:
             yield from ("", f"[{key}]")
             for name, entry in table.items():
                 word = name if key == "env" else _quoted(name)
-                yield f"{word} = {_quoted(_shown(file, entry))}  # {entry.origin}{_here(file, entry)}"
+                yield f"{word} = {_quoted(_shown(file, entry))}  # {entry.origin}{_caller_values(file, entry)}"
 
 
 def _plain(file: Environment) -> dict[str, object]:
-    """Return the same as JSON data."""
+    """Return the values and their origins as JSON data."""
     image, workdir = file.last("image"), file.last("workdir")
-    said: dict[str, object] = {"image": file.value(image) if image else "", "workdir": ""}
+    content: dict[str, object] = {"image": file.value(image) if image else "", "workdir": ""}
     if workdir:
-        said["workdir"] = file.value(workdir)
+        content["workdir"] = file.value(workdir)
     for key in ("entrypoint", "writable"):
-        said[key] = file.flag(key)[0]
+        content[key] = file.flag(key)[0]
     for key in ("mounts", "devices"):
-        said[key] = [file.value(entry) for entry in file.all(key)]
-    said["env"] = {name: entry.text for name, entry in file.by_name("env").items()}
-    said["annotations"] = {name: file.value(entry) for name, entry in file.by_name("annotations").items()}
+        content[key] = [file.value(entry) for entry in file.all(key)]
+    content["env"] = {name: entry.text for name, entry in file.by_name("env").items()}
+    content["annotations"] = {name: file.value(entry) for name, entry in file.by_name("annotations").items()}
     origins: dict[str, object] = {key: entry.origin for key in edf_parser.KEYS if (entry := file.last(key))}
     for key in ("mounts", "devices"):
         origins[key] = [entry.origin for entry in file.all(key)]
     for key in ("env", "annotations"):
         origins[key] = {name: entry.origin for name, entry in file.by_name(key).items()}
-    return {**said, "origins": origins}
+    return {**content, "origins": origins}

@@ -1,4 +1,4 @@
-"""Apply an environment file to ``penroot start``. Imported only if one is used."""
+"""Apply an environment file to ``penroot start``. A start without such a file does not import this module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXAMPLE = 'for example mounts = ["/data:/data:ro"]'
 class StartFile:
     """The environment file of one start. Methods raise PenrootError.
 
-    ``job`` has the variables for expansion. It is None if the file is only checked for a job that does not run yet.
+    ``job`` has the environment variables of the job. It is None to check a file before the job runs.
     """
 
     def __init__(self, file: Environment, job: Mapping[str, str] | None = os.environ) -> None:
@@ -30,8 +30,8 @@ class StartFile:
         self._job = job
         self.mounts = tuple(_mounts(file, job))
         self.host = file.for_hooks(job)
-        self._text("workdir")  # for errors in it
-        self.identity = file.dumps()  # ranks with the same command line share a container
+        self._text("workdir")  # raises if the value is invalid
+        self.identity = file.dumps()  # ranks of one job with the same identity share a container
 
     @property
     def target(self) -> str:
@@ -48,14 +48,14 @@ class StartFile:
         return uri
 
     def settings(self, settings: Settings) -> Settings:
-        """Return the settings of the start, before the command line overrides them."""
+        """Return the settings with the values of the file. The command line overrides them later."""
         writable, origin = self._file.flag("writable")
-        said = settings.replace(origin, rootfs_writable=writable)
+        changed = settings.replace(origin, rootfs_writable=writable)
         for row in (row for row in all_settings().values() if row.annotated):
             if annotation := self._file.annotation(f"com.pyxis.{row.name}"):
                 value, where = annotation
-                said = said.replace(where, **{row.name: value})
-        return said.with_devices(self._file.devices(os.environ), self._file.path)
+                changed = changed.replace(where, **{row.name: value})
+        return changed.with_devices(self._file.devices(os.environ), self._file.path)
 
     def variables(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
         return self._file.variables(image, os.environ)
@@ -63,14 +63,15 @@ class StartFile:
     def fit(self, container: Container, command: tuple[str, ...]) -> Container:
         """Apply the working directory and the entrypoint of the file to the container.
 
-        Without a command, and a word of the file, what the image runs is all there is to run.
+        If there is no command and the file does not set ``entrypoint``, run the entrypoint, because nothing else is to
+        be run.
         """
         workdir = self._file.last("workdir")
         if workdir:
             container.workdir = self._text("workdir")
             container.origins["PWD"] = workdir.where
-        unsaid = not command and self._file.last("entrypoint") is None
-        container.runs_entrypoint = unsaid or self._file.flag("entrypoint")[0]
+        is_only_program = not command and self._file.last("entrypoint") is None
+        container.runs_entrypoint = is_only_program or self._file.flag("entrypoint")[0]
         return container
 
     def _text(self, key: str) -> str:
@@ -92,6 +93,6 @@ def read(name: str) -> Environment:
     """Read the environment ``name``, and warn about annotations that no hook implements."""
     file = edf_parser.read(name, name, os.getcwd(), os.environ)
     edf_parser.check(file)
-    if line := edf_parser.lacking(file):
-        log.warn(line)
+    if warning := edf_parser.annotation_warning(file):
+        log.warn(warning)
     return file

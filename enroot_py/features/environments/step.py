@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def describe(job: Job, name: str, origin: str) -> Environment:
-    """Read the environment file that ``origin`` requests. Raises UsageError, ConfigError."""
-    return _at_submit(job, name, origin) if job.verb == "check" else _on_node(job, name, origin)
+    """Read the environment file ``name``. ``origin`` is the option that requests it. Raises UsageError, ConfigError."""
+    return _read_at_submission(job, name, origin) if job.verb == "check" else _read_on_node(job, name, origin)
 
 
 def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
@@ -25,7 +25,7 @@ def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
     return [("environment", request.file.dumps())] if request.file else []
 
 
-def _at_submit(job: Job, name: str, origin: str) -> Environment:
+def _read_at_submission(job: Job, name: str, origin: str) -> Environment:
     """Read a file for srun, sbatch or salloc. In a batch job, use the content that sbatch has read.
 
     Raises UsageError, ConfigError.
@@ -34,21 +34,21 @@ def _at_submit(job: Job, name: str, origin: str) -> Environment:
     from enroot_py.features.environments import edf
 
     carried = _carried(job, name)
-    here = files.path_in(job.cwd, name)
-    named = carried and (carried.path == here or not edf.is_path(name) and not os.path.exists(here))
-    if carried and named and job.context == "srun":
+    path = files.path_in(job.cwd, name)
+    is_same_file = carried and (carried.path == path or not edf.is_path(name) and not os.path.exists(path))
+    if carried and is_same_file and job.context == "srun":
         return carried
     from enroot_py.features.environments import edf_parser
 
     file = edf_parser.read(name, f"{origin}={name}", job.cwd, job.caller)
     edf_parser.check(file)
-    if line := edf_parser.lacking(file):
-        log.warn(line)
+    if warning := edf_parser.annotation_warning(file):
+        log.warn(warning)
     return file
 
 
-def _on_node(job: Job, name: str, origin: str) -> Environment:
-    """Return the content for a step: as read at submission, or from the node if penroot did not run there.
+def _read_on_node(job: Job, name: str, origin: str) -> Environment:
+    """Return the content from the submission of the step. If penroot did not run there, read the file on this node.
 
     Raises UsageError, ConfigError.
     """
@@ -59,7 +59,7 @@ def _on_node(job: Job, name: str, origin: str) -> Environment:
     try:
         return edf_parser.read(name, f"{origin}={name}", job.cwd, job.environ)
     except PenrootError as e:
-        why = f"the node {job.node} reads the file: the plugin was not loaded at submission"
+        why = f"the node {job.node} read the file itself, because the plugin was not loaded at submission"
         raise type(e)(str(e), hint=f"{e.hint}; {why}" if e.hint else why) from e
 
 

@@ -48,6 +48,6 @@ def validate(files: tuple[str, ...]) -> None:
             log.error(str(e))
             log.hint(e.hint)
         else:
-            click.echo(f"{file.path} is valid" + ("" if target else ", and says no image"))
+            click.echo(f"{file.path} is valid" + ("" if target else ", but names no image"))
     if failed:
-        raise PenrootError("not every file is valid", hint="penroot env render shows what a file says")
+        raise PenrootError("not every file is valid", hint="to see the values of a file, run: penroot env render FILE")

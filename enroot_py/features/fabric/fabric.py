@@ -1,8 +1,8 @@
 """Find the host's network libraries that a start asks for, with all their dependencies.
 
-This runs before the container's namespaces are entered: only outside are the owners of files visible. fitting.py then
-decides what fits the image. Sources of names: docs.cscs.ch, "Hooks and native resources"; aws-ofi-nccl, README;
-fi_provider(7); UCX, ucs_module.
+This runs before the start enters the container's namespaces, because inside, the owners of files are not visible.
+fitting.py then decides which libraries fit the image. Sources of names: docs.cscs.ch, "Hooks and native resources";
+aws-ofi-nccl, README; fi_provider(7); UCX, ucs_module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLUGIN_DIRECTORIES = (
     *("/opt/aws-ofi-nccl/{variant}/lib", "/opt/aws-ofi-nccl/lib/{variant}", "/opt/aws-ofi-nccl/lib"),
     *(f"/opt/amazon/ofi-nccl/lib/{_MACHINE}-linux-gnu", "/opt/amazon/ofi-nccl/lib64", "/opt/amazon/ofi-nccl/lib"),
 )
-# Libraries that share private symbols with libibverbs. The symbols change with each release, so the host provides all.
+# Libraries that share private symbols with libibverbs. The symbols change with each release, so all are the host's.
 _OF_VERBS = tuple(f"lib{name}.so.1" for name in ("rdmacm", "efa", "mlx4", "mlx5", "mana", "hns", "ibumad"))
 OF_LIBC = (
     *("libc", "libm", "libmvec", "libpthread", "libdl", "librt", "libutil", "libresolv", "libanl", "libnsl"),
@@ -57,13 +57,13 @@ def is_cxi(name: str) -> bool:
 
 
 def is_of_libc(name: str) -> bool:
-    """Check whether a library is part of glibc or its loader. These are always the image's."""
+    """Check whether a library is part of glibc or its loader. These libraries are always the image's."""
     stem = name.partition(".so")[0]
     return stem in OF_LIBC or stem.startswith(("ld-", "ld64", "ld."))
 
 
 class Want(Frozen):
-    """A request for libfabric, ucx or nccl: ``origin`` requests the part, ``without`` tells how to start without it."""
+    """A request for libfabric, ucx or nccl by ``origin``. ``without`` is a hint how to start without the part."""
 
     part: str
     origin: str
@@ -108,7 +108,7 @@ def _flag(annotations: Mapping[str, str], name: str) -> bool | None:
 class HostLibrary(Frozen):
     """A library of the host: the name that programs load, the real path, and the ELF contents.
 
-    A module, which its main library loads with dlopen, is in ``folder`` beside the main library.
+    If it is a module, which a main library loads with dlopen(3), it is in ``folder`` beside the main library.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Stock:
         for library in libraries:
             if refusal := self.refused.get(library.name):
                 log.warn(f"99-fabric: ignoring {refusal}")
-        self._close([*libraries, *modules])
+        self._add_dependencies([*libraries, *modules])
         self._add_verbs()
         return FabricPart(want, libraries, tuple(modules))
 
@@ -188,8 +188,8 @@ class Stock:
     def _variants(self) -> list[str]:
         """Return the variants of the NCCL plugin that the host has."""
         names = set()
-        for place in (*self._path, *_PLUGIN_DIRECTORIES):
-            above, variant, below = place.partition("{variant}")
+        for directory in (*self._path, *_PLUGIN_DIRECTORIES):
+            above, variant, below = directory.partition("{variant}")
             for name in self.host.list(above) if variant else ():
                 if any(self.host.exists(f"{above}{name}{below}/{plugin}") for plugin in PLUGINS):
                     names.add(f"variant {name}")
@@ -201,7 +201,7 @@ class Stock:
         if verbs is None or self.verbs:
             return
         self.verbs = self._modules(f"{verbs.directory}/libibverbs", ".so")
-        self._close(self.verbs)
+        self._add_dependencies(self.verbs)
         self.verbs += [library for name in _OF_VERBS if (library := self.known.get(name))]
         for name in self.host.list(_CONFIGURED):
             real = self.host.real(f"{_CONFIGURED}/{name}")
@@ -211,7 +211,7 @@ class Stock:
                 continue  # the driver is not loaded
             self.configured.append(real)
 
-    def _close(self, libraries: list[HostLibrary]) -> None:
+    def _add_dependencies(self, libraries: list[HostLibrary]) -> None:
         """Find the dependencies of ``libraries``, recursively."""
         pending = list(libraries)
         self.known.update({library.name: library for library in libraries if not library.folder})
@@ -227,7 +227,7 @@ class Stock:
                     pending.append(dependency)
 
     def _find(self, name: str, first: Iterable[str]) -> HostLibrary | None:
-        """Return the library that the host's loader would load by name; None unless an administrator owns it."""
+        """Return the library that the host's loader would load by name, or None. Skip files that others can change."""
         if self.known.get(name) is None:
             self.known[name] = next(self._opened(name, self._candidates(name, first)), None)
         return self.known[name]
@@ -259,20 +259,20 @@ class Stock:
         return trusted.installed(self.host.path(real), self.host.prefix or "/")
 
     def _modules(self, directory: str, ending: str) -> list[HostLibrary]:
-        """Return the modules in a directory from which a library of the host loads them."""
+        """Return the modules in a directory: the files with this ``ending``, which a library of the host loads."""
         folder = directory.rpartition("/")[2]
         names = [name for name in self.host.list(directory) if name.endswith(ending)]
         listed = [library for name in names for library in self._opened(name, [f"{directory}/{name}"])]
         return [HostLibrary(library.name, library.path, library.elf, folder) for library in listed]
 
     def _plugin(self, variant: str) -> HostLibrary | None:
-        """Return the NCCL plugin. A ``variant`` is found only in directories with {variant} in their name."""
-        places = (*self._path, *_PLUGIN_DIRECTORIES)
-        fitting = [place for place in places if ("{variant}" in place) == bool(variant)]
-        fitting = [place.replace("{variant}", variant) for place in fitting]
+        """Return the NCCL plugin. Search a ``variant`` only in directories with {variant} in their name."""
+        directories = (*self._path, *_PLUGIN_DIRECTORIES)
+        fitting = [directory for directory in directories if ("{variant}" in directory) == bool(variant)]
+        fitting = [directory.replace("{variant}", variant) for directory in fitting]
         for name in PLUGINS:
             usual = () if variant else self._candidates(name, ())
-            if plugin := next(self._opened(name, [*(f"{place}/{name}" for place in fitting), *usual]), None):
+            if plugin := next(self._opened(name, [*(f"{directory}/{name}" for directory in fitting), *usual]), None):
                 # With NCCL_NET_PLUGIN=ofi, NCCL loads this name even if the image has a plugin too.
                 return HostLibrary(PLUGINS[0], plugin.path, plugin.elf)
         return None

@@ -1,8 +1,8 @@
 """Check whether the host's network libraries fit an image, and add them to the container.
 
-The image's C library loads the host's library, and must provide every symbol version of the library. A host
-library that replaces one of the image must also provide all symbol versions of the replaced library, since programs of
-the image may need them. Dependencies that the image has are the image's.
+The image's loader loads the host's library, so the image's C library must provide every symbol version that the
+library needs. A host library that replaces a library of the image must also provide all symbol versions of that
+library, since programs of the image may need them. Dependencies come from the image if the image has them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 _LIBC = "libc.so.6"
-# Libraries that use the private interface of a kernel driver: always the host's.
+# Libraries that use the private interface of a kernel driver. They are always the host's.
 _OF_DRIVER = ("libcxi.so.1",)
 _OF_UCX = (*UCX, "libucm.so.0", "libucs_signal.so.0")  # UCX libraries share private symbols
 _RCCL = "librccl-net-ofi.so"  # the plugin's name for RCCL, AMD's NCCL
@@ -46,7 +46,7 @@ _MAX_DIRECTORIES, _MAX_COPIES = 32, 16  # in LD_LIBRARY_PATH; of a library
 
 
 class ImageLibrary(Frozen):
-    """A library of the image at its real path. ``seen`` if the loader finds it, else in a vendor's directory."""
+    """A library of the image at its real path. If it is not ``seen`` by the loader, it is in a vendor's directory."""
 
     path: str
     elf: Elf
@@ -63,9 +63,9 @@ class ImageLibraries:
         self._first = [path for path in directories if path.startswith("/")][:_MAX_DIRECTORIES]
         self._cached: dict[str, list[str]] = {}
         self._copies: dict[str, list[ImageLibrary]] = {}
-        wanted = {name.encode("utf-8", "surrogateescape") for name in names}
+        encoded_names = {name.encode("utf-8", "surrogateescape") for name in names}
         try:
-            for flags, name, path in ldcache.find(context.read("/etc/ld.so.cache"), tuple(wanted)):
+            for flags, name, path in ldcache.find(context.read("/etc/ld.so.cache"), tuple(encoded_names)):
                 listed = self._cached.setdefault(name, [])
                 if flags & 0xFF00 and len(listed) < _MAX_COPIES:
                     listed.append(path)
@@ -124,26 +124,26 @@ class Fitting:
         """Check whether a part fits beside the libraries added so far."""
         if part.lack:
             return Fit(part, {}, [part.lack], [])
-        brought, reasons = self._close(part.main, {})
+        brought, reasons = self._with_dependencies(part.main, {})
         if reasons:
             return Fit(part, {}, reasons, [])
         left_out = self._extend(brought, part.modules)
         if VERBS in brought:
-            left_out += self._extend(brought, filter(self._comes_with_verbs, self.stock.verbs))
+            left_out += self._extend(brought, filter(self._must_come_with_verbs, self.stock.verbs))
         return Fit(part, brought, [], left_out)
 
     def _extend(self, brought: dict[str, HostLibrary], modules: Iterable[HostLibrary]) -> list[str]:
         """Add the modules that fit, with their dependencies. Return the other modules, each with the reason."""
         left_out = []
         for module in modules:
-            dependencies, reasons = self._close([module], brought)
+            dependencies, reasons = self._with_dependencies([module], brought)
             if reasons:
                 left_out.append(f"{module.name}: {reasons[0]}")
             else:
                 brought.update(dependencies)
         return left_out
 
-    def _close(
+    def _with_dependencies(
         self, libraries: Iterable[HostLibrary], before: dict[str, HostLibrary]
     ) -> tuple[dict[str, HostLibrary], list[str]]:
         """Return the host's libraries that ``libraries`` need in the image, and the reasons why they do not fit."""
@@ -156,7 +156,7 @@ class Fitting:
             brought[library.name] = library
             reasons += [f"{library.path} {reason}" for reason in self._mismatches(library)]
             for name in library.elf.needed:
-                if is_of_libc(name) or name in brought or name in self.added or self._has(library, name):
+                if is_of_libc(name) or name in brought or name in self.added or self._image_has(library, name):
                     continue
                 if dependency := self.stock.known.get(name):
                     pending.append(dependency)
@@ -166,11 +166,11 @@ class Fitting:
                     reasons.append(f"{library.path} needs {name}, which the image lacks, and {lack}")
         return brought, list(dict.fromkeys(reasons))
 
-    def _comes_with_verbs(self, library: HostLibrary) -> bool:
-        """Select drivers, and libraries whose copy in the image belongs to the image's libibverbs."""
+    def _must_come_with_verbs(self, library: HostLibrary) -> bool:
+        """Check whether a library is a driver, or has a copy in the image, which belongs to the image's libibverbs."""
         return bool(library.folder or self.image.copies(library.name))
 
-    def _has(self, library: HostLibrary, name: str) -> bool:
+    def _image_has(self, library: HostLibrary, name: str) -> bool:
         """Check whether the image has the dependency ``name`` of a library, with the symbol versions it needs."""
         image_library = self.image.first(name)
         if image_library is None or name in (*_OF_DRIVER, *_OF_UCX):
@@ -178,7 +178,7 @@ class Fitting:
         return not image_library.versions or image_library.versions.issuperset(library.elf.needs.get(name, ()))
 
     def _mismatches(self, library: HostLibrary) -> Iterator[str]:
-        """Yield why the image cannot load a library, or why it cannot replace the image's copies."""
+        """Yield reasons why the image cannot load a library, or why the library cannot replace the image's copies."""
         libc = self.image.first(_LIBC)
         if libc is None:
             yield f"needs {_LIBC}, and the image has no glibc"
@@ -207,8 +207,8 @@ class Fitting:
         target = library_directory(self.context, 64)
         for name, library in fit.brought.items():
             if library.folder:
-                for place in self._beside(library, placed):
-                    edits.file(self.stock.host, library.path, f"{place}/{library.folder}/{name}")
+                for directory in self._parents(library, placed):
+                    edits.file(self.stock.host, library.path, f"{directory}/{library.folder}/{name}")
                 continue
             copies = self.image.copies(name)
             covered = [copy.path for copy in copies]
@@ -230,7 +230,7 @@ class Fitting:
             environ["FI_PROVIDER_PATH"] = ""  # the image's providers belong to the image's libfabric
         for path in self.stock.configured if "libibverbs" in folders else ():
             edits.file(self.stock.host, path)
-        if "ucx" in folders:  # hide the image's modules, which are of another release
+        if "ucx" in folders:  # hide the image's modules: they belong to another release
             edits.tmpfs += {f"{path.rpartition('/')[0]}/ucx" for path in placed}
             environ["UCX_MODULE_DIR"] = f"{next(iter(placed)).rpartition('/')[0]}/ucx"
         # Override the image's variables, but not the user's.
@@ -238,8 +238,8 @@ class Fitting:
         self.added.update(fit.brought)
         return placed
 
-    def _beside(self, module: HostLibrary, placed: dict[str, HostLibrary]) -> set[str]:
-        """Return the directories beside which a main library looks for the module's folder."""
+    def _parents(self, module: HostLibrary, placed: dict[str, HostLibrary]) -> set[str]:
+        """Return the directories in which a main library looks for the folder of a module."""
         if module.folder == "ucx":
             return {path.rpartition("/")[0] for path in placed}
         verbs = self.stock.known.get(VERBS)
@@ -254,7 +254,7 @@ def newest(versions: Iterable[str], prefix: str = "") -> str:
     return max(named or [""], key=lambda each: ([int(n) for n in re.findall(r"\d{1,9}", each)], each))
 
 
-def bring(context: Context, stock: Stock, parts: list[FabricPart]) -> None:
+def add_parts(context: Context, stock: Stock, parts: list[FabricPart]) -> None:
     """Add the ``parts`` that fit. Raises HookError if a required part does not fit."""
     fitting = Fitting(context, stock)
     edits = Edits("99-fabric")
@@ -273,7 +273,7 @@ def bring(context: Context, stock: Stock, parts: list[FabricPart]) -> None:
         add_nodes(context, stock, edits)
     edits.execute(context)
     for path, (want, library) in placed.items():
-        if not _is_there(context, path, stock.host.path(library.path)):
+        if not _is_mounted(context, path, stock.host.path(library.path)):
             refuse(want, f"cannot mount it on {path}")
 
 
@@ -286,7 +286,7 @@ def refuse(want: Want, reason: str) -> None:
     log.warn(f"{message}; using the image's library, if any")
 
 
-def _is_there(context: Context, path: str, source: str) -> bool:
+def _is_mounted(context: Context, path: str, source: str) -> bool:
     try:
         with paths.open_in(context.root, path) as fd:
             return os.path.samestat(os.fstat(fd), os.stat(source))

@@ -90,8 +90,8 @@ def plan(context: Context, visible: str, sharing: tuple[str, ...]) -> Edits:
     """Return the edits for the ``visible`` adapters and the ``sharing`` nodes. Raises HookError."""
     host = Host.of(context.host)
     edits = Edits("99-mellanox")
-    own_dev = not shared_dev(context)
-    for path in sharing if own_dev else ():
+    has_private_dev = not shared_dev(context)
+    for path in sharing if has_private_dev else ():
         edits.node(host, path)
     if not visible:
         return edits
@@ -106,8 +106,8 @@ def plan(context: Context, visible: str, sharing: tuple[str, ...]) -> Edits:
             )
     hidden = [hca for hca in known if hca not in chosen]
     superuser = is_superuser(context)
-    mads = {hca.path: mad_devices(host, hca) for hca in known} if own_dev or hidden else {}
-    if chosen and own_dev:
+    mads = {hca.path: mad_devices(host, hca) for hca in known} if has_private_dev or hidden else {}
+    if chosen and has_private_dev:
         edits.node(host, "/dev/infiniband/rdma_cm")
         for hca in chosen:
             edits.node(host, f"/dev/infiniband/{hca.verbs}")

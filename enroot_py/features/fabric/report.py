@@ -33,7 +33,7 @@ _COMPONENTS = {"mca_mtl_ofi.so": "libfabric", "mca_btl_ofi.so": "libfabric", "mc
 _MPI = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12")
 _OF_MPI = ("libopen-pal.so.40", "libopen-pal.so.80")
 _MAIN = {"libfabric": LIBFABRIC, "ucx": UCX[0]}
-_ASKING = {"libfabric": fabric.CXI, "nccl": fabric.OFI_NCCL}
+_ANNOTATIONS = {"libfabric": fabric.CXI, "nccl": fabric.OFI_NCCL}
 _EFA = b"0x1d0f"  # Amazon's vendor, in sysfs
 _WITHOUT = {
     "libfabric": "programs linked with it do not start",
@@ -44,7 +44,7 @@ _UNFIT_STATUS = 3  # exit status of the child if a required part does not fit
 
 
 def report(options: start.Options) -> None:
-    """Print the libraries of a start with these options, or without an image the libraries of this node.
+    """Print the libraries of a start with these options. Without an image, print the libraries of this node.
 
     Raises ContainerError if the start would fail, and PenrootError.
     """
@@ -74,7 +74,7 @@ def report(options: start.Options) -> None:
         container = _entered(source, settings, options)
         with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
             context = hooks.Context(root, "/", settings, container.environ, caller)
-            status = 0 if _look(context, stock, parts) else _UNFIT_STATUS
+            status = 0 if _print_parts(context, stock, parts) else _UNFIT_STATUS
         sys.stdout.flush()
     except PenrootError as e:
         log.error(str(e))
@@ -84,15 +84,18 @@ def report(options: start.Options) -> None:
 
 
 def _entered(source: Source, settings: Settings, options: start.Options) -> Container:
-    """Enter the container without any library of the host's network."""
+    """Enter the container without adding network libraries of the host."""
     os.environ.pop("PENROOT_ANNOTATIONS", None)
     if options.file:
         options.file.host = {}
     return start.entered(source, settings.replace("penroot fabric", fabric="", rootfs_writable=False), options)
 
 
-def _look(context: hooks.Context, stock: Stock, parts: Iterable[FabricPart]) -> bool:
-    """Print for each part whether the image's or the host's is used. Return False if a required part does not fit."""
+def _print_parts(context: hooks.Context, stock: Stock, parts: Iterable[FabricPart]) -> bool:
+    """Print for each part whether the image's or the host's library is used.
+
+    Return False if a required part does not fit.
+    """
     fitting, good = Fitting(context, stock), True
     for part in parts:
         fit = fitting.fit(part)
@@ -110,10 +113,10 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
     names = _plugins(fitting.context) if want.part == "nccl" else [_MAIN[want.part]]
     image = next((copy for name in names for copy in fitting.image.copies(name) if copy.seen), None)
     if want.origin and not fit.reasons:
-        place = f"replaces the image's {image.path}" if image else "the image has none"
+        effect = f"replaces the image's {image.path}" if image else "the image has none"
         if image and want.part == "nccl":
-            place = f"added beside the image's {image.path}"
-        yield f"the host's {part.main[0].path}, {place}: requested by {want.origin}"
+            effect = f"added beside the image's {image.path}"
+        yield f"the host's {part.main[0].path}, {effect}: requested by {want.origin}"
         main = {library.name for library in part.main}
         if others := [each.name for each in fit.brought.values() if not each.folder and each.name not in main]:
             yield f"with its dependencies {', '.join(sorted(others))}"
@@ -121,10 +124,10 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
         return
     yield f"the image's {image.path}" if image else f"none: {_WITHOUT[want.part]}"
     if not fit.reasons:
-        asking = f', or {_ASKING[want.part]} = "true"' if want.part in _ASKING else ""
-        yield f"the host's {part.main[0].path} would fit: set ENROOT_FABRIC={want.part}{asking}"
+        annotation = f', or {_ANNOTATIONS[want.part]} = "true"' if want.part in _ANNOTATIONS else ""
+        yield f"the host's {part.main[0].path} would fit: set ENROOT_FABRIC={want.part}{annotation}"
         return
-    conclusion = "the host's does not fit"
+    conclusion = "the host's library does not fit"
     if want.origin:
         conclusion += f", but {want.origin} requests it ({'error' if want.required else 'warning'})"
     yield from (f"{conclusion}: {reason}" for reason in fit.reasons)
@@ -148,13 +151,13 @@ def _providers(fitting: Fitting, fit: Fit, host: Host) -> Iterator[str]:
         modules = fitting.context.list(f"{copies[0].path.rpartition('/')[0]}/libfabric")
     else:
         return
-    have = {name for needed, name in _PROVIDERS.items() if needed in library.needed}
-    have |= {name[3:-6] for name in modules if name.startswith("lib") and name.endswith("-fi.so")}
-    yield f"providers: {', '.join(sorted({*have, 'tcp'}))}"
+    provided = {name for needed, name in _PROVIDERS.items() if needed in library.needed}
+    provided |= {name[3:-6] for name in modules if name.startswith("lib") and name.endswith("-fi.so")}
+    yield f"providers: {', '.join(sorted({*provided, 'tcp'}))}"
     if chosen := fitting.context.environ.get("FI_PROVIDER"):
         yield f"FI_PROVIDER={shown(chosen)} is set: libfabric uses no other provider"
     for provider, path in _devices(host):
-        if provider not in have:
+        if provider not in provided:
             yield f"no {provider} provider for {path}: programs use another provider, such as tcp"
 
 

@@ -8,16 +8,16 @@ from enroot_py.config.table import Choice, FeatureTable, Paths, Words, rows
 class FabricSettings(FeatureTable):
     fabric = Words(
         "",
-        "network libraries of the host to add to containers of its ABI: libfabric, ucx, nccl (the NCCL plugin)",
+        "network libraries of the host to add to containers with the same ABI: libfabric, ucx, nccl (the NCCL plugin)",
         *("libfabric", "ucx", "nccl"),
     )
     fabric_path = Paths(
         "",
-        "directories of libraries that the loader does not know; {variant} stands for the plugin's variant",
+        "additional directories to search for these libraries; {variant} stands for the plugin's variant",
     )
     fabric_unfit = Choice(
         "error",
-        "if the host's network libraries do not fit the image: error fails the start, warn uses the image's own",
+        "if the host's network libraries do not fit the image: error (fail) or warn (use the image's libraries)",
         *("error", "warn"),
     )
 

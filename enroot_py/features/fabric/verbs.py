@@ -20,7 +20,8 @@ def add(penroot: click.Group) -> None:
 def fabric(environment: str | None, name: str | None) -> None:
     """Show which network libraries an image will use, and why.
 
-    For libfabric, UCX and the NCCL plugin: the image's or the host's. Without an image, show those of this machine.
+    For libfabric, UCX and the NCCL plugin, show whether the image's or the host's library is used. Without an image,
+    show the libraries of this machine.
     Exit with status 1 if a required library does not fit the image.
     """
     from enroot_py.cli import start

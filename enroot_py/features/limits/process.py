@@ -1,7 +1,7 @@
-"""Move a start into a control group of its own: cgroups(7), the kernel's admin-guide/cgroup-v2, systemd-run(1).
+"""Move a start into a private control group with limits: cgroups(7), admin-guide/cgroup-v2, systemd-run(1).
 
-systemd makes the group as a scope of the user, unless the process is in a Slurm job: a scope would take it out of the
-job. Otherwise the group is made in one that was delegated to the user.
+systemd makes the group, as a scope of the user. A scope would take the process out of a Slurm job. So in a job, or
+without systemd, this module makes the group within a group that was delegated to the user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREFIX = "penroot-"
 
 
 class _Limit:
-    """A limit of ``controller``: a file of a control group, and properties of a systemd unit."""
+    """A limit: ``value`` for the file CONTROLLER.max of a control group, and ``properties`` for a systemd unit."""
 
     __slots__ = ("controller", "value", "properties")
 
@@ -35,9 +35,9 @@ class _Limit:
 
 
 def prepare(settings: Settings) -> None:
-    """Move this process into a group with its limits, if it has any. May execute the command again.
+    """Move this process into a group with the limits of the settings, if there are any.
 
-    Raises ContainerError.
+    May execute the command again, in a systemd scope. Raises ContainerError.
     """
     limits = _limits(LimitSettings(settings))
     if not limits:
@@ -54,13 +54,13 @@ def prepare(settings: Settings) -> None:
     if not parent:
         hint = "start it in a login session of systemd, or let root run: loginctl enable-linger USER"
         hint = "limit the step instead: srun --mem, --cpus-per-task" if is_in_job else hint
-        raise ContainerError(f"{origin}: you may not make control groups on {os.uname().nodename}", hint=hint)
+        raise ContainerError(f"{origin}: no permission to make control groups on {os.uname().nodename}", hint=hint)
     _create(parent, limits, origin)
 
 
 def _limits(settings: LimitSettings) -> list[_Limit]:
     limits = []
-    if memory := settings.limit_memory // _PAGE_BYTES * _PAGE_BYTES:  # as the kernel rounds it
+    if memory := settings.limit_memory // _PAGE_BYTES * _PAGE_BYTES:  # whole pages, as the kernel rounds it
         limits.append(_Limit("memory", str(memory), f"MemoryMax={memory}", "MemorySwapMax=0"))
     if cpus := settings.limit_cpus:
         limits.append(_Limit("cpu", f"{round(cpus * _PERIOD_US)} {_PERIOD_US}", f"CPUQuota={cpus * 100:g}%"))
@@ -70,12 +70,12 @@ def _limits(settings: LimitSettings) -> list[_Limit]:
 
 
 def _own_group() -> str:
-    """Return the directory of this process's group of version 2, or "" if there is none."""
+    """Return the directory of this process's control group of version 2, or "" if there is none."""
     return next((mount + path for mount, path, is_v2 in cgroups.places("self", "") if is_v2), "")
 
 
 def _manager() -> list[str]:
-    """Return the options of systemd-run for the user's service manager, or none if it does not run."""
+    """Return the options of systemd-run for the user's service manager, or an empty list if it does not run."""
     uid = os.geteuid()
     directory = "/run" if uid == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     if not os.path.exists(f"{directory}/systemd/private") or not os.access(_SYSTEMD_RUN, os.X_OK):
@@ -93,7 +93,7 @@ def _execute_again(manager: list[str], limits: list[_Limit]) -> NoReturn:
 
 
 def _check(group: str, limits: list[_Limit], origin: str) -> None:
-    """Raise ContainerError for a limit that systemd could not set: its controller is not delegated to the user."""
+    """Raise ContainerError for a limit that systemd could not set, as its controller is not delegated to the user."""
     for limit in limits:
         if _read(f"{group}/{limit.controller}.max").split() != limit.value.split():
             hint = f"add {limit.controller} to Delegate= of user@.service: systemctl edit user@.service"
@@ -101,7 +101,10 @@ def _check(group: str, limits: list[_Limit], origin: str) -> None:
 
 
 def _delegated(group: str, controllers: set[str], *, is_in_job: bool) -> str:
-    """Return the nearest group above ``group`` that the user may divide, or "". A job must not be left by root."""
+    """Return the nearest group above ``group`` in which the user may make groups, or "".
+
+    Root in a job gets "": root could also make the group outside of the job's group, and so leave the job.
+    """
     if is_in_job and os.geteuid() == 0:
         return ""
     while (group := os.path.dirname(group)) != "/":

@@ -1,4 +1,4 @@
-"""Start pasta in the network namespace of the caller, before a container leaves it."""
+"""Start pasta in the network namespace of the caller, before the container gets its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 def begin(settings: Settings) -> int:
-    """Return the network namespace, if pasta connects it. Raises PenrootError.
+    """Start pasta, and return CLONE_NEWNET; or return 0 if the settings do not ask for pasta. Raises PenrootError.
 
-    Root in the container has no power over that namespace: it could send packets to the host's loopback.
+    CLONE_NEWNET means that root in the container gets no capabilities in the network namespace. With capabilities, it
+    could send packets to the host's loopback.
     """
     if not (NetworkSettings(settings).net_pasta and settings.unshare_net and settings.unshare_pid):
         return 0

@@ -37,7 +37,12 @@ def _publish(settings: Settings, port: str) -> Settings:
 
 FLAGS = (
     FeatureFlag(
-        "--net", "none|host|pasta|proxy=SOCKET", "network: none, the host's, a private network, or a proxy", _mode
+        "--net", "none|host|pasta|proxy=SOCKET", "use no network, the host's, a private network, or a proxy", _mode
     ),
-    FeatureFlag("--publish", "[IP:]HOST:CONTAINER[/udp]", "let a port of the host lead to --net=pasta", _publish),
+    FeatureFlag(
+        "--publish",
+        "[IP:]HOST:CONTAINER[/udp]",
+        "forward a port of the host to the container, with --net=pasta",
+        _publish,
+    ),
 )

@@ -1,7 +1,7 @@
-"""Connect the private network of a container with the host's by pasta(1) of passt.
+"""Connect the private network of a container with the host's network, by pasta(1) of the package passt.
 
 pasta runs as the user, in the container's PID namespace, so it ends with the container. pasta was forked in the host's
-network namespace, so its sockets are the host's. It leaves the host's file systems.
+network namespace, so its sockets are the host's. pasta leaves the host's file systems.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DEVICE = "/dev/net/tun"
 _START_TIMEOUT_S = 20
-_RESOLVER = "169.254.1.1"  # a link-local address, for which pasta asks the host's resolver
+_RESOLVER = "169.254.1.1"  # pasta forwards queries to this link-local address to the host's resolver
 _RESOLV_CONF = "/etc/resolv.conf"
 _ENVIRON = {"PATH": "/usr/bin:/bin"}
 # No port is forwarded unless it is published, and no address leads to the host's loopback.
@@ -33,7 +33,11 @@ _CLOSED = ("-T", "none", "-U", "none", "--no-map-gw")
 
 
 class _Starting:
-    """A forked process that becomes pasta: ``space`` takes the network namespace, ``ready`` gives a line at the end."""
+    """A forked process that becomes pasta.
+
+    The process receives the network namespace from the socket ``space``. pasta writes a line to the pipe ``ready`` when
+    it has started, and its messages to the file ``errors``.
+    """
 
     def __init__(self, space: socket.socket, ready: int, errors: int) -> None:
         self.space, self.ready, self.errors = space, Fd(ready), Fd(errors)
@@ -43,7 +47,7 @@ _starting: _Starting | None = None
 
 
 def begin(settings: Settings) -> None:
-    """Fork the process. Raises ContainerError, UsageError."""
+    """Fork the process that becomes pasta. Raises ContainerError, UsageError."""
     global _starting
     program = carried.installed("pasta")
     node = os.uname().nodename
@@ -62,25 +66,24 @@ def begin(settings: Settings) -> None:
     for option in ("-t", "-u"):
         options += [] if option in options else [option, "none"]
     command = [program, "--foreground", "--quiet", "--config-net", *_CLOSED, "--dns-forward", _RESOLVER, *options]
-    # pasta closes all other descriptors: stdin is the namespace, and stdout gets the PID of pasta at the end of its
-    # start.
+    # pasta closes all other descriptors, so stdin is the namespace. pasta writes its PID to stdout when it has started.
     command += ["--pid", "/proc/self/fd/1", "--netns-only", "--no-netns-quit", "--netns", "/proc/self/fd/0"]
-    (theirs, ours), (ready, done) = socket.socketpair(), os.pipe2(os.O_CLOEXEC)
+    (child_end, parent_end), (ready, done) = socket.socketpair(), os.pipe2(os.O_CLOEXEC)
     errors = os.memfd_create("pasta", os.MFD_CLOEXEC)
-    with theirs, Fd(done):
+    with child_end, Fd(done):
         if os.fork() == 0:
-            _run(command, theirs, done, errors)
-    _starting = _Starting(ours, ready, errors)
+            _run(command, child_end, done, errors)
+    _starting = _Starting(parent_end, ready, errors)
 
 
-def _run(command: list[str], given: socket.socket, done: int, errors: int) -> NoReturn:
+def _run(command: list[str], receiver: socket.socket, done: int, errors: int) -> NoReturn:
     """In the child: wait for the network namespace of the container, and execute pasta."""
     try:
-        os.setsid()  # Ctrl-C is for the program
+        os.setsid()  # Ctrl-C must reach only the program
         os.dup2(done, 1)
         os.dup2(errors, 2)
-        linux.close_others((1, 2, given.fileno()))
-        _, spaces, _, _ = socket.recv_fds(given, 1, 1)
+        linux.close_others((1, 2, receiver.fileno()))
+        _, spaces, _, _ = socket.recv_fds(receiver, 1, 1)
         for space in spaces:
             os.dup2(space, 0)
             signals.restore()
@@ -105,23 +108,23 @@ def connect(context: Context) -> None:
         if not os.read(_starting.ready, 64):
             os.lseek(_starting.errors, 0, os.SEEK_SET)
             lines = os.fsdecode(_starting.errors.content(1 << 16)).strip().splitlines() or ["no reason given"]
-            hint = "is a published port in use, or below net.ipv4.ip_unprivileged_port_start? is there a default route?"
+            hint = "use free ports from net.ipv4.ip_unprivileged_port_start on, and check that there is a default route"
             raise ContainerError(f"pasta cannot connect the container: {lines[-1]}", hint=hint)
     _open_low_ports()
     _replace_resolver(context)
 
 
 def _open_low_ports() -> None:
-    """Let programs listen at ports below 1024 of the container."""
+    """Let programs listen on ports below 1024 in the container."""
     try:
         with open("/proc/sys/net/ipv4/ip_unprivileged_port_start", "w") as file:
             file.write("0")
     except OSError as e:
-        log.debug(f"programs need ports from 1024 on: {e}")
+        log.debug(f"programs cannot listen on ports below 1024: {e}")
 
 
 def _replace_resolver(context: Context) -> None:
-    """Name pasta's resolver in /etc/resolv.conf if the host's resolver is on the host's loopback."""
+    """Set pasta's resolver in /etc/resolv.conf if a resolver there is on the host's loopback."""
     try:
         lines = paths.text(context.root, _RESOLV_CONF).splitlines()
     except OSError:
@@ -132,7 +135,7 @@ def _replace_resolver(context: Context) -> None:
         return
     lines = [line for line in lines if line not in servers]
     text = "\n".join([f"nameserver {_RESOLVER}", *lines, ""])
-    directory = f"{context.mount_point}.network"  # of its own: rootfs.hide() has made the scratch unbindable
+    directory = f"{context.mount_point}.network"  # not the scratch directory, which rootfs.hide() has made unbindable
     os.mkdir(directory, 0o700)
     attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
     mounting.attach_at(mounting.mount_filesystem("tmpfs", "network", ["mode=755", "size=64k"], attributes), directory)

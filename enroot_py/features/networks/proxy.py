@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.hooks import Context
 
-PORT = 3128  # of Squid, the best known proxy
+PORT = 3128  # the port of Squid, the best known proxy
 _VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
 def connect(context: Context, path: str, origin: str) -> None:
-    """Start the relay, and name it to the programs. Raises UsageError, ContainerError."""
+    """Start the relay, and set the proxy variables of the programs. Raises UsageError, ContainerError."""
     with _socket(path, origin) as proxy:
         _start_relay(proxy)
     context.environ.update(dict.fromkeys(_VARIABLES, f"http://127.0.0.1:{PORT}"))
@@ -42,19 +42,19 @@ def _socket(path: str, origin: str) -> Fd:
 def _start_relay(proxy: int) -> None:
     """Start the relay. The relay is a process of the container's PID namespace, and ends with the container.
 
-    The relay has a private mount namespace: pivot_root(2) changes the root directory of all processes in a mount
-    namespace. Raises ContainerError.
+    The relay has a private mount namespace, because pivot_root(2) changes the root directory of all processes in a
+    mount namespace. Raises ContainerError.
     """
     from socket import create_server
 
     with create_server(("127.0.0.1", PORT)) as listener:
-        waits, ready = os.pipe()
-        with Fd(waits):
+        reader, ready = os.pipe()
+        with Fd(reader):
             with Fd(ready):
                 if os.fork() == 0:
                     _relay(listener, proxy, ready)
-            if not os.read(waits, 1):
-                raise ContainerError("the relay to the proxy has ended before it served", hint="see the lines above")
+            if not os.read(reader, 1):
+                raise ContainerError("the relay to the proxy ended before it was ready", hint="see the messages above")
 
 
 def _relay(listener: socket, proxy: int, ready: int) -> NoReturn:
@@ -63,7 +63,7 @@ def _relay(listener: socket, proxy: int, ready: int) -> NoReturn:
         from enroot_py.features.networks import relay
         from enroot_py.runtime import namespaces
 
-        os.setsid()  # Ctrl-C is for the program
+        os.setsid()  # Ctrl-C must reach only the program
         namespaces.unshare(linux.CLONE_NEWNS)
         namespaces.hide()
         relay.main(listener, proxy, ready)

@@ -13,9 +13,10 @@ _REFUSED = b"HTTP/1.1 502 the proxy of this container does not answer\r\nContent
 
 
 def main(listener: socket.socket, proxy: int, ready: int) -> None:
-    """Serve until the process is killed. ``proxy`` is a descriptor of the socket; write to ``ready`` first.
+    """Serve until the process is killed. ``proxy`` is a descriptor of the proxy's socket.
 
-    Close all other descriptors: the program's pipes must end with the program.
+    Write a byte to the pipe ``ready`` when the relay listens. Close all other descriptors: the relay must not hold the
+    program's pipes open.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
@@ -27,12 +28,12 @@ def main(listener: socket.socket, proxy: int, ready: int) -> None:
 async def _serve(listener: socket.socket, proxy: str, ready: int) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there = await asyncio.open_unix_connection(proxy)
+            upstream = await asyncio.open_unix_connection(proxy)
         except OSError:
             writer.write(_REFUSED)
             writer.close()
             return
-        await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
+        await asyncio.gather(_copy(reader, upstream[1]), _copy(upstream[0], writer))
 
     server = await asyncio.start_server(serve, sock=listener)
     os.write(ready, b"1")
@@ -41,7 +42,7 @@ async def _serve(listener: socket.socket, proxy: str, ready: int) -> None:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Copy until the source ends. Then end this direction alone: the answer may still be on its way."""
+    """Copy until the source ends. Then close only this direction: the answer may still be on its way."""
     try:
         while data := await source.read(BUFFER_BYTES):
             target.write(data)

@@ -6,7 +6,7 @@ from enroot_py.config.table import Bool, FeatureTable, List, Place, rows
 
 
 class Ports(List):
-    """Ports of the host that lead to ports of the container: [IP:]HOST:CONTAINER[/tcp|/udp]."""
+    """Ports of the host that are forwarded to ports of the container: [IP:]HOST:CONTAINER[/tcp|/udp]."""
 
     kind = "ports"
 
@@ -18,10 +18,13 @@ class Ports(List):
 
 class NetworkSettings(FeatureTable):
     net_proxy = Place(
-        "", "Unix socket of an HTTP proxy, the only connection of a container with private network and PID namespaces"
+        "",
+        "Unix socket of an HTTP proxy, as the only connection of a container; needs private network and PID namespaces",
     )
-    net_pasta = Bool("no", "connect private network and PID namespaces with the host's network by pasta(1)")
-    net_publish = Ports("", "ports of the host that lead to a container behind pasta: [IP:]HOST:CONTAINER[/udp],…")
+    net_pasta = Bool(
+        "no", "connect a private network with the host's by pasta(1); needs private network and PID namespaces"
+    )
+    net_publish = Ports("", "ports of the host that pasta forwards to the container: [IP:]HOST:CONTAINER[/udp],…")
 
 
 SETTINGS = rows(NetworkSettings)
@@ -45,7 +48,7 @@ def _range(text: str, port: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     numbers = [first, last if dash else first]
     if not all(number.isascii() and number.isdecimal() and 0 < int(number) < 1 << 16 for number in numbers):
-        raise ValueError(f"{port}: a port is a number from 1 to 65535, or a range 8000-8010")
+        raise ValueError(f"{port}: a port is a number from 1 to 65535, or a range such as 8000-8010")
     return int(numbers[0]), int(numbers[1])
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def finish(context: Context) -> str:
-    """Connect the container by its settings. Return the origin of the setting. Raises PenrootError."""
+    """Connect the container to the network in its settings. Return the setting's origin, or "". Raises PenrootError."""
     networks = NetworkSettings(context.settings)
     origin = networks.origin(SETTINGS["ENROOT_NET_PASTA" if networks.net_pasta else "ENROOT_NET_PROXY"])
     if networks.net_publish and not networks.net_pasta:
@@ -21,7 +21,7 @@ def finish(context: Context) -> str:
         return ""
     if not (context.settings.unshare_net and context.settings.unshare_pid):
         mode = "pasta" if networks.net_pasta else f"proxy={networks.net_proxy}"
-        hint = f"use penroot start --net={mode}, or set ENROOT_UNSHARE_NET and ENROOT_UNSHARE_PID as well"
+        hint = f"use penroot start --net={mode}, or also set ENROOT_UNSHARE_NET=yes and ENROOT_UNSHARE_PID=yes"
         raise UsageError(f"{origin}: this network needs private network and PID namespaces", hint=hint)
     if networks.net_pasta:
         from enroot_py.features.networks import pasta

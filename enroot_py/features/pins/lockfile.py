@@ -1,12 +1,12 @@
 """Lock files: the digest of each tag, shared by a team.
 
-Lines of text, so that two branches of a repository merge and a slip has a line:
+Each image has a line, so that two branches of a repository merge, and an error can name the line:
 
     version 1
     nvcr.io#nvidia/pytorch:24.05-py3 sha256:…
 
-A line without a digest waits for `penroot lock`; what begins with # is a comment. On the path of steps with a lock
-file.
+`penroot lock` adds the digest to a line that has none. A line that begins with # is a comment. Steps with a lock file
+wait for the import of this module.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HEADER = "version 1"
-_OWN = "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
-_FORM = "a line is IMAGE sha256:DIGEST, and a lock file is made by penroot lock"
-_MAX_FILE_BYTES = 48 << 10  # a variable of a job carries the file, and has at most 128 KiB
+_OWNER_HINT = (
+    "in a world-writable directory, you or root must own the file, and nobody else may write to it: chmod go-w"
+)
+_FORMAT_HINT = "write each line as IMAGE sha256:DIGEST, or create the file with penroot lock"
+_MAX_FILE_BYTES = 48 << 10  # a job carries the file in a variable, which has at most 128 KiB
 
 
 class LockedImage(Frozen):
-    """One line: a reference as written, and its digest, or ""."""
+    """One line of a file: ``text`` is the reference as written, and ``digest`` the digest, or ""."""
 
     line: int
     text: str
@@ -44,26 +46,26 @@ class LockFile(Frozen):
     images: tuple[LockedImage, ...]
 
     def digest(self, name: str) -> str:
-        """Return the digest of a canonical name, or ""."""
+        """Return the digest of the image with the canonical ``name``, or ""."""
         return next((locked.digest for locked in self.images if str(locked.image) == name), "")
 
     def pin(self, image: Reference) -> Pin | None:
-        """Return the digest of an image, or None if it has its own. Raises ConfigError if it is not in the file."""
+        """Return the digest of a tag, or None if ``image`` has one. Raises ConfigError if the file does not have it."""
         if image.digest:
             return None
-        # Whoever asks for it: the name that a Reference has is without the user.
+        # Compare canonical names: they do not contain the user.
         locked = next((locked for locked in self.images if str(locked.image) == str(image)), None)
         if locked is None:
-            hint = f"add it: penroot lock {self.path} {_word(image)}"
+            hint = f"add it: penroot lock {self.path} {_as_typed(image)}"
             raise ConfigError(f"{self.path}: {image} is not in this lock file", hint=hint)
         where = f"{self.path}:{locked.line}"
         if not locked.digest:
             raise ConfigError(f"{where}: {locked.text} has no digest yet", hint=f"penroot lock {self.path}")
-        hint = f"lock the current digest: penroot lock {self.path} {_word(image)}"
+        hint = f"lock the current digest: penroot lock {self.path} {_as_typed(image)}"
         return Pin(locked.digest, f"{where} locks it to", hint)
 
 
-def _word(image: Reference) -> str:
+def _as_typed(image: Reference) -> str:
     """Return a reference as typed on a command line."""
     if image.registry == reference.DOCKER_HUB and not image.user:
         return f"{image.repository.removeprefix('library/')}:{image.tag}"
@@ -80,24 +82,22 @@ def content(path: str) -> str:
     try:
         data = files.named(path)
     except OSError as e:
-        raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWN) from e
+        raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWNER_HINT) from e
     if data is None:
-        path = reference.without_password(path)  # the FILE may have been forgotten before an image
+        path = reference.without_password(path)  # if FILE was forgotten, this is an IMAGE
         raise ConfigError(f"there is no lock file {path}", hint=f"create it: penroot lock {path} IMAGE...")
     if len(data) > _MAX_FILE_BYTES:
         hint = "a job carries the whole file: use a lock file with the job's images only"
-        raise ConfigError(
-            f"{path} is larger than the {_MAX_FILE_BYTES >> 10} KiB that a lock file has at most", hint=hint
-        )
+        raise ConfigError(f"{path} is larger than {_MAX_FILE_BYTES >> 10} KiB, the limit of a lock file", hint=hint)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
-        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint=_FORM) from e
+        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint=_FORMAT_HINT) from e
 
 
 def parse(path: str, text: str) -> LockFile:
-    """Parse the text. Raises ConfigError with the line."""
+    """Parse the text of a lock file. Raises ConfigError, which names the line."""
     lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
     number, header = lines[0] if lines else (1, [])
@@ -105,45 +105,49 @@ def parse(path: str, text: str) -> LockFile:
         hint = f"the first line must be: {HEADER}"
         raise ConfigError(f"{path}:{number}: this is no lock file of penroot", hint=hint)
     if header != HEADER.split():
-        said = " ".join(header)
+        version = " ".join(header)
         hint = f"use a newer penroot, or move the file away and recreate it: penroot lock {path} IMAGE..."
-        raise ConfigError(f"{path}:{number}: unknown {said!r}", hint=hint)
-    return LockFile(path, _unique(path, [locked(path, number, words) for number, words in lines[1:]]))
+        raise ConfigError(f"{path}:{number}: unknown {version!r}", hint=hint)
+    return LockFile(path, _unique(path, [parse_line(path, number, words) for number, words in lines[1:]]))
 
 
-def locked(path: str, number: int, words: list[str]) -> LockedImage:
+def parse_line(path: str, number: int, words: list[str]) -> LockedImage:
     """Parse the line of an image. Raises ConfigError."""
     where = f"{path}:{number}"
     if len(words) > 2:
-        raise ConfigError(f"{where}: unexpected words after IMAGE DIGEST: {' '.join(words[2:])[:80]}", hint=_FORM)
+        raise ConfigError(
+            f"{where}: unexpected words after IMAGE DIGEST: {' '.join(words[2:])[:80]}", hint=_FORMAT_HINT
+        )
     digest = words[1] if len(words) == 2 else ""
     if digest and not is_digest(digest):
-        raise ConfigError(f"{where}: {digest[:80]} is no digest", hint=_FORM)
+        raise ConfigError(f"{where}: {digest[:80]} is no digest", hint=_FORMAT_HINT)
     try:
-        return LockedImage(number, words[0], tag(words[0]), digest)
+        return LockedImage(number, words[0], parse_tag(words[0]), digest)
     except ImageReferenceError as e:
         raise ConfigError(f"{where}: {e}", hint=e.hint) from e
 
 
-def tag(text: str) -> Reference:
+def parse_tag(text: str) -> Reference:
     """Parse a tag that can be locked. Raises ImageReferenceError."""
     is_path = text.startswith(("/", "./", "../")) or text.endswith(".sqsh")
     image = None if is_path else reference.parse(text)
     if not isinstance(image, Reference):
         raise ImageReferenceError(
-            f"{text} is no image of a registry", hint="lock an image of a registry: only those have tags"
+            f"{text} is no image of a registry", hint="name an image of a registry: other images have no tags"
         )
     if image.digest:
-        raise ImageReferenceError(f"{text} is a digest already", hint="remove it: an image with a digest needs no lock")
+        raise ImageReferenceError(
+            f"{text} already has a digest", hint="remove it: an image with a digest needs no lock"
+        )
     return image
 
 
 def _unique(path: str, images: Iterable[LockedImage]) -> tuple[LockedImage, ...]:
-    """Return the images; a duplicate raises ConfigError."""
+    """Return the images. Raises ConfigError for a duplicate."""
     known: dict[str, LockedImage] = {}
     for image in images:
         first = known.setdefault(str(image.image), image)
         if first is not image:
-            message = f"{path}:{image.line}: {image.text} is the image of line {first.line}"
+            message = f"{path}:{image.line}: {image.text} is the same image as in line {first.line}"
             raise ConfigError(message, hint="remove one of the lines")
     return tuple(known.values())

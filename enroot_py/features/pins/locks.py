@@ -14,61 +14,64 @@ from enroot_py.features.pins import lockfile
 from enroot_py.features.pins.lockfile import LockFile
 from enroot_py.registry.reference import Reference
 
-_Found = dict[str, tuple[str, str]]  # by canonical names: how an image is written, and its digest now
+_Digests = dict[str, tuple[str, str]]  # canonical name: (image as written, current digest)
 
 
 def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
     """Record the current digests in a lock file, or check that no tag has moved. Raises PenrootError."""
     path = os.path.realpath(file)  # replace the target of a symbolic link, not the link
     locked = _read(path, makes=bool(images) and not check)[1]
-    wanted = {str(lockfile.tag(text)): text for text in images}
+    requested = {str(lockfile.parse_tag(text)): text for text in images}
     if check:
         for text in images:
-            locked.pin(lockfile.tag(text))
-        _check(locked, _ask(locked, wanted))
+            locked.pin(lockfile.parse_tag(text))
+        _check(locked, _resolve(locked, requested))
         return
-    found = _ask(locked, wanted)
+    current = _resolve(locked, requested)
     try:
         with waits.changing(path):
             text, locked = _read(path, makes=True)  # another process may have changed the file meanwhile
-            _write(path, text, _changed(text, locked, found))
+            _write(path, text, _changed(text, locked, current))
     except OSError as e:
         raise ConfigError(f"cannot write {path}: {e.strerror}", hint="check the permissions of its directory") from e
-    for name, (image, digest) in found.items():
+    for name, (image, digest) in current.items():
         old = locked.digest(name)
         if old != digest:
             click.echo(f"{image} {digest}" + (f", was {old}" if old else ""))
 
 
 def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
-    """Read a lock file; a missing one is empty if ``makes``. Raises ConfigError."""
+    """Return the text and the images of a lock file. With ``makes``, a missing file is empty. Raises ConfigError."""
     text = lockfile.content(path) if os.path.lexists(path) or not makes else lockfile.HEADER + "\n"
     return text, lockfile.parse(path, text)
 
 
-def _ask(locked: LockFile, wanted: dict[str, str]) -> _Found:
-    """Resolve the given images, and lines without a digest. Raises PenrootError."""
+def _resolve(locked: LockFile, requested: dict[str, str]) -> _Digests:
+    """Resolve the ``requested`` images and the lines without a digest. If no image is requested, resolve all lines.
+
+    Raises PenrootError.
+    """
     options = settings.load()
     texts = {
         str(image.image): image.text
         for image in locked.images
-        if not wanted or not image.digest or str(image.image) in wanted
+        if not requested or not image.digest or str(image.image) in requested
     }
-    return {name: (text, _digest(lockfile.tag(text), options)) for name, text in {**wanted, **texts}.items()}
+    return {name: (text, _digest(lockfile.parse_tag(text), options)) for name, text in {**requested, **texts}.items()}
 
 
 def _digest(image: Reference, options: Settings) -> str:
-    """Return the digest of a tag: the index's if there is one. Raises PenrootError."""
+    """Return the digest of a tag: that of the index if there is one, else of the manifest. Raises PenrootError."""
     from enroot_py.registry.sources import open_source
 
     source = open_source(image, options)
     return source.digest() or source.manifest().named
 
 
-def _changed(text: str, locked: LockFile, found: _Found) -> str:
-    """Return the text with the new digests; comments and order stay."""
+def _changed(text: str, locked: LockFile, current: _Digests) -> str:
+    """Return the text with the new digests. Comments and the order stay unchanged."""
     lines = text.removesuffix("\n").split("\n")
-    rest = dict(found)
+    rest = dict(current)
     for image in locked.images:
         if now := rest.pop(str(image.image), None):
             lines[image.line - 1] = f"{image.text} {now[1]}"
@@ -89,12 +92,12 @@ def _write(path: str, before: str, text: str) -> None:
         file.publish(replace=True)
 
 
-def _check(locked: LockFile, found: _Found) -> None:
-    """Print the tags that have moved. Raises PenrootError if any has."""
-    moved = [(text, digest, old) for name, (text, digest) in found.items() if (old := locked.digest(name)) != digest]
+def _check(locked: LockFile, current: _Digests) -> None:
+    """Print the tags that have moved. Raises PenrootError if there are any."""
+    moved = [(text, digest, old) for name, (text, digest) in current.items() if (old := locked.digest(name)) != digest]
     for text, digest, old in moved:
-        click.echo(f"{text} is {digest}, " + (f"and locked to {old}" if old else "and has no digest in the file"))
+        click.echo(f"{text} is {digest}, " + (f"but locked to {old}" if old else "but has no digest in the file"))
     if moved:
-        what = f"{len(moved)} of {log.many(len(found), 'tag')} moved"
+        what = f"{len(moved)} of {log.many(len(current), 'tag')} moved"
         raise PenrootError(f"{locked.path}: {what}", hint=f"lock the current digests: penroot lock {locked.path}")
     log.info(f"{locked.path}: no tag has moved")

@@ -21,7 +21,7 @@ SECTIONS = (
 sbatch and salloc resolve the tag of an image once. All steps and requeues of the job use this digest. If the registry
 does not answer, they print a warning, and each step resolves the tag. --container-pin=no turns this off, and
 --container-pin=IMAGE,... adds the images of a script's steps. With --container-lock, the digests come from a file of
-penroot-lock(1). A batch job keeps the content of the file at submission.
+penroot-lock(1). A batch job keeps the content that the file had at submission.
 """,
         (
             (

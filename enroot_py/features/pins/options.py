@@ -9,7 +9,7 @@ from pyxis_py.request.options import Option, file_name, image_text
 def _pin(text: str) -> bool | tuple[str, ...]:
     try:
         return truth(text)
-    except ValueError:  # images
+    except ValueError:  # a list of images
         pass
     images = text.split(",")
     if not all(images):
@@ -30,7 +30,7 @@ PIN = Option(
 LOCK = Option(
     "container-lock",
     "lock",
-    "lock file of penroot lock with the digest of each tag; other tags are errors",
+    "lock file of penroot lock with the digest of each tag; a tag that is not in the file is an error",
     parse=file_name,
     arginfo="FILE",
     example="./images.lock",

@@ -1,4 +1,4 @@
-"""The digest of a tag in the settings' lock file."""
+"""Look up a tag in the lock file of the settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The digests of a job's images: from the tags at submission, and from a lock file.
+"""The digests of a job's images, from a lock file, or resolved from tags at submission.
 
-sbatch or salloc resolves them once, as the user, and all steps of the job use them, after a requeue too. On the step
-path of a job with pins.
+sbatch or salloc resolves the tags once, as the user. All steps of the job use these digests, also after a requeue.
+Steps of a job with pins wait for the import of this module.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from pyxis_py.request.options import Request
     from pyxis_py.request.settings import PluginSettings
 
-_OF_JOB = "the job has pinned it to"
-_AGAIN = "submit the job again, or give --container-pin=no to take what the tag is now"
+_JOB_ORIGIN = "the job has pinned it to"
+_JOB_HINT = "submit the job again, or use the current image of the tag: --container-pin=no"
 
 
 class Pins(Frozen):
-    """The pins of a job: digests by canonical names of tags, or "" if unknown, and its lock file.
+    """The pins of a job. ``tags`` has digests by canonical names of tags, or "" for an unknown digest.
 
-    ``name`` is how that was asked for.
+    ``lock`` is the content of a lock file, and ``name`` the path as the user wrote it.
     """
 
     tags: dict[str, str]
@@ -71,7 +71,7 @@ def loads(text: str) -> Pins:
         elif kind == "path":
             path = rest
         elif kind == "image" and len(words) > 1 and words[0].isdecimal() and len(words[0]) < 10:
-            images.append(lockfile.locked(path, int(words[0]), words[1:]))
+            images.append(lockfile.parse_line(path, int(words[0]), words[1:]))
     return Pins(tags, name, LockFile(path, tuple(images)) if path else None)
 
 
@@ -80,10 +80,10 @@ def _carried(job: Job) -> Pins:
     return loads(job.environ.get(PINNED, ""))
 
 
-def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | None:
-    """Return the digest of an image for a step, from a lock file or the job's pins.
+def find_pin(job: Job, request: Request, image: Reference | LocalImage) -> Pin | None:
+    """Return the digest of an image for a step, from a lock file or the job's pins, or None.
 
-    Raises UsageError, ConfigError, and on a node ImageError for one that has to have one.
+    Raises UsageError, ConfigError. On a node, raises ImageError if the digest is required but unknown.
     """
     if not isinstance(image, Reference):
         return None
@@ -91,28 +91,28 @@ def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | No
         return lock.pin(image)
     digest = _carried(job).tags.get(str(image), "") if request.value(PIN) is not False else ""
     if digest:
-        return Pin(digest, _OF_JOB, _AGAIN)
+        return Pin(digest, _JOB_ORIGIN, _JOB_HINT)
     if request.value(PIN) is True and job.verb != "check":
         if job.resolved(image.uri()) == REFUSED:
             raise ImageError("")  # srun has printed why
-        message = f"{request.origins['pin']}: nobody has resolved {image} for the step: srun and sbatch could not"
+        message = f"{request.origins['pin']}: neither sbatch nor srun has resolved {image}"
         raise ImageError(message, hint="use --container-pin=no to let each node resolve the tag")
     return None
 
 
-def told(job: Job, request: Request, digest: str) -> Pin:
+def resolved_pin(job: Job, request: Request, digest: str) -> Pin:
     """Return a digest that srun has resolved, with its origin. Raises ConfigError."""
     name, _ = _lock_name(job, request)
     if name:
-        return Pin(digest, f"{name} locks it to", f"penroot lock {name} locks what the tag is now")
+        return Pin(digest, f"{name} locks it to", f"lock the current digest: penroot lock {name}")
     if request.value(PIN) is not False and digest in _carried(job).tags.values():
-        return Pin(digest, _OF_JOB, _AGAIN)
+        return Pin(digest, _JOB_ORIGIN, _JOB_HINT)
     return Pin(digest)
 
 
 def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
-    """Return the pins of a job as a variable, or "" for none. Raises PenrootError."""
-    tags = dict(_carried(job).tags)  # of another component of this job
+    """Resolve the tags of a job. Return its pins as text for a variable, or "". Raises PenrootError."""
+    tags = dict(_carried(job).tags)  # from another component of a heterogeneous job
     lock = _lock(job, request)
     for origin, image in _images(job, request, plugin):
         if lock:
@@ -129,13 +129,13 @@ def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
 
 
 def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tuple[str, Reference]]:
-    """Return the tags to pin, each with its option. Raises UsageError."""
-    asked = request.value(PIN)
-    named = asked if isinstance(asked, tuple) else ()
-    of_step = request.image if request.image is not None and request.is_reference(job.cwd) else None
-    by_site = PinArguments(plugin).pin_tags and plugin.resolve_tags and not plugin.importer
-    wanted = request.value(LOCK) is not None or asked or asked is None and by_site
-    texts = [(request.origins["image"], of_step)] if of_step is not None and wanted else []
+    """Yield the tags to pin, each with its option. Raises UsageError."""
+    requested = request.value(PIN)
+    named = requested if isinstance(requested, tuple) else ()
+    step_image = request.image if request.image is not None and request.is_reference(job.cwd) else None
+    site_pins = PinArguments(plugin).pin_tags and plugin.resolve_tags and not plugin.importer
+    pins_step = request.value(LOCK) is not None or requested or requested is None and site_pins
+    texts = [(request.origins["image"], step_image)] if step_image is not None and pins_step else []
     texts += [(request.origins["pin"], text) for text in named]
     for origin, text in texts:
         try:
@@ -146,12 +146,13 @@ def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tupl
             yield f"{origin}={text}", image
         elif text in named and not image.digest:
             raise UsageError(
-                f"{origin}={text} is no image of a registry", hint="pin an image of a registry: only those have tags"
+                f"{origin}={text} is no image of a registry",
+                hint="name an image of a registry: other images have no tags",
             )
 
 
 def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, image: Reference) -> str:
-    """Resolve a tag. Raises PenrootError if the digest is required, and warns otherwise."""
+    """Return the digest of a tag. If that fails, raise PenrootError if it is required, else warn and return ""."""
     from enroot_py.registry import tags
 
     loaded = enroot_settings.load(job.host(), in_job=False)
@@ -162,7 +163,7 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
     try:
         if digest := tags.soon(image, loaded, plugin.resolve_timeout, plugin.resolve_silence):
             return digest
-        why = f"{image.registry} does not tell its digest"
+        why = f"{image.registry} does not return the digest"
     except PenrootError as e:
         why, hint = str(e), e.hint or hint
     if request.value(PIN):
@@ -172,14 +173,14 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
 
 
 def _lock_name(job: Job, request: Request) -> tuple[str, str]:
-    """Return the name of the lock file, and its option or variable."""
+    """Return the name of the lock file, or "", and the option or variable that has it."""
     if (name := request.value(LOCK)) is not None:
         return name, request.origins["lock"]
     return job.environ.get("ENROOT_LOCK", ""), "ENROOT_LOCK"
 
 
 def _lock(job: Job, request: Request) -> LockFile | None:
-    """Return the lock file; in a job, its content at submission. Raises UsageError, ConfigError."""
+    """Return the lock file. In a job, use its content at submission. Raises UsageError, ConfigError."""
     name, origin = _lock_name(job, request)
     if not name:
         return None
@@ -187,7 +188,7 @@ def _lock(job: Job, request: Request) -> LockFile | None:
         raise UsageError(f"{request.origins['pin']} and {origin} contradict each other", hint="give only one of them")
     path = files.path_in(job.cwd, name)
     carried = _carried(job)
-    # A script may have gone to another directory; on a node the file may not be there, or be another one by now.
+    # A script may have changed the directory. On a node, the file may be missing, or may have changed.
     if carried.lock and carried.name == name and (carried.lock.path == path or not os.path.exists(path)):
         return carried.lock
     return lockfile.read(path)

@@ -7,7 +7,8 @@ from enroot_py.config.table import FeatureTable, Place, rows
 
 class LockSettings(FeatureTable):
     lock = Place(
-        "", "path of a lock file with the digest of each tag, see penroot-lock(1); a tag without a line is an error"
+        "",
+        "lock file with the digest of each tag, see penroot-lock(1); a tag that is not in the file is an error",
     )
 
 

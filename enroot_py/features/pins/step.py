@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
-    """Return the digest of a tag for the step; ``resolved`` is srun's. Raises UsageError, ConfigError.
+    """Return the digest of a tag for the step, or None. ``resolved`` is what srun has resolved the tag to, or "".
 
-    srun looks into the job and its lock file for the digest. Raises ImageError where a digest has to be known.
+    Without it, look for the digest in the lock file and in the pins of the job. Raises UsageError, ConfigError, and
+    ImageError if the digest is required but unknown.
     """
     if image.digest or not _may_pin(job, request):
         return None
     from enroot_py.features.pins import pins
 
-    return pins.told(job, request, resolved) if is_digest(resolved) else pins.known(job, request, image)
+    return pins.resolved_pin(job, request, resolved) if is_digest(resolved) else pins.find_pin(job, request, image)
 
 
 def must_resolve(request: Request) -> bool:
-    """Return whether srun must resolve a tag, whatever the site's settings."""
+    """Return whether srun must resolve a tag even if the site's settings forbid it."""
     return request.value(PIN) is True
 
 
@@ -48,5 +49,5 @@ def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
 
 
 def _may_pin(job: Job, request: Request) -> bool:
-    asked = request.value(LOCK) is not None or request.value(PIN) is True
-    return asked or bool(job.environ.get("ENROOT_LOCK") or job.environ.get(PINNED))
+    is_requested = request.value(LOCK) is not None or request.value(PIN) is True
+    return is_requested or bool(job.environ.get("ENROOT_LOCK") or job.environ.get(PINNED))

@@ -23,7 +23,7 @@ def _lock_option() -> click.Option:
         metavar="FILE",
         expose_value=False,
         callback=_use,
-        help="Lock file with the digests of tags.",
+        help="Use the digests in this lock file.",
     )
 
 
@@ -40,9 +40,9 @@ def _use(ctx: click.Context, parameter: click.Parameter, path: str | None) -> No
 def lock(check: bool, file: str, images: tuple[str, ...]) -> None:
     """Record the current digests of images in a lock file.
 
-    Without IMAGE, refresh every line. With IMAGE, refresh only these and any line that has no digest. A lock file has a
-    line "version 1", then a line IMAGE DIGEST for each image, or IMAGE alone for one without a digest yet. Comments
-    begin with #.
+    Without IMAGE, refresh every line. With IMAGE, refresh only these images and the lines that have no digest. A lock
+    file has a line "version 1", then a line IMAGE DIGEST for each image. A line with only IMAGE has no digest yet.
+    Comments begin with #.
     """
     from enroot_py.features.pins import locks
 

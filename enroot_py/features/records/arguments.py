@@ -8,7 +8,8 @@ from enroot_py.config.table import FeatureTable, Place, rows
 class RecordArguments(FeatureTable):
     events = Place(
         "",
-        "destination of event records of steps; overrides ENROOT_EVENTS, with the same values",
+        "write the steps' event records to this file, journald or syslog; takes the same values as ENROOT_EVENTS and "
+        "overrides it",
         "journald",
         "syslog",
     )

@@ -1,8 +1,8 @@
 """Event records: one line of JSON for each pull, create, start and step.
 
 The process of the user writes the records to the destination in ENROOT_EVENTS: a file, journald or syslog. Recording
-never blocks and never fails: an error costs a warning. docs/reference/events.md has the schema. Sources: systemd's
-Native Journal Protocol; RFC 3164 as used by syslog(3).
+never blocks and never fails: an error only prints a warning. docs/reference/events.md has the schema.
+Sources: systemd's Native Journal Protocol; RFC 3164 as used by syslog(3).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import os
 import time
 
-# Use the C function of json: the import of json costs more than a start.
+# Use json's C function: importing json takes longer than starting a container.
 from _json import encode_basestring_ascii as _quoted
 
 from enroot_py.base import log, trusted
@@ -51,7 +51,7 @@ _MAX_JOB_DIGITS = 10  # a job's number has 32 bits
 _PRIORITY = 14  # user.info, RFC 3164
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")  # facts that a start takes from its pull
+_FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")  # an event gives these facts to the event around it
 _FROM_AROUND = ("user", "uid", "node", "job", "step")
 
 
@@ -91,20 +91,20 @@ class Event:
         self._marked = time.monotonic()
 
     def again(self) -> None:
-        """Clear the phases of the parent, in a child."""
+        """In a child process, clear the phases of the parent."""
         self.phases.clear()
         self._marked = time.monotonic()
 
     def line(self, error: BaseException | None) -> str:
-        """Return the record as bytes."""
+        """Return the record as a line of JSON."""
         second, fraction = divmod(int(self._time * 1000), 1000)
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{fraction:03}Z"
         record: dict[str, object] = {"version": 1, **self.facts, "time": began, "seconds": round(self.seconds, 6)}
         record["phases"] = {name: round(seconds, 6) for name, seconds in self.phases.items()}
         record["result"] = "error" if error is not None else "ok"
         if error is not None:
-            of_ours = isinstance(error, PenrootError)
-            record["error"] = str(error).partition("\n")[0] if of_ours else type(error).__name__
+            is_ours = isinstance(error, PenrootError)
+            record["error"] = str(error).partition("\n")[0] if is_ours else type(error).__name__
         return _json({key: record[key] for key in FIELDS if key in record})
 
     def words(self) -> str:
@@ -144,9 +144,9 @@ class _Sink:
     def _warn(cls, where: str, error: OSError) -> None:
         if not cls._warned:
             cls._warned = True
-            place = SOCKETS.get(where) or error.filename or where
-            way_out = "ENROOT_EVENTS, or events= in plugstack.conf, names another file, journald or syslog"
-            log.warn(f"events are not recorded: {place}: {error.strerror}: {way_out}")
+            destination = SOCKETS.get(where) or error.filename or where
+            hint = "to use another file, journald or syslog, set ENROOT_EVENTS, or events= in plugstack.conf"
+            log.warn(f"events are not recorded: {destination}: {error.strerror}: {hint}")
 
     def write(self, line: str) -> None:
         """Write one record."""

@@ -19,7 +19,7 @@ from enroot_py.features.records.settings import RecordSettings
 from enroot_py.store import containers, inventory
 from enroot_py.store.store import Store
 
-# Name, type and meaning of each.
+# Name: type, help text.
 METRICS = {
     "penroot_store_images": ("gauge", "images in the store"),
     "penroot_store_layers": ("gauge", "layers in the store"),
@@ -61,7 +61,9 @@ def write(path: str, content: str) -> None:
     try:
         making.write(path, content.encode(errors="surrogateescape"), 0o644)
     except OSError as e:
-        raise PenrootError(f"cannot write {path}: {e.strerror}", hint="give a file in a directory of your own") from e
+        raise PenrootError(
+            f"cannot write {path}: {e.strerror}", hint="choose a file in one of your own directories"
+        ) from e
 
 
 def _labels(labels: tuple[tuple[str, str], ...]) -> str:
@@ -96,13 +98,13 @@ def _count(record: dict[str, object], samples: defaultdict[Sample, float]) -> No
     kind, result, cache = record.get("event"), record.get("result"), record.get("cache")
     if not isinstance(kind, str) or kind not in events.KINDS or result not in ("ok", "error"):
         return
-    of = (("event", kind),)
-    samples["penroot_events_total", (*of, ("result", str(result)))] += 1
-    samples["penroot_seconds_total", of] += _number(record.get("seconds"))
+    event = (("event", kind),)
+    samples["penroot_events_total", (*event, ("result", str(result)))] += 1
+    samples["penroot_seconds_total", event] += _number(record.get("seconds"))
     phases = record.get("phases")
     for phase, seconds in phases.items() if isinstance(phases, dict) else ():
         if phase in events.PHASES:
-            samples["penroot_phase_seconds_total", (*of, ("phase", phase))] += _number(seconds)
+            samples["penroot_phase_seconds_total", (*event, ("phase", phase))] += _number(seconds)
     if kind == "pull" and cache in ("hit", "part", "miss"):
         samples["penroot_pulls_total", (("cache", str(cache)),)] += 1
         samples["penroot_pulled_bytes_total", ()] += _number(record.get("bytes", 0))
@@ -110,5 +112,5 @@ def _count(record: dict[str, object], samples: defaultdict[Sample, float]) -> No
 
 def _number(value: object) -> float:
     """Return a number of a record, or 0 for an impossible value."""
-    # NaN compares with nothing; an integer of many digits is too large for math.isfinite().
+    # Comparisons with NaN are false. math.isfinite() fails for an integer with too many digits.
     return value if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0

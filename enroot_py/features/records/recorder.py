@@ -1,4 +1,4 @@
-"""Begin an event if the settings have a destination for records."""
+"""Begin an event if the settings ask for records, or the caller for times."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from enroot_py.features.records.settings import RecordSettings
 
 
 def begin(kind: str, settings: Rows, timed: bool, facts: dict[str, str | int], around: Event | None) -> Event | None:
-    """Begin an event, or return None if events are off."""
+    """Begin an event. Return None if there is no destination, no event ``around`` it, and it need not be ``timed``."""
     where = RecordSettings(settings).events
     return Event(kind, where, facts, around) if where or timed or around is not None else None

@@ -16,8 +16,8 @@ from enroot_py.base.errors import ConfigError
 from enroot_py.base.frozen import Frozen
 
 _MAX_INCLUDE_DEPTH = 10
-_MAX_BYTES = 16 << 20  # including all files: a large cluster has many node lines
-_HINT = "check that this is Slurm's configuration, or set SLURM_CONF to it"
+_MAX_BYTES = 16 << 20  # of all files together: a large cluster has many node lines
+_HINT = "check that this is Slurm's configuration; otherwise set SLURM_CONF to the right file"
 _CONTINUED = re.compile(r"\\\r?\n")
 _PAIR = r"(?:(?<=\s)|^)({})\s*=\s*(\"[^\"]*\"|[^\s#]*)"
 _INCLUDE = re.compile(r"\s*include\s+(\S.*?)\s*", re.IGNORECASE)
@@ -32,7 +32,7 @@ class Plugin(Frozen):
 
 
 class SlurmConf:
-    """A slurm.conf with all included files. ``is_open`` if all of them are world-readable."""
+    """A slurm.conf with all included files. ``is_open`` is True if all of them are world-readable."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError."""
@@ -40,19 +40,21 @@ class SlurmConf:
         self.is_open = True
         self._size = 0
         self._lines = list(self._read(path, path, 0))
-        named = self.value("PlugStackConfig")
-        self.plugstack = list(self._stack(named or f"{self.directory}/plugstack.conf", path, named != "", 0))
+        stack_path = self.value("PlugStackConfig")
+        self.plugstack = list(
+            self._read_plugstack(stack_path or f"{self.directory}/plugstack.conf", path, stack_path != "", 0)
+        )
 
     def value(self, key: str) -> str:
         """Return the last value of a key, or ""."""
         pair = _pairs(key)
-        values = [match[2].strip('"') for line in self._lines for match in pair.finditer(_bare(line))]
+        values = [match[2].strip('"') for line in self._lines for match in pair.finditer(_without_comment(line))]
         return values[-1] if values else ""
 
     def changed(self, values: Mapping[str, str]) -> str:
         """Return the text of the file with the ``values`` of some keys changed."""
         pair = _pairs("|".join(values))
-        kept = (pair.sub("", _bare(line)).rstrip() for line in self._lines)
+        kept = (pair.sub("", _without_comment(line)).rstrip() for line in self._lines)
         return "".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in values.items())) if line)
 
     def _text(self, path: str, origin: str) -> str:
@@ -80,24 +82,24 @@ class SlurmConf:
             raise ConfigError(f"{origin}: more than {_MAX_INCLUDE_DEPTH} nested includes", hint=_HINT)
         cluster = ""
         for line in _CONTINUED.sub("", self._text(path, origin)).splitlines():
-            for match in _pairs("ClusterName").finditer(_bare(line)):
+            for match in _pairs("ClusterName").finditer(_without_comment(line)):
                 cluster = match[2].strip('"')
-            if included := _INCLUDE.fullmatch(_bare(line)):
+            if included := _INCLUDE.fullmatch(_without_comment(line)):
                 name = included[1].replace("%c", cluster)
                 yield from self._read(os.path.join(self.directory, name), path, depth + 1)
             else:
                 yield line
 
-    def _stack(self, path: str, origin: str, named: bool, depth: int) -> Iterator[Plugin]:
+    def _read_plugstack(self, path: str, origin: str, must_exist: bool, depth: int) -> Iterator[Plugin]:
         if depth > _MAX_INCLUDE_DEPTH:
             raise ConfigError(f"{origin}: more than {_MAX_INCLUDE_DEPTH} nested includes", hint=_HINT)
-        if not named and not os.path.exists(path):
+        if not must_exist and not os.path.exists(path):
             return
         for line in self._text(path, origin).splitlines():
             words = line.partition("#")[0].split()
             if words[:1] == ["include"] and words[1:]:
                 for inner in sorted(glob.glob(os.path.join(os.path.dirname(path), words[1]))):
-                    yield from self._stack(inner, path, True, depth + 1)
+                    yield from self._read_plugstack(inner, path, True, depth + 1)
             elif words[1:] and words[0] in ("required", "optional"):
                 yield Plugin(need=words[0], path=words[1], words=tuple(words[2:]))
 
@@ -106,8 +108,8 @@ def _pairs(keys: str) -> re.Pattern[str]:
     return re.compile(_PAIR.format(keys), re.IGNORECASE)
 
 
-def _bare(line: str) -> str:
-    """Remove the comment of a line."""
+def _without_comment(line: str) -> str:
+    """Return a line without its comment."""
     return re.split(r"(?<!\\)#", line, maxsplit=1)[0]
 
 

@@ -2,7 +2,7 @@
 
 Whole library directories are bound, because plugins are loaded by name and load other libraries. Programs run with the
 node's loader, ld.so(8), and its --library-path, since the image may have another C library.
-Source: slurm.conf(5), sack_api.c and read_config.c of Slurm.
+Sources: slurm.conf(5), sack_api.c and read_config.c of Slurm.
 """
 
 from __future__ import annotations
@@ -95,35 +95,35 @@ class SlurmNode:
         """Return SLURM_CONF, which slurmd sets for each step, or slurm.conf in one of Slurm's default directories."""
         if path := self._host.get("SLURM_CONF"):
             return path
-        places = [*_CONF, f"{self._prefix}/etc", f"{self._prefix}/etc/slurm"]
-        for place in places:
-            if os.path.exists(f"{place}/slurm.conf"):
-                return f"{place}/slurm.conf"
+        candidates = [*_CONF, f"{self._prefix}/etc", f"{self._prefix}/etc/slurm"]
+        for directory in candidates:
+            if os.path.exists(f"{directory}/slurm.conf"):
+                return f"{directory}/slurm.conf"
         raise ConfigError(
-            f"{_node()} has no slurm.conf in {', '.join(dict.fromkeys(places))}",
+            f"{_node()} has no slurm.conf in {', '.join(dict.fromkeys(candidates))}",
             hint="set SLURM_CONF=FILE; on a configless node, run sackd(8), which stores the file",
         )
 
     def _find_libraries(self) -> list[str]:
-        """Return the loader's directories in search order: ld.so.conf, then the built-in directories."""
+        """Return the loader's directories in search order: ld.so.conf, the built-in ones, those of Slurm's prefix."""
         configured = _directories("/etc/ld.so.conf", 0)
-        beside = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
+        in_prefix = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
         usual = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
-        places = dict.fromkeys(map(os.path.realpath, (*configured, *usual, *beside)))
-        return [place for place in places if os.path.isdir(place)]
+        candidates = dict.fromkeys(map(os.path.realpath, (*configured, *usual, *in_prefix)))
+        return [directory for directory in candidates if os.path.isdir(directory)]
 
     def _find_plugins(self) -> list[str]:
         if plugin_dir := self.conf.value("PluginDir"):
-            if directories := [place for place in plugin_dir.split(":") if os.path.isdir(place)]:
+            if directories := [directory for directory in plugin_dir.split(":") if os.path.isdir(directory)]:
                 return directories
             raise ConfigError(
                 f"{_node()} has no Slurm plugin directory {plugin_dir}",
                 hint=f"correct PluginDir= in {self.conf.directory}/slurm.conf",
             )
-        for place in self.libraries:
+        for directory in self.libraries:
             for name in ("slurm", "slurm-wlm"):
-                if glob.glob(f"{place}/{name}/auth_*.so"):
-                    return [f"{place}/{name}"]
+                if glob.glob(f"{directory}/{name}/auth_*.so"):
+                    return [f"{directory}/{name}"]
         raise ConfigError(
             f"{_node()}: no Slurm plugins beneath {', '.join(self.libraries)}",
             hint=f"set PluginDir= in {self.conf.directory}/slurm.conf to their directory",
@@ -133,21 +133,21 @@ class SlurmNode:
         """Return the socket of the authentication daemon; "" for an unknown AuthType."""
         if self.uses_munge:
             sockets = [word for word in self.conf.value("AuthInfo").split(",") if word.startswith("socket=")]
-            places = [sockets[-1].removeprefix("socket=") if sockets else _MUNGE]
+            paths = [sockets[-1].removeprefix("socket=") if sockets else _MUNGE]
         elif self._auth == "auth/slurm":
             socket = self._host.get("SLURM_SACK_SOCKET")
-            places = [socket] if socket else [place.format(self.conf.value("ClusterName")) for place in _SACK]
+            paths = [socket] if socket else [path.format(self.conf.value("ClusterName")) for path in _SACK]
         else:
             return ""
         daemon = "munged" if self.uses_munge else "slurmd or sackd"
         hint = f"check that {daemon} runs there"
-        for place in places:
-            if _is_socket(place):
-                if reason := _connect_error(place):
-                    message = f"{_node()}: cannot connect to the socket {place} of {self._auth}: {reason}"
+        for path in paths:
+            if _is_socket(path):
+                if reason := _connect_error(path):
+                    message = f"{_node()}: cannot connect to the socket {path} of {self._auth}: {reason}"
                     raise ConfigError(message, hint=hint)
-                return place
-        raise ConfigError(f"{_node()} has no socket {' or '.join(places)} for {self._auth}", hint=hint)
+                return path
+        raise ConfigError(f"{_node()} has no socket {' or '.join(paths)} for {self._auth}", hint=hint)
 
 
 def _directories(path: str, depth: int) -> Iterator[str]:
@@ -171,15 +171,18 @@ def _is_ours(plugin: Plugin) -> bool:
     return os.path.basename(plugin.path) == _PLUGIN
 
 
-def own(path: str) -> str:
-    """Map a file of our installation to this version: the link may already lead to another version."""
+def in_this_version(path: str) -> str:
+    """Return the path of a file of our installation within this version.
+
+    The link to the current version may already lead to another version.
+    """
     directory, name = os.path.split(path)
     return f"{LIBRARY}/{name}" if directory == versions.link() and os.path.exists(f"{LIBRARY}/{name}") else path
 
 
 def _library(plugin: Plugin) -> str:
     """Return the directory of the plugin's Python packages: beside the plugin, else this installation's."""
-    directory = os.path.dirname(own(plugin.path))
+    directory = os.path.dirname(in_this_version(plugin.path))
     return directory if os.path.exists(f"{directory}/pyxis_py/__init__.py") else LIBRARY
 
 
@@ -191,9 +194,9 @@ def _is_socket(path: str) -> bool:
 
 
 def _connect_error(path: str) -> str:
-    """Return why a socket has no listener, or "". Slurm's programs would retry for minutes."""
-    # Connect a datagram socket, so that the daemon does not notice: if a process holds the stream socket, connect fails
-    # with EPROTOTYPE.
+    """Return why nothing listens on a socket, or "". Without this check, Slurm's programs would retry for minutes."""
+    # Connect a datagram socket, which the daemon does not notice. If a process holds the stream socket, connect(2)
+    # fails with EPROTOTYPE.
     client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
     try:
         client.connect(path)

@@ -10,11 +10,14 @@ if TYPE_CHECKING:
 
 
 def finish(context: Context) -> str:
-    """Add the programs if requested, last, so that no mount of the caller covers them. Return the setting's origin."""
+    """Add the programs if requested, and return the origin of the setting. Otherwise return "".
+
+    This runs last, so that no mount of the caller covers the programs.
+    """
     if not InsideSettings(context.settings).slurm:
         return ""
     from enroot_py.features.slurm_inside import slurm
 
     origin = context.settings.origin(SETTINGS["ENROOT_SLURM"])
-    slurm.bring(context, origin)
+    slurm.add_slurm(context, origin)
     return origin

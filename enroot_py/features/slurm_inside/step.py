@@ -18,15 +18,15 @@ def settings(step: Step) -> dict[str, object]:
 
 def attach(step: Step, held: Held) -> Programs | None:
     """Return the programs to add to a running container that a step joins; None if not requested or already there."""
-    from enroot_py.config.settings import BIN
+    from enroot_py.config.settings import BIN as SLURM_BIN
     from enroot_py.features.slurm_inside.settings import InsideSettings
 
     search = held.environ.get("PATH", "")
-    if not InsideSettings(step.settings).slurm or BIN in search.split(":"):
+    if not InsideSettings(step.settings).slurm or SLURM_BIN in search.split(":"):
         return None
     from enroot_py.features.slurm_inside import programs, slurm
 
     if held.remap_root:
         slurm.warn_root()
-    held.environ = {**held.environ, "PATH": f"{BIN}:{search}" if search else BIN}
+    held.environ = {**held.environ, "PATH": f"{SLURM_BIN}:{search}" if search else SLURM_BIN}
     return programs.Programs(step)

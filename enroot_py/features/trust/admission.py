@@ -56,7 +56,7 @@ class Admission:
         """Check an image before it is unpacked. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         if not self.wants_signatures:
             return
-        from_tracker = getattr(source, "evidence", b"")  # srun's tracker fetches it once for all nodes
+        from_tracker = getattr(source, "evidence", b"")  # srun's tracker fetches the signatures once for all nodes
         if from_tracker and self._satisfied(_loads(from_tracker), manifest.digest):
             return
         self.ask(manifest.digest, manifest.named)
@@ -117,7 +117,7 @@ class Admission:
         covered = evidence.covers(digest)
         for rule in self.rules:
             for requirement in rule.signed:
-                why = verify.met(requirement, identities.of(self._name), covered, evidence.signatures)
+                why = verify.refusal(requirement, identities.of(self._name), covered, evidence.signatures)
                 if why:
                     message = (
                         f"{self._name} ({digest[:19]}…) is not signed as {requirement.where} ({rule.scope}) requires"
@@ -142,7 +142,7 @@ class Admission:
 
 
 def gather(name: Reference, settings: Settings, digest: str, named: str) -> Iterator[Evidence]:
-    """Yield the evidence for an image from each mirror, then from the registry; ``named``: see Manifest.
+    """Yield the evidence for an image from each mirror, then from the registry. ``named``: see Manifest.
 
     Raises RegistryError and ImageError if the registry fails. Failures of mirrors are only logged.
     """
@@ -175,16 +175,16 @@ def evidence(name: Reference, digest: str, named: str, settings: Settings) -> by
         return b""
 
 
-def _evidence(place: Repository, digest: str, named: str) -> Iterator[Evidence]:
-    """Yield growing evidence from a repository: signatures of the image, then also of its index."""
-    if path := attachments.refusal(place.reference):
-        log.info(f"{path}: no signatures are beside {place.reference}")
+def _evidence(repository: Repository, digest: str, named: str) -> Iterator[Evidence]:
+    """Yield evidence from a repository, each time with more signatures: of the image, then also of its index."""
+    if path := attachments.disabled_by(repository.reference):
+        log.info(f"{path}: use-sigstore-attachments is false: not looking for signatures of {repository.reference}")
         yield Evidence()
         return
     signed_so_far: list[Signature] = []
     for signed in dict.fromkeys((digest, named)):
-        index = place.named(named) if signed != digest else b""
-        for more in signatures.of(place, signed):
+        index = repository.named(named) if signed != digest else b""
+        for more in signatures.of(repository, signed):
             signed_so_far += more
             yield Evidence(tuple(signed_so_far), index)
 
@@ -253,14 +253,14 @@ def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]
         check_file(file if file.startswith(_SENT) else os.path.realpath(file), settings)
         return record
     if uri.startswith(("/", _SENT)):
-        message = f"the container's record names {uri}, but {directory} is not made of it"
+        message = f"the container's record names {uri}, but {directory} was not made from it"
         raise PolicyError(message, hint="create the container again")
     registry, _, rest = uri.partition("/")
     is_local = uri.partition(":")[2].startswith("/")  # SCHEME:/PATH or ENGINE://NAME, else REGISTRY/REPOSITORY
     name = reference.parse(uri if is_local else f"{reference.DOCKER}{registry}#{rest}")
     digest = layout.digest_of(directory)
-    known = Store(layout.root_of(directory)).known(name)
-    named = known.given if known is not None and known.digest == digest else ""
+    stored = Store(layout.root_of(directory)).known(name)
+    named = stored.given if stored is not None and stored.digest == digest else ""
     Admission(name, settings).check_stored(Image(digest, directory, ()), named)
     return record
 

@@ -1,8 +1,8 @@
-"""Read registries.d of podman and skopeo: where sigstore signatures are not beside their images.
+"""Read registries.d of podman and skopeo: it can say that sigstore signatures are not beside the images.
 
-Only ``use-sigstore-attachments: false`` counts. Without that key, signatures are looked for, unlike podman, which needs
-``true``. A ``lookaside`` holds GPG signatures, which penroot cannot check. The user's directory replaces the system's.
-Source: containers-registries.d(5).
+Only ``use-sigstore-attachments: false`` counts. Without this key, penroot looks for signatures; podman does so only
+with ``true``. A ``lookaside`` holds GPG signatures, which penroot cannot check. The user's directory replaces the
+system's. Source: containers-registries.d(5).
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _KEY = "use-sigstore-attachments"
 _HINT = "see containers-registries.d(5)"
 
 
-def refusal(reference: Reference, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the file that says that signatures are not beside this image, or "". Raises ConfigError."""
+def disabled_by(reference: Reference, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the file that says that no signatures are beside this image, or "". Raises ConfigError."""
     sections = _sections(environ)
     for scope in (*identities.scopes(identities.of(reference)), ""):
         path, section = sections.get(scope, ("", {}))
-        wanted = section.get(_KEY)
-        if wanted is not None:
-            if not isinstance(wanted, bool):
+        enabled = section.get(_KEY)
+        if enabled is not None:
+            if not isinstance(enabled, bool):
                 raise ConfigError(f"{path}: {_KEY} of {scope or 'default-docker'} is not true or false", hint=_HINT)
-            return "" if wanted else path
+            return "" if enabled else path
     return ""
 
 
 def _sections(environ: Mapping[str, str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return file and section by scope; that of "" is the default."""
+    """Return the file and the section of each scope. The scope "" is the default."""
     sections: dict[str, tuple[str, dict[str, Any]]] = {}
-    own = base_directories(environ)["HOME"] + "/.config/containers/registries.d"
-    directory = own if os.path.isdir(own) else f"{SYSTEM}/registries.d"
+    user_directory = base_directories(environ)["HOME"] + "/.config/containers/registries.d"
+    directory = user_directory if os.path.isdir(user_directory) else f"{SYSTEM}/registries.d"
     for name in sorted(files.names(directory)):
         if name.endswith(".yaml"):
             path = f"{directory}/{name}"
             for scope, section in _in_file(path):
                 if scope in sections:
-                    message = f"{path}: {scope or 'default-docker'} is in {sections[scope][0]}, too"
+                    message = f"{path}: {scope or 'default-docker'} is also in {sections[scope][0]}"
                     raise ConfigError(message, hint="keep one of the two sections")
                 sections[scope] = path, section
     return sections

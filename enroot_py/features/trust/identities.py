@@ -35,7 +35,7 @@ def of(reference: Reference) -> DockerName:
 
 
 def read(text: str) -> DockerName:
-    """Parse a name in a signature or policy. Short names are completed: box is docker.io/library/box."""
+    """Parse a name in a signature or policy. Complete short names: box becomes docker.io/library/box."""
     rest, _, digest = text.partition("@")
     repository, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag:  # a port
@@ -52,11 +52,11 @@ def read(text: str) -> DockerName:
 def scopes(name: DockerName) -> list[str]:
     """Return the policy scopes of an image, the narrowest first: containers-policy.json(5), docker."""
     narrowest_first = []
-    places = _same_places(name.repository)
-    narrowest_first += [str(DockerName(place, name.tag, name.digest)) for place in places]
-    while all(places):
-        narrowest_first += places
-        places = [place.rpartition("/")[0] for place in places]
+    repositories = _spellings(name.repository)
+    narrowest_first += [str(DockerName(repository, name.tag, name.digest)) for repository in repositories]
+    while all(repositories):
+        narrowest_first += repositories
+        repositories = [repository.rpartition("/")[0] for repository in repositories]
     host = name.repository.partition("/")[0].partition(":")[0]
     while "." in host:
         host = host.partition(".")[2]
@@ -64,7 +64,7 @@ def scopes(name: DockerName) -> list[str]:
     return narrowest_first
 
 
-def _same_places(repository: str) -> list[str]:
+def _spellings(repository: str) -> list[str]:
     """Return a repository, and its other spelling with or without :80. With plain HTTP they are equivalent."""
     host, slash, path = repository.partition("/")
     if host.endswith(":80"):
@@ -73,9 +73,9 @@ def _same_places(repository: str) -> list[str]:
     return [repository] if has_port else [repository, f"{host}:80{slash}{path}"]
 
 
-def canonical(place: str) -> str:
+def canonical(scope: str) -> str:
     """Return a scope with the canonical spelling of its host."""
-    host, slash, path = place.partition("/")
+    host, slash, path = scope.partition("/")
     host = spelling(host)
     return (_HUB if host in HUB_NAMES else host) + slash + path
 
@@ -88,7 +88,7 @@ def canonical_scope(scope: str, where: str) -> str:
     if host != host.lower() or bare != bare.lower() or "://" in scope or scope.endswith("/"):
         hint = "write HOST[:PORT][/REPOSITORY[:TAG]] in lower case"
     elif "*" in (scope[1:] if scope.startswith("*.") else scope):
-        hint = "write *.DOMAIN for all its hosts"
+        hint = "write *.DOMAIN for all hosts of a domain"
     elif not scope.startswith("*."):
         try:
             name = canonical_registry(host)
@@ -112,7 +112,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "exactReference": ("dockerReference",),
     "exactRepository": ("dockerRepository",),
     "remapIdentity": ("prefix", "signedPrefix"),
-    "digestOnly": (),  # our extension: a bundle names no image
+    "digestOnly": (),  # our extension, because a bundle names no image
 }
 
 
@@ -123,7 +123,7 @@ class Identity:
     kind: str = "matchRepoDigestOrExact"
     words: tuple[str, ...] = ()
 
-    def wanted(self, image: DockerName) -> tuple[DockerName, bool]:
+    def required_name(self, image: DockerName) -> tuple[DockerName, bool]:
         """Return the name that a signature of ``image`` must have, and whether any tag is accepted."""
         if self.kind == "exactReference":
             return read(self.words[0]), False
@@ -138,15 +138,15 @@ class Identity:
         """Return whether a signature for the name ``signed``, or for no name, is valid for ``image``."""
         if signed is None or self.kind == "digestOnly":
             return self.kind == "digestOnly"
-        wanted, any_tag = self.wanted(image)
+        required_name, any_tag = self.required_name(image)
         if any_tag:
-            return signed.repository == wanted.repository
+            return signed.repository == required_name.repository
         # cosign signs a name without tag and digest. Such a name matches no tag.
-        return signed == wanted and bool(signed.tag or signed.digest)
+        return signed == required_name and bool(signed.tag or signed.digest)
 
     def describe(self, image: DockerName) -> str:
-        wanted, any_tag = self.wanted(image)
-        return wanted.repository if any_tag else str(wanted)
+        required_name, any_tag = self.required_name(image)
+        return required_name.repository if any_tag else str(required_name)
 
     def _remapped(self, repository: str) -> str:
         prefix, instead = map(canonical, self.words)
@@ -167,7 +167,7 @@ def identity(node: Node | None) -> Identity:
         raise ConfigError(f"{node.where}: unknown signedIdentity {kind!r}", hint=hint)
     for key, member in members.items():
         if key not in _KINDS[kind]:
-            hint = f"its keys are {' and '.join(('type', *_KINDS[kind]))}"
+            hint = f"the keys of {kind} are {' and '.join(('type', *_KINDS[kind]))}"
             raise ConfigError(f"{member.where}: unknown key {key!r} of {kind}", hint=hint)
     for key in _KINDS[kind]:
         if key not in members:

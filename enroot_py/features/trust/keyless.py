@@ -1,9 +1,10 @@
-"""Verify signatures without a long-lived key, offline: certificates of Fulcio, and Rekor's signed entry timestamps.
+"""Verify signatures that have no long-lived key, offline, by Fulcio's certificates and Rekor's signed timestamps.
 
 A signer proves an e-mail address to Fulcio, which certifies a key for some minutes. Rekor logs the signature, and signs
-the time of the entry. The site provides Fulcio's authorities and Rekor's key: the policy, like podman's, names them. A
-signature counts if Rekor's entry is about this signature, content and certificate, and if the certificate was valid at
-that time. Whatever cannot be verified is refused. The certificate's own log (SCT) is not checked, as in podman.
+the time of the entry. The site provides Fulcio's authorities and Rekor's key, and the policy names them, as for podman.
+A signature counts if Rekor's entry is about this signature, content and certificate, and if the certificate was valid
+at the time of the entry. A signature that cannot be verified is refused. The certificate's own log (SCT) is not
+checked, as in podman.
 
 Sources: containers-policy.json(5), fulcio; oid-info.md of Fulcio; hashedrekord and dsse 0.0.1 of Rekor; RFC 8785;
 RFC 5280, 4.2 and 6.1.
@@ -49,7 +50,9 @@ class Log:
         ``verified_by`` is the DER form of the certificate or public key. Raises Unproved.
         """
         if not signature.entry:
-            raise Unproved("it has no entry of a transparency log with a signed time, as Rekor 1 makes it, not Rekor 2")
+            raise Unproved(
+                "it has no entry of a transparency log with a signed timestamp, which Rekor 1 makes, but not Rekor 2"
+            )
         try:
             entry = unique_json(signature.entry)
             payload, timestamp = entry["Payload"], base64.b64decode(entry["SignedEntryTimestamp"], validate=True)
@@ -68,7 +71,7 @@ class Log:
 
 
 def _canonical(payload: dict[str, Any]) -> bytes:
-    """Return the form that the log signs, RFC 8785: for these types, sorted keys are enough. Raises ValueError."""
+    """Return the form that the log signs: RFC 8785. For these types, sorted keys are enough. Raises ValueError."""
     if set(payload) != {"body", "integratedTime", "logID", "logIndex"}:
         raise ValueError("unknown keys")
     for key in ("integratedTime", "logIndex"):
@@ -220,7 +223,10 @@ def _issuers(leaf: Certificate) -> list[str]:
 
 
 def _has_path(leaf: Certificate, chain: list[Certificate], anchors: list[Certificate], time: int, depth: int) -> bool:
-    """Return whether an anchor has issued a certificate, directly or through ``depth`` or more others of the chain."""
+    """Return whether an anchor has issued a certificate, directly or through others of the chain.
+
+    ``depth`` is the number of authorities below the issuer of the certificate.
+    """
     if not _is_understood(leaf):
         return False
     if any(_has_issued(anchor, leaf, time, depth) for anchor in anchors):
@@ -255,8 +261,8 @@ def _has_issued(issuer: Certificate, certificate: Certificate, time: int, depth:
     purposes = (ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE)
     if isinstance(extended, ExtendedKeyUsage) and not any(purpose in extended for purpose in purposes):
         return False
-    is_short = basic.path_length is None or depth <= basic.path_length
-    return is_short and _is_valid(issuer, time) and _is_understood(issuer)
+    is_short_enough = basic.path_length is None or depth <= basic.path_length
+    return is_short_enough and _is_valid(issuer, time) and _is_understood(issuer)
 
 
 def _is_valid(certificate: Certificate, time: int) -> bool:

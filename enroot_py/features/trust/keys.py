@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from enroot_py.features.trust.signatures import Signature
 
 _MIN_RSA_BITS = 2048
-OTHER = "it is by another key"
+BY_ANOTHER_KEY = "it is by another key"
 
 
 class Signer(Protocol):
@@ -59,7 +59,7 @@ class Key:
         return str(self.source)
 
     def refusal(self, signature: Signature) -> str:
-        return "" if self.has_signed(signature) else OTHER
+        return "" if self.has_signed(signature) else BY_ANOTHER_KEY
 
     def has_signed(self, signature: Signature) -> bool:
         return self.verify(signature.payload, signature.signature)
@@ -74,22 +74,22 @@ def verifier(key: Any) -> Callable[[bytes, bytes], bool] | None:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
-    ways: list[tuple[Any, ...]]
+    schemes: list[tuple[Any, ...]]
     if isinstance(key, ed25519.Ed25519PublicKey):
-        ways = [()]
+        schemes = [()]
     elif isinstance(key, rsa.RSAPublicKey) and key.key_size >= _MIN_RSA_BITS:
-        ways = [(padding.PKCS1v15(), hashes.SHA256())]
+        schemes = [(padding.PKCS1v15(), hashes.SHA256())]
     elif isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, (ec.SECP256R1, ec.SECP384R1)):
         # Old versions of cosign use SHA-256 for every curve; new versions use the hash of the curve's size.
-        ways = [(ec.ECDSA(hashes.SHA256()),)]
-        ways += [(ec.ECDSA(hashes.SHA384()),)] if isinstance(key.curve, ec.SECP384R1) else []
+        schemes = [(ec.ECDSA(hashes.SHA256()),)]
+        schemes += [(ec.ECDSA(hashes.SHA384()),)] if isinstance(key.curve, ec.SECP384R1) else []
     else:
         return None
 
     def verify(payload: bytes, signature: bytes) -> bool:
-        for way in ways:
+        for scheme in schemes:
             try:
-                key.verify(signature, payload, *way)
+                key.verify(signature, payload, *scheme)
                 return True
             except InvalidSignature:
                 continue
@@ -99,12 +99,12 @@ def verifier(key: Any) -> Callable[[bytes, bytes], bool] | None:
 
 
 def _no_key(source: KeySource, data: bytes) -> ConfigError:
-    """Return an error for a file without a public key. The message names the content of the file."""
+    """Return an error for a file without a public key. The message names the kind of its content."""
     head = data.partition(b"-----BEGIN ")[2].partition(b"-----")[0].decode("ascii", "replace")
     hint = "convert it to PEM: cosign public-key --key cosign.key"
     if "PRIVATE" in head:
         hint = "keep the private key secret; " + hint
     elif "CERTIFICATE" in head:
-        hint = "extract its public key: openssl x509 -pubkey -noout; expiry is not checked"
+        hint = "extract its public key, whose expiry is not checked: openssl x509 -pubkey -noout"
     what = f"a {head.lower()}, " if head and head != "PUBLIC KEY" else ""
     return ConfigError(f"{source.where}: {source} is {what}not a public key", hint=hint)

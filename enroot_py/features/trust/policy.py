@@ -25,7 +25,7 @@ from enroot_py.registry.reference import LocalImage, Reference
 _MAXSYMLINKS = 40  # path_resolution(7)
 _MAX_FILE_BYTES = 1 << 20  # of a policy or key
 DOCKER, SQUASHFS, DIRECTORY = "docker", "squashfs", "dir"
-# Transports of references by scheme. Policies may also name transports that only other programs support.
+# Transports of references by scheme. Policies can also name transports that only other programs support.
 _LOCAL = {
     "oci:": "oci",
     "oci-archive:": "oci-archive",
@@ -75,15 +75,15 @@ class Fulcio:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One requirement of a rule. A signature is by one of the keys, or by the identity of ``fulcio``."""
+    """One requirement of a rule. One of the keys, or the identity of ``fulcio``, must have signed."""
 
     kind: str
     where: str
     keys: tuple[KeySource, ...] = ()
     identity: Identity = field(default_factory=Identity)
-    lacks: str = ""  # the unsupported evidence that it requires
+    unsupported: str = ""  # evidence that it requires and that penroot cannot check
     fulcio: Fulcio | None = None
-    rekor: tuple[KeySource, ...] = ()  # keys of the log that must have the signature
+    rekor: tuple[KeySource, ...] = ()  # keys of the log that must contain the signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,10 @@ class Rule:
         for requirement in self.requirements:
             if requirement.kind == _REJECT:
                 return refused(image, self, requirement, "is rejected", "use an image that the policy admits")
-            if requirement.lacks:
-                hint = f"penroot cannot check {requirement.lacks}: sign with a key, cosign sign --key, and use keyPath"
-                return refused(image, self, requirement, f"needs {requirement.lacks}", hint)
+            if requirement.unsupported:
+                evidence = requirement.unsupported
+                hint = f"penroot cannot check {evidence}: sign with a key, cosign sign --key, and use keyPath"
+                return refused(image, self, requirement, f"needs {evidence}", hint)
         return None
 
     @property
@@ -114,7 +115,7 @@ def refused(image: object, rule: Rule, requirement: Requirement, why: str, hint:
 
 
 class Policy:
-    """One policy file. Raises ConfigError with the file and the path of the wrong value."""
+    """One policy file. Raises ConfigError, which names the file and the path of the wrong value."""
 
     def __init__(self, path: str, data: bytes, owner: int = 0) -> None:
         """Keys must belong to root or to ``owner``, the owner of the policy file."""
@@ -158,12 +159,14 @@ class Policy:
             if kind not in _TYPES:
                 raise _unknown(item, kind, _TYPES, "type")
             if kind == _GPG:
-                yield Requirement(kind, item.where, lacks="GPG signatures")
+                yield Requirement(kind, item.where, unsupported="GPG signatures")
             elif kind == SIGNED:
                 yield self._signed(item, members)
             elif members:
                 key, member = next(iter(members.items()))
-                raise ConfigError(f"{member.where}: unknown key {key!r} of {kind}", hint="its only key is type")
+                raise ConfigError(
+                    f"{member.where}: unknown key {key!r} of {kind}", hint=f"{kind} has only the key type"
+                )
             else:
                 yield Requirement(kind, item.where)
 
@@ -173,7 +176,7 @@ class Policy:
                 raise _unknown(member, key, (*_KEYS, "fulcio", *_REKOR, "signedIdentity"))
         identity = identities.identity(members.get("signedIdentity"))
         if _PKI in members:
-            return Requirement(SIGNED, item.where, identity=identity, lacks="certificates")
+            return Requirement(SIGNED, item.where, identity=identity, unsupported="certificates")
         names = [key for key in (*_KEYS, "fulcio") if key in members]
         if len(names) != 1:
             hint = f"write one of {', '.join(_KEYS)}, fulcio"
@@ -181,7 +184,9 @@ class Policy:
         rekor = self._one_of(_REKOR, members, item.where)
         if names == ["fulcio"]:
             if not rekor:
-                message = f"{item.where}: fulcio needs the key of a transparency log: its certificates last minutes"
+                message = (
+                    f"{item.where}: fulcio needs the key of a transparency log: its certificates expire in minutes"
+                )
                 raise ConfigError(message, hint='write "rekorPublicKeyPath": "/etc/…/rekor.pub"')
             fulcio = self._fulcio(members["fulcio"])
             return Requirement(SIGNED, item.where, identity=identity, fulcio=fulcio, rekor=rekor)
@@ -200,13 +205,13 @@ class Policy:
         return Fulcio(ca[0], members["oidcIssuer"].text("oidcIssuer"), members["subjectEmail"].text("subjectEmail"))
 
     def _one_of(self, names: Iterable[str], members: Mapping[str, Node], where: str) -> tuple[KeySource, ...]:
-        """Return the keys under the one of these names that is there, or none. Raises ConfigError for more names."""
-        there = [name for name in names if name in members]
-        if len(there) > 1:
-            raise ConfigError(f"{where}: {' and '.join(there)} are both there", hint="write one of them")
-        if not there:
+        """Return the keys of the only member with one of these names, or none. Raises ConfigError for two members."""
+        present = [name for name in names if name in members]
+        if len(present) > 1:
+            raise ConfigError(f"{where}: {' and '.join(present)} exclude each other", hint="write only one of them")
+        if not present:
             return ()
-        (name,) = there
+        (name,) = present
         nodes = members[name].items(name) if name.endswith("s") else [members[name]]
         return tuple(self._key(name, node) for node in nodes)
 
@@ -257,8 +262,8 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
 
     Raises ConfigError.
     """
-    for place in _places(path):
-        files.check(place)
+    for directory in _directories_on_path(path):
+        files.check(directory)
     # In a user namespace, root's files have another user ID: the owner of the installation.
     owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
@@ -283,8 +288,8 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     return data, state.st_uid
 
 
-def _places(path: str) -> Iterator[str]:
-    """Yield the directories of a file and of the links to it: a user who can write there controls the path."""
+def _directories_on_path(path: str) -> Iterator[str]:
+    """Yield the directories of a file and of the links to it: a user who can write to one of them controls the path."""
     for _ in range(_MAXSYMLINKS):
         yield os.path.dirname(path)
         if not os.path.islink(path):
@@ -293,7 +298,7 @@ def _places(path: str) -> Iterator[str]:
 
 
 def _not_trusted(path: str, origin: str, why: str, command: str = "") -> ConfigError:
-    """Return an error. Without ``command``, the hint is harmless for a system file that was named by mistake."""
+    """Return an error. Without ``command``, the hint does no harm if the path is a system file, named by mistake."""
     before = "" if origin == path else f"{origin}: "
     hint = "use a file of root that every user can read"
     return ConfigError(f"{before}{path} {why}: it decides which images are admitted", hint=command or hint)

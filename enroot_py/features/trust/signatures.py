@@ -6,7 +6,7 @@ to the image and is in the list of referrers (in older registries: the tag ``sha
 bundles instead. A bundle signs an in-toto statement with a type prefix; the statement names only a digest.
 
 Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
-distribution specification, "Listing Referrers" and "Referrers Tag Schema". verify.py verifies.
+distribution specification, "Listing Referrers" and "Referrers Tag Schema". verify.py verifies the signatures.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _MAX_PROOF_BYTES = 64 << 10  # of a certificate, chain or log entry
 class Signature:
     """A payload and its signature, not trusted until verified.
 
-    Without a long-lived key, it has the signer's ``certificate``, a ``chain`` of authorities, both in PEM, and the
-    ``entry`` of a transparency log: JSON with SignedEntryTimestamp and Payload.
+    A signature without a long-lived key also has the signer's ``certificate`` and a ``chain`` of authorities, both in
+    PEM, and the ``entry`` of a transparency log: JSON with SignedEntryTimestamp and Payload.
     """
 
     payload: bytes
@@ -77,7 +77,10 @@ class Evidence:
     index: bytes = b""
 
     def covers(self, digest: str) -> set[str]:
-        """Return the digests that a signature may have to cover a manifest: the manifest's and the index's."""
+        """Return the digests that cover a manifest if they are signed.
+
+        These are the digest of the manifest, and the digest of the index if it lists the manifest.
+        """
         return {digest, digests.of(self.index)} if self.index and digest in _listed(self.index) else {digest}
 
     def dumps(self) -> bytes:
@@ -99,7 +102,7 @@ def loads(data: bytes) -> Evidence:
 
 
 def _listed(index: bytes) -> set[str]:
-    """Return the digests in an index; other documents contain none."""
+    """Return the digests that an index lists. Other documents list none."""
     try:
         document = manifests.parse(index, "the index")
     except ImageError:
@@ -126,25 +129,25 @@ class SignatureSource(Protocol):
         """Return the list of a manifest's referrers, or None if the registry does not support the request."""
 
 
-def of(place: SignatureSource, digest: str) -> Iterator[list[Signature]]:
+def of(repository: SignatureSource, digest: str) -> Iterator[list[Signature]]:
     """Yield the signatures of a manifest or index: the tagged ones, then those of each referrer."""
     tag = digest.replace(":", "-")
     seen: dict[str, bytes] = {}
-    data = place.tagged(tag + ".sig")
-    yield list(_in_manifest(place, data, seen)) if data else []
-    listing = place.referrers(digest) or place.tagged(tag)
+    data = repository.tagged(tag + ".sig")
+    yield list(_in_manifest(repository, data, seen)) if data else []
+    listing = repository.referrers(digest) or repository.tagged(tag)
     for number, referrer in enumerate(_signing(listing) if listing else ()):
         if number == _MAX_REFERRERS:
             log.warn(f"{digest} has more than {_MAX_REFERRERS} signature manifests: ignoring the others")
             return
-        data = place.named(referrer)
+        data = repository.named(referrer)
         subject = manifests.fields(manifests.parse(data, "a signature").get("subject"))
         if subject.get("digest") == digest:
-            yield list(_in_manifest(place, data, seen))
+            yield list(_in_manifest(repository, data, seen))
 
 
 def _signing(listing: bytes) -> Iterator[str]:
-    """Return the digests of referrers that may contain signatures."""
+    """Yield the digests of referrers that may contain signatures."""
     entries = manifests.parse(listing, "the list of referrers").get("manifests")
     for entry in entries if isinstance(entries, list) else ():
         fields = manifests.fields(entry)
@@ -154,7 +157,7 @@ def _signing(listing: bytes) -> Iterator[str]:
             yield fields["digest"]
 
 
-def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) -> Iterator[Signature]:
+def _in_manifest(repository: SignatureSource, data: bytes, seen: dict[str, bytes]) -> Iterator[Signature]:
     """Yield the signatures in a signature manifest. ``seen`` caches payloads by digest, as many layers are equal."""
     layers = manifests.parse(data, "a signature").get("layers")
     if not isinstance(layers, list):
@@ -168,21 +171,21 @@ def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) ->
         encoded = annotations.get(_ANNOTATION)
         try:
             if media_type == _BUNDLE:
-                yield from _in_bundle(_fetched(place, fields, seen))
+                yield from _in_bundle(_fetched(repository, fields, seen))
             elif media_type == _PAYLOAD and isinstance(encoded, str) and len(encoded) <= _MAX_SIGNATURE_BYTES:
                 signature = base64.b64decode(encoded, validate=True)
-                yield Signature(_fetched(place, fields, seen), signature, *_proofs(annotations))
+                yield Signature(_fetched(repository, fields, seen), signature, *_proofs(annotations))
         except (KeyError, TypeError, ValueError, RecursionError) as e:
             log.debug(f"malformed signature: {e}")
 
 
-def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, bytes]) -> bytes:
+def _fetched(repository: SignatureSource, layer: dict[str, Any], seen: dict[str, bytes]) -> bytes:
     """Fetch a payload or bundle. Raises ImageError for a wrong digest, ValueError for a malformed descriptor."""
     descriptor = manifests.descriptor(layer)
     if descriptor.size > _MAX_PAYLOAD_BYTES:
         raise ValueError(f"the payload has {descriptor.size} bytes")
     if descriptor.digest not in seen:
-        with place.blob(descriptor) as stream:
+        with repository.blob(descriptor) as stream:
             payload = b"".join(iter(lambda: stream.read(_MAX_PAYLOAD_BYTES), b""))
         if digests.of(payload) != descriptor.digest:
             raise ImageError(
@@ -215,7 +218,7 @@ def _in_bundle(data: bytes) -> Iterator[Signature]:
 
 
 def _bundled_proofs(material: object) -> list[bytes]:
-    """Return certificate, chain and log entry of a bundle in the form of annotations; b"" for what is missing."""
+    """Return certificate, chain and log entry of a bundle in the form of annotations. A missing part is b""."""
     fields = manifests.fields(material)
     chain = manifests.fields(fields.get("x509CertificateChain")).get("certificates") or [fields.get("certificate")]
     encoded = [str(manifests.fields(certificate).get("rawBytes") or "") for certificate in chain]
@@ -230,7 +233,7 @@ def _bundled_proofs(material: object) -> list[bytes]:
             "logID": base64.b64decode(entry["logId"]["keyId"], validate=True).hex(),
         }
         logged = json.dumps({"SignedEntryTimestamp": promise, "Payload": payload})
-    except (KeyError, TypeError, ValueError):  # of a key, or in a log without such timestamps
+    except (KeyError, TypeError, ValueError):  # a signature by a key, or a log without signed timestamps
         logged = ""
     return [leaf.encode(), "".join(rest).encode(), logged.encode()]
 

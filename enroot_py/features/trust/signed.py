@@ -52,13 +52,13 @@ def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Ev
         why = str(error)
     elif requirement.kind == "sigstoreSigned":
         image = identities.of(name)
-        why = verify.met(requirement, image, evidence.covers(digest), evidence.signatures)
+        why = verify.refusal(requirement, image, evidence.covers(digest), evidence.signatures)
     shown = {"where": requirement.where, "scope": rule.scope, "type": requirement.kind, "satisfied": not why}
     return {**shown, **({"why": why} if why else {})}
 
 
 def _signature(signature: signatures.Signature, signers: Sequence[Signer]) -> dict[str, Any]:
-    """Return the claim of a signature, and who has made it. Without a key, the claim is not trusted."""
+    """Return the claim of a signature, and the known key that made it. If there is none, do not trust the claim."""
     claimed = signatures.claim(signature.payload)
     key = next((str(signer) for signer in signers if signer.has_signed(signature)), None)
     name = str(claimed.name) if claimed and claimed.name else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def signers_of(requirement: Requirement) -> list[Signer]:
-    """Return the signers, one of whom must have signed. Raises ConfigError for a malformed key."""
+    """Return the signers of whom at least one must have signed. Raises ConfigError for a malformed key."""
     if not requirement.rekor:
         return [Key(source) for source in requirement.keys]
     from enroot_py.features.trust import keyless
@@ -33,7 +33,9 @@ def by_signers(candidates: Iterable[Signature], signers: Iterable[Signer]) -> tu
     return tuple(signature for signature in candidates if any(signer.has_signed(signature) for signer in known))
 
 
-def met(requirement: Requirement, image: DockerName, covered: Collection[str], candidates: Iterable[Signature]) -> str:
+def refusal(
+    requirement: Requirement, image: DockerName, covered: Collection[str], candidates: Iterable[Signature]
+) -> str:
     """Return "" if a signature satisfies a requirement, otherwise the reason why none does.
 
     ``covered`` are the accepted digests. Raises ConfigError for a malformed key.
@@ -44,7 +46,7 @@ def met(requirement: Requirement, image: DockerName, covered: Collection[str], c
         count += 1
         reasons = [signer.refusal(signature) for signer in signers]
         if "" not in reasons:
-            unproved = next((reason for reason in reasons if reason != keys.OTHER), unproved)
+            unproved = next((reason for reason in reasons if reason != keys.BY_ANOTHER_KEY), unproved)
             continue
         claimed = signatures.claim(signature.payload)
         if claimed is None:

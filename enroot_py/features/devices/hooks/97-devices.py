@@ -44,9 +44,9 @@ def plan(context: Context) -> Edits:
     for kind, names in kinds.items():
         assert specifications is not None
         known = specifications.names(kind)
-        wanted = known if "all" in names and "all" not in known else names
-        folders = specifications.add(edits, kind, wanted or names)
-        if missing := specifications.stale(kind, wanted):
+        selected = known if "all" in names and "all" not in known else names
+        folders = specifications.add(edits, kind, selected or names)
+        if missing := specifications.missing_path(kind, selected):
             from enroot_py.base import log
 
             log.warn(f"the CDI specification of {kind} is outdated: {missing} does not exist")

@@ -40,8 +40,8 @@ def wanted(context: Context) -> tuple[str, str]:
         return visible, ""
     from enroot_py.features.devices import allocation
 
-    named = by_option(context) or "NVIDIA_VISIBLE_DEVICES" in context.host
-    if allocation.is_withheld(context.host) and not named:
+    by_caller = by_option(context) or "NVIDIA_VISIBLE_DEVICES" in context.host
+    if allocation.is_withheld(context.host) and not by_caller:
         return "", ""  # the image's NVIDIA_VISIBLE_DEVICES does not count
     return visible, allocation.gpu_numbers(context.host)
 

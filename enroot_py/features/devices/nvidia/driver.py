@@ -73,7 +73,9 @@ class Driver:
                 self._libraries = ldcache.find(self.tree.read("/etc/ld.so.cache"), tables.PREFIXES)
             except ldcache.DAMAGE:
                 self._libraries = []
-            if not any(self._is_ours(path) for _, name, path in self._libraries if name in tables.MAIN_LIBRARIES):
+            if not any(
+                self._has_driver_version(path) for _, name, path in self._libraries if name in tables.MAIN_LIBRARIES
+            ):
                 self._libraries = self._scanned()
                 self._programs += self._paths("PATH")
         return self._libraries
@@ -87,7 +89,7 @@ class Driver:
         usual = [pattern.format(machine=os.uname().machine) for pattern in tables.LIBRARY_DIRECTORIES]
         return list(dict.fromkeys([*usual, *self._paths("LD_LIBRARY_PATH")]))
 
-    def _is_ours(self, path: str) -> bool:
+    def _has_driver_version(self, path: str) -> bool:
         """Check whether a library has the kernel module's version, unlike CUDA's compatibility package."""
         return not self.version or self.tree.real(path).endswith("." + self.version)
 
@@ -102,15 +104,15 @@ class Driver:
             # Libraries that only the driver itself loads have the version in the name.
             sonames += [n for n in names if n.endswith(f".so.{self.version}") and n.partition(".so.")[0] not in linked]
             for name in sonames:
-                if name not in libraries or not self._is_ours(libraries[name][2]):
+                if name not in libraries or not self._has_driver_version(libraries[name][2]):
                     libraries[name] = ldcache.NATIVE, name, f"{directory}/{name}"
         return list(libraries.values())
 
     def _vdpau(self) -> list[ldcache.Library]:
         """Return the VDPAU driver. Its directory, beside libnvcuvid, is not in the loader cache."""
         name = "libvdpau_nvidia.so.1"
-        beside = [(flags, path) for flags, soname, path in self.libraries if soname == "libnvcuvid.so.1"]
-        return [(flags, name, f"{os.path.dirname(path)}/vdpau/{name}") for flags, path in beside]
+        nvcuvid = [(flags, path) for flags, soname, path in self.libraries if soname == "libnvcuvid.so.1"]
+        return [(flags, name, f"{os.path.dirname(path)}/vdpau/{name}") for flags, path in nvcuvid]
 
     def _library(self, name: str) -> str:
         """Return the path of a 64-bit library on this machine, or ""."""
@@ -237,7 +239,7 @@ def check_requirements(requirements: dict[str, str], version: str, known: list[G
     brands = _brands(known)
     for name, text in sorted(requirements.items()):
         alternatives = text.split()
-        if alternatives and not any(all(_met(c, facts, brands) for c in a.split(",")) for a in alternatives):
+        if alternatives and not any(all(_is_met(c, facts, brands) for c in a.split(",")) for a in alternatives):
             raise HookError(
                 f"{name}={shown(alternatives[0])}: driver {version} on {os.uname().nodename} "
                 f"supports CUDA up to {cuda[0]}.{cuda[1]}",
@@ -245,7 +247,7 @@ def check_requirements(requirements: dict[str, str], version: str, known: list[G
             )
 
 
-def _met(condition: str, facts: dict[str, tuple[int, ...]], brands: set[str]) -> bool:
+def _is_met(condition: str, facts: dict[str, tuple[int, ...]], brands: set[str]) -> bool:
     for operator in (">=", "<=", "!=", "=", ">", "<"):
         name, separator, value = condition.partition(operator)
         if separator:

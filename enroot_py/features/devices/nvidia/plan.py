@@ -24,7 +24,7 @@ class Plan:
     """The host's GPUs, the requested GPUs, and the edits of the container."""
 
     def __init__(self, context: Context, visible: str, *, by_option: bool) -> None:
-        """``visible`` selects GPUs, ``by_option`` or by NVIDIA_VISIBLE_DEVICES. Raises HookError."""
+        """``visible`` is the value of --device with ``by_option``, else of NVIDIA_VISIBLE_DEVICES. Raises HookError."""
         self.context = context
         self.visible = visible
         self.by_option = by_option
@@ -104,9 +104,9 @@ class Plan:
         self._add_direct()
 
     def _select_allocated(self, allocated: str) -> Selection:
-        """Return the step's GPUs, narrowed by the selection. Warn about selected GPUs that are not the step's.
+        """Return the selected GPUs of the step. Warn about selected GPUs that are not the step's.
 
-        PENROOT_GPUS is set in the container if the masks of its tasks number all GPUs of the node.
+        If the masks of the step's tasks number all GPUs of the node, set PENROOT_GPUS in the container's environment.
         """
         step, counts_all = self._step_gpus(allocated)
         selection = self._narrowed(step, allocated)
@@ -116,7 +116,7 @@ class Plan:
         return selection
 
     def _narrowed(self, step: Selection, allocated: str) -> Selection:
-        """Return the step's GPUs that are selected; all of them if others are selected."""
+        """Return the selected GPUs of the step, or all GPUs of the step if the selection contains others."""
         if allocated == allocation.UNNUMBERED:
             allocated = ",".join(str(gpu.minor) for gpu in step.gpus)
         if step.every or self.visible in ("", "all"):
@@ -125,18 +125,19 @@ class Plan:
             chosen = self._selected()
         except HookError as e:
             # The variable may have been set on another node.
-            log.warn(f"{e}; the step has {allocated}")
+            log.warn(f"{e}; the GPUs of the step are {allocated}")
             return step
         beyond = ", ".join(sorted(self.gpus.nodes(chosen) - self.gpus.nodes(step)))
         if not beyond:
             return chosen
-        log.warn(f"{self._origin} is ignored: not allocated to the step: {beyond}; the step has {allocated}")
+        log.warn(f"{self._origin} is ignored: the step has no {beyond}; the GPUs of the step are {allocated}")
         return step
 
     def _step_gpus(self, allocated: str) -> tuple[Selection, bool]:
-        """Return the GPUs of the step's tasks on this node; all GPUs if unknown: the device cgroup denies the others.
+        """Return the GPUs of the step's tasks on this node. If they are unknown, return all GPUs of the node.
 
-        The second value tells whether the masks of the tasks number all GPUs of the node.
+        The device cgroup then denies the others. The second value tells whether the masks of the tasks number all GPUs
+        of the node.
         """
         caller = self.context.host
         everything = Selection(tuple(self.gpus.all), every=True)
@@ -148,7 +149,7 @@ class Plan:
                 return everything if bound else self.gpus.select(masks, "CUDA_VISIBLE_DEVICES"), False
             except HookError:
                 return everything, False
-        numbers, counts_all = allocation.shared(caller, allocated, masks) or ([], False)
+        numbers, counts_all = allocation.gpus_of_step(caller, allocated, masks) or ([], False)
         gpus = tuple(gpu for gpu in self.gpus.all if str(gpu.minor) in numbers)
         if not gpus or len(gpus) != len(numbers):
             return everything, False
@@ -157,9 +158,9 @@ class Plan:
         return Selection(gpus), counts_all
 
     def _by_cdi(self, words: list[str], *, must: bool) -> bool:
-        """Add the devices by a CDI specification; return False if no valid specification describes them.
+        """Add the devices by a CDI specification. Return False if no valid specification describes them.
 
-        Raises HookError in this case if CDI ``must`` be used.
+        With ``must``, raise HookError instead.
         """
         if not must and not any(self.host.list(directory) for directory in cdi.DIRECTORIES):
             return False
@@ -181,7 +182,7 @@ class Plan:
         """Return why the specifications cannot provide the devices ``words``, or None. Warn about outdated ones."""
         names = specifications.names(KIND)
         missing = [word for word in words if word not in names]
-        stale = "" if missing else specifications.stale(KIND, words)
+        stale = "" if missing else specifications.missing_path(KIND, words)
         if names and not missing and not stale:
             return None
         reason = f"there is no device {KIND}={shown(missing[0])}" if missing else f"{stale} does not exist"
@@ -222,7 +223,7 @@ class Plan:
                     self.edits.file(self.driver.tree, path)
 
     def _add_direct(self) -> None:
-        """Add GPUDirect and MPS, also for nvidia-container-cli, which adds little of them."""
+        """Add the files of GPUDirect and MPS, also for nvidia-container-cli, which adds few of these."""
         if "compute" in self.capabilities:
             driver.add_direct_nodes(self.edits, self.host)
             self.edits.file(self.host, "/etc/cufile.json")

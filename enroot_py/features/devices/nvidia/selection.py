@@ -16,7 +16,7 @@ _PROC = "/proc/driver/nvidia"
 
 
 class GPU:
-    """One GPU. ``index`` is nvidia-smi's: by PCI address among the GPUs with a node; -1 if it has no node."""
+    """One GPU. ``index`` is that of nvidia-smi, which orders GPUs with a node by PCI address; -1 without a node."""
 
     __slots__ = ("index", "minor", "bus", "uuid", "model")
 
@@ -68,9 +68,9 @@ class Selection:
 
 
 class GPUs:
-    """The GPUs of a host, by PCI address; by minor number if /proc does not list them.
+    """The GPUs of a host, in the order of PCI addresses, or of minor numbers if /proc does not list the GPUs.
 
-    In a container that has only some GPUs, the others are listed without a node.
+    In a container that has only some GPUs, /proc also lists the others, but they have no node.
     """
 
     def __init__(self, host: Host, nvml: Callable[[], str]) -> None:
@@ -171,7 +171,7 @@ class GPUs:
                 yield Mig(gpu, gi, ci, name)
 
     def translate_name(self, word: str, names: list[str]) -> str:
-        """Return the name of the GPU ``word`` in ``names``, as a UUID, 0, or gpu0; ``word`` if it has none."""
+        """Return the GPU's UUID, index or gpuINDEX, whichever is in ``names``. Without any, return ``word``."""
         if word in names:
             return word
         matching = [gpu for gpu in self.all if gpu.is_named(word)]
@@ -229,7 +229,7 @@ class GPUs:
             edits.node(self.host, "/dev/nvidia-modeset")
 
     def _add_gpu(self, edits: Edits, gpu: GPU, *, graphics: bool) -> None:
-        """Raises HookError."""
+        """Add the nodes of one GPU. Raises HookError."""
         if not edits.node(self.host, gpu.node):
             raise HookError(
                 f"the GPU {gpu.bus} has no node {self.host.path(gpu.node)} on {os.uname().nodename}",
@@ -285,7 +285,7 @@ def _numbers(host: Host, path: str, prefix: str) -> list[int]:
 
 
 def _address(text: str) -> tuple[str, str]:
-    """Split a PCI address, without leading zeros in the domain: nvidia-smi writes eight digits, the kernel four."""
+    """Split a PCI address into domain and rest. Strip the domain's leading zeros: nvidia-smi writes eight digits."""
     domain, _, rest = text.lower().partition(":")
     return domain.lstrip("0"), rest
 

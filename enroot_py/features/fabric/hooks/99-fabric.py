@@ -27,6 +27,6 @@ def outside(settings: Settings, host: Mapping[str, str]) -> Callable[[Context], 
     def run(context: Context) -> None:
         from enroot_py.features.fabric import fitting
 
-        fitting.bring(context, stock, parts)
+        fitting.add_parts(context, stock, parts)
 
     return run
