@@ -50,6 +50,8 @@ def main() -> None:
                 f"the plugin is of another version than penroot {__version__}: protocol {job.protocol}, not {PROTOCOL}",
                 hint="systemctl restart slurmd; if you built the plugin yourself: pyxis-py install",
             )
+        # Logins, proxies and credential helpers of the user; PATH and LC_ALL stay the plugin's.
+        os.environ.update({**job.host(), **os.environ})
         serve = _VERBS.get(sys.argv[1])
         if serve is None:
             raise PenrootError(

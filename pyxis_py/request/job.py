@@ -158,4 +158,4 @@ class Job:
 
     def host(self) -> dict[str, str]:
         """The job's environment without what must not reach an import or a start."""
-        return {key: value for key, value in self.environ.items() if key not in _DENIED}
+        return {key: value for key, value in self.environ.items() if key and key not in _DENIED}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import threading
 import time
@@ -209,6 +211,29 @@ def test_refused_login_is_reported_once_for_all_nodes(lab: Lab, registry: Server
         done = lab.run(["srun", "-N2", f"--container-image={shown.host}#test/denied:a", "true"], check=False)
     assert done.returncode != 0
     assert done.stderr.count("test/denied does not exist or needs a login") == 1
+
+
+@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords; any other $ is one")
+def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -> None:
+    """A password and the path of a login file."""
+    with front(lab, registry) as shown:
+        shown.login = Login({"alice": "secret"})
+        host = shown.host.partition(":")[0]
+        lab.run("mkdir -p .config/enroot; cat > .config/enroot/.credentials; chmod 600 .config/enroot/.credentials",
+                input=f"machine {host} login alice password $LAB_TOKEN\n")  # fmt: skip
+        encoded = base64.b64encode(b"alice:secret").decode()
+        lab.run("cat > auth.json", input=json.dumps({"auths": {shown.host: {"auth": encoded}}}))
+        try:
+            for number, variable in enumerate(
+                ({"LAB_TOKEN": "secret"}, {"REGISTRY_AUTH_FILE": "/home/alice/auth.json"})
+            ):
+                if number:
+                    lab.run("rm .config/enroot/.credentials")
+                registry.pusher.image(f"test/variable{number}", "a", numbered(90 + number))
+                words = [f"--container-image={shown.host}#test/variable{number}:a", "cat", "/number"]
+                assert lab.run(["srun", "-N2", *words], env=variable).stdout == f"{90 + number}\n" * 2
+        finally:
+            lab.run("rm -rf .config/enroot auth.json")
 
 
 @pytest.mark.parity("an image that a registry refuses is said once")
