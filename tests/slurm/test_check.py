@@ -63,7 +63,7 @@ def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
 @pytest.mark.clusters("A kernel that says no")
 @pytest.mark.parity("check: what is wrong with kernel")
 def test_no_user_namespaces(lab: Lab, directory: str) -> None:
-    # The limit counts for each user namespace: this one, which maps all users, allows no more.
+    # Each user namespace has its own limit. The check runs in one that maps all users and allows no user namespaces.
     mapped = f"""
         mkfifo {directory}/mapped
         unshare -U sh -c 'read line < {directory}/mapped

@@ -75,7 +75,7 @@ def test_scancel_ends_all_sandboxes_of_a_step(lab: Lab, home: pathlib.Path) -> N
     finally:
         step.kill()
     lab.run([*SANDBOXES, "1", f"docker://{MINIMAL}", "true"], cwd="/home/alice/examples", env=PYTHON)
-    assert_nothing_left(lab)  # the start has removed the killed containers' files
+    assert_nothing_left(lab)  # the last start has removed the killed containers' files
 
 
 def test_steps_of_one_container(lab: Lab, home: pathlib.Path) -> None:
@@ -147,12 +147,12 @@ FETCH = "for i in $(seq 1200); do curl -fs http://n2:28888/ && exit; sleep 0.2; 
 
 @pytest.fixture
 def mpi_home(lab: Lab, home: pathlib.Path) -> str:
-    """Collect the machine's Open MPI in one directory, as at a site, and none of it in an image."""
+    """Collect the machine's Open MPI in one directory, as a site would install it. The image has no Open MPI."""
     lib = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
     made = home / "openmpi"
     inside = made / "lib" / lib.name / "openmpi/lib"
     inside.mkdir(parents=True)
-    for directory in (lib / "openmpi/lib").glob("openmpi*"):  # the components' directory, if it is not the library's
+    for directory in (lib / "openmpi/lib").glob("openmpi*"):  # components, if the library's directory has none
         shutil.copytree(directory, inside / directory.name)
     shutil.copytree("/usr/share/openmpi", made / "share/openmpi")
     shutil.copytree(lib / "pmix2", made / "pmix2", symlinks=True)

@@ -1,4 +1,4 @@
-"""PrologFlags=RunInJob of Slurm 24.05: slurmd does not call the plugin's epilog, so the extern step does its work.
+"""PrologFlags=RunInJob of Slurm 24.05: slurmd does not call the plugin's epilog, so the extern step cleans up instead.
 
 With an older Slurm, the test builds the plugin as for a newer one, and starts slurmd before the plugin is configured:
 that slurmd has no plugin epilog to call.
