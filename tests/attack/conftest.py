@@ -32,7 +32,7 @@ def bob() -> Iterator[User]:
 
 @pytest.fixture
 def scratch() -> Iterator[pathlib.Path]:
-    """Yield a directory in which every user can create one, like /var/tmp."""
+    """Yield a directory in which every user can create directories, like /var/tmp."""
     require(os.geteuid() == 0, "only root can be two users")
     path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-scratch-", dir="/var/tmp"))
     path.chmod(0o1777)

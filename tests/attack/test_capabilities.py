@@ -1,8 +1,8 @@
 """Check what an image can do, by caller and by way of starting it. ``pytest -s`` prints the table.
 
-The program of the image is ``probe.c``, which tries each thing and harms nothing. Its caller has a terminal, a key in
-the session keyring, and descriptors of a directory, of namespaces and of a file, mounts a directory read-only, and
-covers another.
+The program of the image is ``probe.c``, which tries each action and harms nothing. Its caller has a terminal, a key in
+the session keyring, and descriptors of a directory, of namespaces and of a file. The caller also mounts a directory
+read-only, and covers another directory.
 """
 
 from __future__ import annotations
