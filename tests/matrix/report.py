@@ -15,7 +15,7 @@ COLUMNS = ("release", "Slurm", "tier", "passed", "failed", "not ours", "skipped"
 
 @dataclass(frozen=True)
 class Failure:
-    """A test that failed, with pytest's text; ``known`` if the cause is not ours."""
+    """A test that failed, with pytest's text; ``known`` is set if the cause is not ours."""
 
     test: str
     text: str
