@@ -28,8 +28,8 @@ def build(
 ) -> str:
     """Compile the library ``path`` beneath ``root``, with a link ``soname`` beside it. Return ``path``.
 
-    The library has one function per version, or the functions ``symbols``. It calls all functions of the libraries that
-    it ``needs``; their functions of private versions only if ``private`` is set.
+    The library has one function per version. Without ``versions``, it has one function and the ``symbols``. It calls
+    all functions of the libraries that it ``needs``, but functions of private versions only if ``private`` is set.
     """
     made = root / path.lstrip("/")
     made.parent.mkdir(parents=True, exist_ok=True)

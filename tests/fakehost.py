@@ -22,9 +22,9 @@ from enroot_py.runtime.hooks import OURS, Caller, Context
 
 VERSION = "535.104.05"
 TRIPLET = f"{os.uname().machine}-linux-gnu"
-BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # addresses in a DGX A100
+BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # PCI addresses in a DGX A100
 MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # the driver has probed the GPUs in another order than that of their addresses
-MIG_GPUS = (6, 7)  # by index
+MIG_GPUS = (6, 7)  # indexes of the GPUs with MIG devices
 # Libraries that a driver of this branch installs, and the suffix of each soname.
 LIBRARIES = {
     "libcuda": 1, "libcudadebugger": 1, "libnvidia-ml": 1, "libnvidia-cfg": 1, "libnvidia-opencl": 1,

@@ -19,7 +19,7 @@ from urllib.parse import quote
 NAME = "team/app"
 
 
-def password(authorization: str) -> str:
+def credentials(authorization: str) -> str:
     """Return USER:PASSWORD of a Basic authorization, or the token of another scheme."""
     scheme, _, value = authorization.partition(" ")
     return base64.b64decode(value).decode() if scheme == "Basic" else value
@@ -41,7 +41,7 @@ class Request:
     @property
     def login(self) -> str:
         """Return USER:PASSWORD, or the token of the request."""
-        return password(self.authorization)
+        return credentials(self.authorization)
 
     @property
     def range(self) -> str:
@@ -209,7 +209,7 @@ def tunnel(target: str, user: str = "", secret: str = "") -> Iterator[tuple[str,
     """Serve a proxy that connects every CONNECT request to ``target``: RFC 9110, "CONNECT". Yield URL and proxy."""
 
     def answer(request: Request) -> Reply:
-        allowed = not user or password(request.headers.get("proxy-authorization", "")) == f"{user}:{secret}"
+        allowed = not user or credentials(request.headers.get("proxy-authorization", "")) == f"{user}:{secret}"
         return Reply(relay=target) if allowed else Reply(407)
 
     login = f"{quote(user, safe='')}:{secret}@" if user else ""
@@ -239,7 +239,7 @@ class Login:
 
     def user(self, authorization: str) -> str | None:
         """Return the user of a Basic authorization, or None if the password is wrong."""
-        user, _, secret = password(authorization).partition(":")
+        user, _, secret = credentials(authorization).partition(":")
         return user if self.users.get(user) == secret else None
 
     def token(self) -> str:

@@ -225,7 +225,7 @@ def _restrict(options: argparse.Namespace) -> None:
 
 
 def _install(errors: Mapping[str, int]) -> None:
-    """Install a seccomp(2) filter that lets system calls fail with these errors; clone(2) only with namespace flags."""
+    """Install a seccomp(2) filter: system calls fail with these errors, but clone(2) only with namespace flags."""
     load, equal, has, end = 0x20, 0x15, 0x45, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ, … | BPF_JSET, BPF_RET
     allow, fail = (end, 0, 0, 0x7FFF0000), 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
     program = [(load, 0, 0, 0)]  # offset of the call's number

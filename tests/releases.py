@@ -1,4 +1,4 @@
-"""Files of other Debian releases, for images: unpacked from packages that apt fetches once, with Debian's keys.
+"""Files of other Debian releases, for images. apt fetches the packages once, and verifies them with Debian's keys.
 
 No package is installed, and no maintainer script runs. tests/matrix makes whole roots that run tests.
 """

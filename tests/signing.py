@@ -1,4 +1,4 @@
-"""Image signatures in cosign's format, with keys of the tests.
+"""Image signatures in cosign's format, with keys that the tests make.
 
 Source: cosign's specs/SIGNATURE_SPEC.md. This module uses none of the code under test.
 """
@@ -64,7 +64,7 @@ class Signer:
 
 
 def payload(reference: str, of: str, **optional: object) -> bytes:
-    """Return the signed payload: the image with digest ``of`` is ``reference``."""
+    """Return the payload to sign. It states that the image with digest ``of`` is ``reference``."""
     return json.dumps(
         {
             "critical": {
@@ -183,7 +183,7 @@ def encrypted(signer: Signer, passphrase: bytes) -> bytes:
 
 
 # ---------------------------------------------------------------------------
-# Signatures without a long-lived key: a Fulcio and a Rekor of the tests
+# Signatures without a long-lived key, by a Fulcio and a Rekor for the tests
 
 EMAIL, OIDC = "me@site.example", "https://login.site.example"
 _FULCIO = "1.3.6.1.4.1.57264.1."

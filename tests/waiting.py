@@ -1,4 +1,4 @@
-"""Waiting for events on a slow machine."""
+"""Wait for events, on a slow machine too."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subproce
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str) -> None:
-    """An impostor answers attach without namespaces. The next step of that name must not run on the node."""
+    """An impostor answers requests to attach without namespaces. The next step must not run on the node."""
     step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
     done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
     end(step)
@@ -61,7 +61,7 @@ def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str)
 
 @pytest.mark.security("H1")
 def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
-    """An impostor never answers finish: the step must not hang, and Slurm must not drain the node."""
+    """An impostor never answers the request to finish. The step must not hang, and Slurm must not drain the node."""
     step = attacking(lab, "silent", IMAGE)
     step.communicate("", timeout=300)
     try:

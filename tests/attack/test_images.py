@@ -216,7 +216,7 @@ def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Pa
 def test_nothing_is_written_in_dev_shm_through_a_link(
     account: User, rootfs: pathlib.Path, shared: pathlib.Path, name: str
 ) -> None:
-    """/etc, /var (with the user's home) or a directory in it leads to /dev/shm, which the container shares."""
+    """/etc, /var (with the user's home) or a directory in /var leads to /dev/shm, which the container shares."""
     (rootfs / "etc/default").mkdir()
     (rootfs / "etc/default/useradd").write_text("CREATE_MAIL_SPOOL=yes\n")
     (rootfs / "etc/login.defs").write_text("LASTLOG_ENAB yes\n")
@@ -257,7 +257,7 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
 
 @pytest.mark.security("I3")
 def test_mount_point_below_a_users_mount_is_made_there(user: User, secret: pathlib.Path, rootfs: pathlib.Path) -> None:
-    """Not an attack: the user mounts one host directory within another, which is also to get the working directory."""
+    """Not an attack: the user mounts /data, and /data/inner within it. The image's working directory is /data/work."""
     (rootfs / "etc/rc").write_text(RC % ("/data/work", "/data/work"))
     out = user.start(
         "-m", f"{secret}:/data", "-m", "/usr/share:/data/inner", "box", "sh", "-c", "pwd; ls -d /data/inner/doc"
@@ -311,7 +311,7 @@ def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret:
 def test_a_program_cannot_make_a_record(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """A program in a writable plain container writes /.penroot, naming an image of the user, for the next start."""
+    """A program in a writable plain container writes a /.penroot, which names an image of the user."""
     mark = f"printf 'format 1\\nsquashfs {image}\\n' > /.penroot; ln -s {secret} /upper; mkdir /work"
     user.start("--rw", "box", "sh", "-c", mark)
     user.run("sh", "-c", "penroot start --rw box sh -c 'touch /planted'; true")

@@ -100,7 +100,7 @@ def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path
     image.write_bytes(data)
     for words in (("create", "-n", "x"), ("start",), ("bundle",), ("inspect",)):
         if where == "data" and words[0] in ("bundle", "inspect"):
-            continue  # these commands do not read the position
+            continue  # these commands do not read the damaged bytes
         assert f"{image.name} is damaged" in failure(user, *words, str(image), *(["sh"] if words[0] == "start" else []))
     assert sorted(os.listdir(user.data)) == ["box"]
 

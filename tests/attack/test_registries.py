@@ -27,7 +27,7 @@ from tests.kernel.test_signatures import SIGNER, wanted
 from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
-PROMPT_S = 20  # much for an idle machine, but less than one attempt may take: ENROOT_STALL_TIMEOUT
+PROMPT_S = 20  # an idle machine needs a few seconds, and one attempt may take longer: ENROOT_STALL_TIMEOUT
 
 
 def image_of(*layers: bytes, **settings: object) -> Image:
@@ -138,7 +138,7 @@ def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
     with fake(token_server(), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/jwt/auth?a=b")
         write_setting(user, "registries.conf", f"{registry.host} token={tokens.host}\n")
-        for host in (registry.host, tokens.host):  # the forms of docker's files, and of enroot's
+        for host in (registry.host, tokens.host):  # docker's files name the registry, enroot's the token server
             credentials(user, host)
             user.penroot("digest", registry.uri)
         assert tokens.logins == {f"me:{SECRET}"} and registry.logins == {"a-token"}
@@ -429,7 +429,7 @@ def test_program_that_knows_a_login_may_take_longer(user: User, stored: Fake) ->
 @pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_names(user: User, stored: Fake) -> None:
     """The name server does not answer, and a blocked resolver cannot be interrupted within the process."""
-    require(os.geteuid() == 0, "only root can be a name server")
+    require(os.geteuid() == 0, "only root can listen on port 53")
     with fake(registry_of(images.busybox()), bind="127.0.0.1") as named, socket.socket(type=socket.SOCK_DGRAM) as dns:
         uri = f"docker://registry.test:{named.host.rpartition(':')[2]}/{NAME}:1"
         dns.bind((own_address(), 53))
@@ -482,7 +482,7 @@ def address() -> str:
 @pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
 def test_registry_cannot_redirect_to_this_machine(user: User, address: str, target: str) -> None:
-    """A redirect or a realm points to localhost, or to a cloud's metadata service, which would trust us."""
+    """A redirect or a realm points to localhost, or to a cloud's metadata service, which would trust the request."""
     env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_TRANSFER_RETRIES": "0"}
     with fake(lambda request: Reply(200, {}, b"{}")) as here, fake(bind=address) as away:
         there = f"http://{target}:{here.host.rpartition(':')[2]}/x"
@@ -544,7 +544,7 @@ def test_redirect_from_https_to_http_is_refused(user: User) -> None:
 @pytest.mark.security("G7")
 @pytest.mark.parametrize("what", ["100 Continue", "headers", "a status", "chunks", "a token", "tags", "a manifest"])
 def test_answer_without_end_is_left(user: User, what: str) -> None:
-    """A registry could block a process, or fill its memory, for as long as it likes."""
+    """Without limits, an endless answer would block a process for ever, or fill its memory."""
 
     def answer(request: Request) -> Reply:
         if what == "tags" and "/tags/" in request.path:
@@ -577,7 +577,7 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
 @pytest.mark.parametrize("path", ["/manifests/", "/token"])
 def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
     """A manifest or a token expands to 2 GB, from 2 MB of gzip, or from some bytes of nested gzip."""
-    # Flushed data can be repeated. The checksum at the end is never reached.
+    # The data between two flushes can be repeated. A reader never reaches the checksum at the end.
     pack = zlib.compressobj(1, zlib.DEFLATED, 15 if encoding == "deflate" else 31)
     head = pack.compress(b"{") + pack.flush(zlib.Z_FULL_FLUSH)
     bomb = head + (pack.compress(bytes(1 << 24)) + pack.flush(zlib.Z_FULL_FLUSH)) * 120

@@ -121,7 +121,7 @@ def test_root_execs_nothing_in_another_users_container(
     user: User, rootfs: pathlib.Path, remap: tuple[str, ...]
 ) -> None:
     """The other user would choose the program, and could trace a process of root."""
-    require(os.geteuid() == 0, "only root can enter it")
+    require(os.geteuid() == 0, "only root can enter the container")
     with running(user, *remap, rootfs.name) as pid:
         root = User(user.home, 0)
         assert f"is in a container of user {user.uid}\n" in root.penroot("exec", str(pid), "id", status=1).stderr

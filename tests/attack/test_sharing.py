@@ -71,7 +71,7 @@ def starts_alone(user: User, image: pathlib.Path) -> bool:
 def test_process_in_a_container_is_no_server(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, entry: tuple[pathlib.Path, str]
 ) -> None:
-    """The impostor has the server's name, the file, and its own /dev/fuse."""
+    """The impostor has the server's name in its arguments, the image open, and its own /dev/fuse."""
     path, named = entry
     script = f"exec 3< /image 4<> /dev/fuse; exec /bin/busybox setsid /bin/sh -c 'echo up; read line' {named}"
     for kind in ((), ("--root",), ("--pid",)):
@@ -98,7 +98,7 @@ def test_process_of_another_user_is_no_server(user: User, image: pathlib.Path, e
 def test_server_of_another_file_is_not_joined(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, entry: tuple[pathlib.Path, str]
 ) -> None:
-    """The entry of one file names the server of another."""
+    """The entry of one file names the server of another file."""
     path, _ = entry
     copy = user.home / "copy.sqsh"
     shutil.copy(image, copy)

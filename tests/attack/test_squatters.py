@@ -41,7 +41,7 @@ def evil(directory: pathlib.Path) -> None:
 
 
 def swap(squatted: str, name: str, prepared: str, stop: object) -> None:
-    """As bob, until ``stop``: swap the victim's file with bob's prepared one, and back."""
+    """As bob, until ``stop``: swap the victim's file with bob's prepared file, and back."""
     os.setgid(BOB)
     os.setuid(BOB)
     os.umask(0)
@@ -97,7 +97,7 @@ def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
             assert done.stdout == "fine\n"
             assert f"belongs to uid {BOB}" in done.stderr
     private = [path for path in tmp.iterdir() if path.stat().st_uid == UID]
-    assert len(private) == 1  # one in all, and not one for each start
+    assert len(private) == 1  # one directory for all starts
     assert private[0].stat().st_mode & 0o777 == 0o700
 
 
@@ -252,7 +252,7 @@ def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathli
 @pytest.mark.security("U12")
 def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
     """Another user can open ~/.docker, and flock(2) needs no other permission."""
-    require(os.geteuid() == 0, "only root can be two users")
+    require(os.geteuid() == 0, "only root can act as two users")
     directory = user.home / ".docker"
     directory.mkdir(mode=0o755)
     directory.chmod(0o755)

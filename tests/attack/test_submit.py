@@ -34,7 +34,7 @@ def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
 
 @pytest.mark.security("H4")
 def test_export_takes_precedence_in_the_step(lab: Lab) -> None:
-    """Precedence is unchanged: --export takes precedence over the submitter's environment."""
+    """--export still takes precedence over the submitter's environment."""
     export = "--export=PYXIS_CONTAINER_WORKDIR=/usr"
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin"}
     assert srun(lab, export, "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"

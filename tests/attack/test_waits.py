@@ -255,7 +255,7 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     on_node(lab, f"rmdir {made}")
     # Leftovers of a slurmstepd that could not clean up.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
-    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
+    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "the job's cgroups are empty")
 
 
 @pytest.mark.parity("ENROOT_SQUASH_OPTIONS")

@@ -135,5 +135,5 @@ def test_container_of_another_node_is_named_and_not_used(shared_home: Lab) -> No
         assert done.returncode != 0 and "node n1 is changing the container pyxis_two" in done.stderr
     finally:
         first.communicate("\n")
-    # Once the step there has ended, all nodes can use the container that it kept.
+    # Once the step on n1 has ended, all nodes can use its container.
     assert shared_home.run(["srun", "-w", "n2", name, "cat", "/kept"], user="bob").stdout == "1\n"

@@ -1,4 +1,4 @@
-"""Tests on another architecture: qemu-user(1) runs its programs; this machine builds the penroot packages."""
+"""Tests for another architecture: qemu-user(1) runs the programs; this machine builds the penroot packages."""
 
 from __future__ import annotations
 

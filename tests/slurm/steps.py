@@ -108,7 +108,7 @@ def clear(lab: Lab, more: str = "true") -> None:
 
 
 def assert_nothing_left(lab: Lab, *nodes: str) -> None:
-    """Fail this test, but no later one, if jobs have left something on ``nodes``, or on any node."""
+    """Fail this test, but no later test, if jobs have left something on ``nodes`` (default: all nodes)."""
     deadline = time.monotonic() + 120  # seconds for all nodes: less than a test's time limit
     left = [
         (node, line)

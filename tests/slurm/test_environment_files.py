@@ -140,10 +140,10 @@ def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
     lab.run(["scontrol", "release", job])
     until(lambda: "restart 0 lib\n" in lab.run("cat out || true").stdout, "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
-    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
+    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is queued again")
     lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
-    until(lambda: "restart 1 lib\n" in lab.run("cat out").stdout, "it runs again", 250)
-    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
+    until(lambda: "restart 1 lib\n" in lab.run("cat out").stdout, "the job runs again", 250)
+    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job ends")
     assert lab.run("grep -c ^container out").stdout == "2\n"
 
 

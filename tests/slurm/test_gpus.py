@@ -117,7 +117,7 @@ def constrained(lab: Lab) -> Iterator[dict[str, str]]:
     The GPUs have the device numbers of the files in the lab's gres.conf.
     """
     if not os.path.isdir("/sys/fs/cgroup/devices"):
-        pytest.skip("the device cgroup of this machine is made of eBPF, which Slurm asks of systemd")
+        pytest.skip("this machine's device cgroup is eBPF, for which Slurm needs systemd")
     host = fakehost.FakeHost(pathlib.Path(lab.root, "home/alice/four"))
     host.standard_nodes()
     host.driver()
@@ -155,7 +155,7 @@ def test_device_cgroup_agrees(
     assert sorted(srun(lab, {**constrained, **visible}, "-w", "n1", *options, script=OPENED)) == sorted(opened)
 
 
-def test_variable_of_another_day_is_reported(lab: Lab, dgx: dict[str, str]) -> None:
+def test_stale_gpu_variable_is_reported(lab: Lab, dgx: dict[str, str]) -> None:
     env = {**dgx, "NVIDIA_VISIBLE_DEVICES": "5"}
     done = lab.run(["srun", "--gres=gpu:1", IMAGE, "sh", "-c", GPUS], env=env)
     assert done.stdout.split() == ["nvidia0"]

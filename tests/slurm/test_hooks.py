@@ -39,7 +39,7 @@ def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> N
 
 
 def test_path_is_that_of_slurmd(lab: Lab, site: Path) -> None:
-    """Hooks never get the PATH of the job, which the user controls. slurmd's has env(1), coreutils and scontrol."""
+    """Hooks never get the job's PATH, which the user controls. slurmd's PATH has env(1), coreutils and scontrol."""
     bashhooks.write(site, {"50-path": 'printf "SEEN=%s\\n" "${PATH}" >> "${ENROOT_ENVIRON}"\n'})
     out = srun(lab, IMAGE, *sh("echo $SEEN"), env={"PATH": "/home/alice/bin:/usr/bin:/bin"}).strip().split(":")
     assert out[0].endswith("/libexec")

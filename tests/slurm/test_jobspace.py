@@ -69,7 +69,7 @@ def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
     kill_helper(lab)
     _, err = end(step)
     assert (step.returncode, "cannot become the user" in err) == (0, False)
-    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "it is removed")
+    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the container is removed")
 
 
 @pytest.mark.parity("a job with user and PID namespaces of its own")

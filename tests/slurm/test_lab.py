@@ -227,7 +227,7 @@ def half_start(lab: Lab, processes: int) -> None:
     """Kill ``up`` once the lab has at least ``processes`` processes, which keep running."""
     environ = {**os.environ, "PENROOT_LAB": lab.root}
     up = subprocess.Popen([sys.executable, "-m", "tests.slurm.lab", "up"], cwd=REPOSITORY, env=environ)
-    until(lambda: len(cgroups.processes(lab.branch)) >= processes, "it has begun")
+    until(lambda: len(cgroups.processes(lab.branch)) >= processes, "the lab has begun")
     up.send_signal(signal.SIGKILL)
     up.wait()
 

@@ -157,7 +157,7 @@ def native(lab: Lab, pmix: None) -> Iterator[None]:
 
 
 def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
-    """The inner step inherits the outer one's PMIx variables; without MPI, Slurm does not set SLURM_MPI_TYPE."""
+    """The inner step inherits the outer step's PMIx variables. Without MPI, Slurm does not set SLURM_MPI_TYPE."""
     inner = [
         "srun",
         *ON_N1,

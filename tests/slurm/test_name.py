@@ -297,7 +297,7 @@ def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
     sbatch(lab, "-w", "n1", "-o", "job.out", "job.sh")
     out = lab.run("cat job.out; rm job.out job.sh").stdout
     assert "_one" in out, out
-    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the epilog has removed it")
+    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the epilog has removed the container")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
 
 
@@ -323,11 +323,11 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
     lab.run(["scancel", "--user=alice"])
     step.communicate(timeout=300)
     find = ["find", "/run/pyxis/2001", "/var/tmp/enroot-data-2001", "-mindepth", "1", "!", "-name", ".records"]
-    until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed it")
+    until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed the files")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
     # Leftovers of a slurmstepd that could not clean up.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
-    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
+    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "the job's cgroups are empty")
 
 
 @pytest.mark.parity("a node that is rebooted")

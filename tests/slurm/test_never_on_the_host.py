@@ -86,10 +86,10 @@ def test_a_job_that_is_requeued(lab: Lab) -> None:
     show = "grep -c restarts out || true"
     until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "1\n", "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
-    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
+    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is queued again")
     lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
-    until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "2\n", "it runs again", 250)
-    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
+    until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "2\n", "the job runs again", 250)
+    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job ends")
     out = lab.run("grep -v ^pyxis: out", cwd="/home/alice/way").stdout
     assert [line for line in out.splitlines() if line in ("container", "host")] == ["container", "container"]
 

@@ -111,9 +111,9 @@ def test_requeued_job_keeps_its_pin(lab: Lab, tag: Tag) -> None:
     until(lambda: "restart 0 1\n" in lab.run("cat out || true").stdout, "the job runs")
     tag.move()
     lab.run(["scontrol", "requeue", job], user="root")
-    until(lambda: "PENDING" in show(lab, job), "it is queued again")
+    until(lambda: "PENDING" in show(lab, job), "the job is queued again")
     lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
-    until(lambda: "restart 1 1\n" in lab.run("cat out").stdout, "it runs again", 250)
+    until(lambda: "restart 1 1\n" in lab.run("cat out").stdout, "the job runs again", 250)
     assert output(lab, job) and tag.asked == ["HEAD"]
 
 
@@ -463,9 +463,9 @@ def test_comment_of_the_job_names_the_image(lab: Lab, tag: Tag) -> None:
         job = submit(lab, "--requeue", "--comment=mine; a=b", f"--container-image={tag.image}", script="sleep 300")
         until(lambda: f"Comment=mine; a=b; {pinned}\n" in show(lab, job), "the comment")
         lab.run(["scontrol", "requeue", job], user="root")
-        until(lambda: "PENDING" in show(lab, job), "it is queued again")
+        until(lambda: "PENDING" in show(lab, job), "the job is queued again")
         lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")
-        until(lambda: "RUNNING" in show(lab, job) and "Restarts=1" in show(lab, job), "it runs again", 250)
+        until(lambda: "RUNNING" in show(lab, job) and "Restarts=1" in show(lab, job), "the job runs again", 250)
         assert show(lab, job).count(pinned) == 1
         lab.run(["scancel", job])
 

@@ -21,7 +21,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, next_line, plugin_argument
 from tests.waiting import until
 
-STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
+STORE = "/var/tmp/enroot-cache-2001"  # alice's store on each node: lab/etc.py
 BLOBS = "blobs"  # in alice's home, which all nodes share
 
 

@@ -81,8 +81,8 @@ def test_unsigned_image_is_refused_before_it_is_queued(lab: Lab, registry: Serve
 
 
 @pytest.mark.parametrize("way", ["lock", "pin"])
-def test_of_a_tag_that_is_pinned_the_digest_has_to_be_signed(lab: Lab, registry: Server, way: str) -> None:
-    """Whether the tag's current image is signed does not matter."""
+def test_digest_of_a_pinned_tag_must_be_signed(lab: Lab, registry: Server, way: str) -> None:
+    """The signature of the tag's current image does not matter."""
     with front(lab, registry) as shown:
         name = f"{shown.host}#test/{way}:1"
         option = f"--container-image={name}"

@@ -52,7 +52,7 @@ PROXY = "[s]sh-proxy"
 
 @dataclass
 class Laptop:
-    """The host of the ssh client: without Slurm, penroot, or the cluster's home."""
+    """The host of the ssh client. It has neither Slurm nor penroot, and does not see the cluster's home."""
 
     lab: Lab
 
@@ -167,7 +167,7 @@ def test_a_terminal(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("sftp, scp")
 def test_files(lab: Lab, laptop: Laptop) -> None:
-    """sftp(1) and scp(1) use the server's own sftp, rsync(1) runs itself in the container."""
+    """sftp(1) and scp(1) use the server's own sftp; rsync(1) starts rsync in the container."""
     laptop.run("sh", "-c", "rm -rf tree && mkdir -p tree/sub && head -c 3000000 /dev/urandom > tree/sub/data")
     with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number, connected(laptop, host := f"{number}.cluster"):
         laptop.run("scp", "-rq", "tree", f"{host}:/tmp/copy")
@@ -276,7 +276,7 @@ def test_the_limits_of_the_job_hold(lab: Lab, laptop: Laptop) -> None:
 
 
 def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop) -> None:
-    """The user must not start more processes on the node. Earlier sessions continue."""
+    """The user has reached the limit of processes on the node. Earlier sessions continue."""
     with job(lab, IMAGE) as number:
         shared = ("-o", "ControlPath=/tmp/control", f"{number}.cluster")
         first = laptop.popen("ssh", "-M", *shared, "echo here; exec cat")

@@ -32,7 +32,7 @@ NODES = ("n1", "n2", "n3", "n4")
 def nothing_left(four: Lab) -> Iterator[None]:
     yield
     assert_nothing_left(four)
-    until(lambda: not any(listening(four, node) for node in ("ctl", *NODES)), "the end of all ports")
+    until(lambda: not any(listening(four, node) for node in ("ctl", *NODES)), "no node listens")
 
 
 def listening(lab: Lab, node: str) -> str:
@@ -41,7 +41,7 @@ def listening(lab: Lab, node: str) -> str:
 
 
 def layered(number: int, layers: int = 4, size: int = 2_000_000) -> Image:
-    """Return an image of several layers that compress badly. Each number has other layers."""
+    """Return an image of several layers that compress badly. Each ``number`` gives different layers."""
     rng = random.Random(number)
     image = images.busybox(entry("number", b"%d\n" % number))
     image.layers += [Layer(tar([entry(f"fill{number}.{n}", rng.randbytes(size))])) for n in range(layers)]
@@ -349,7 +349,7 @@ def test_nodes_without_registry_use_the_host_of_srun(four: Lab, registry: Server
 
 @pytest.mark.clusters("Firewalls")
 def test_nodes_with_a_firewall_between_them_get_the_image(four: Lab, registry: Server) -> None:
-    """n1 stays reachable: slurmstepd of the other nodes reports the end of tasks to it."""
+    """n1 stays reachable, because slurmstepd on the other nodes reports the end of tasks to n1."""
     registry.pusher.image("test/apart", "a", layered(9))
     with front(four, registry) as shown, contextlib.ExitStack() as walls:
         for node, other in (("n2", "n3"), ("n3", "n4"), ("n4", "n2")):

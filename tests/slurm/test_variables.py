@@ -1,4 +1,4 @@
-"""Each variable PYXIS_CONTAINER_* does the same as its option, for srun and batch jobs; and forms of a reference."""
+"""Each variable PYXIS_CONTAINER_* does the same as its option, for srun and batch jobs. Forms of image references."""
 
 from __future__ import annotations
 

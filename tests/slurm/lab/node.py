@@ -84,8 +84,9 @@ def next_namespace(cpu: int) -> int:
     """Return the approximate number of a mount namespace made on ``cpu``; 0 before Linux 6.11.
 
     job_container/tmpfs keeps the mount namespace of a job by a bind mount. The kernel refuses the mount (EINVAL) if the
-    number of the job's namespace is lower than that of slurmd's. Since Linux 6.18, each processor has its own supply of
-    numbers. So the lab makes a node on the processor with the lowest numbers, like a machine's first process.
+    number of the job's namespace is lower than the number of slurmd's namespace. Since Linux 6.18, each processor has
+    its own supply of numbers. So the lab makes a node on the processor with the lowest numbers, like a machine's first
+    process.
     """
     receive, send = os.pipe()
     if os.fork() == 0:
@@ -183,7 +184,7 @@ def own_layer(memory: str, directory: str, lower: str) -> None:
 
 
 def mount_cgroups(hierarchies: list[cgroups.Hierarchy]) -> None:
-    """Mount each hierarchy at its usual place. In this cgroup namespace, its root is the node's cgroup."""
+    """Mount each hierarchy at its usual place. In this cgroup namespace, the root of each is the node's cgroup."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     if all(h.mountpoint != "/sys/fs/cgroup" for h in hierarchies):
         mount("tmpfs", "/sys/fs/cgroup", "tmpfs", flags, "mode=755")

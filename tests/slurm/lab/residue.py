@@ -109,7 +109,7 @@ def job_cgroups(branch: str) -> Iterator[str]:
     With cgroup v1, slurmstepd is in its job's freezer cgroup. At its end it joins its last thread, moves itself to
     another cgroup, and gives up if rmdir fails with EBUSY. An exiting thread does not move, and the join can return
     before the kernel has removed the thread from the cgroup. So an empty job_N remains now and then, with or without a
-    plugin: Slurm's common_cgroup_delete and xcgroup_wait_pid_moved. A step's processes are in step_N, which counts.
+    plugin: Slurm's common_cgroup_delete and xcgroup_wait_pid_moved. A step's processes are in step_N, which is residue.
     """
     for hierarchy in cgroups.hierarchies():
         top = f"{hierarchy.mountpoint}/{branch}"
