@@ -17,7 +17,7 @@ common::checkcmd awk grep sed cut tac
 before=$(sed -n 's/^RAN=//p' "${ENROOT_ENVIRON}" | tail -n 1)
 printf 'RAN=%s%s\\n' "${before:+${before} }" "$(basename "$0" .sh)" >> "${ENROOT_ENVIRON}"
 """
-CHOSEN = """\
+VISIBLE_DEVICES = """\
 tac "${ENROOT_ENVIRON}" | grep "^@_" | while IFS='=' read -r key value; do
     [ -v "${key}" ] || export "${key}=${value}"
 done || :
@@ -67,8 +67,8 @@ yes 2> /dev/null | head -n 1 > /dev/null || :
 { printf 'guest:x:%s:%s::/:/bin/sh\\n' "${uid}" "${gid}"; cat "${ENROOT_ROOTFS}/etc/passwd"; } > "${database}"
 mv "${database}" "${ENROOT_ROOTFS}/etc/passwd"
 """,
-    "98-nvidia": CHOSEN.replace("@", "NVIDIA"),
-    "99-mellanox": CHOSEN.replace("@", "MELLANOX"),
+    "98-nvidia": VISIBLE_DEVICES.replace("@", "NVIDIA"),
+    "99-mellanox": VISIBLE_DEVICES.replace("@", "MELLANOX"),
 }
 LIKE_PYXIS = {
     "50-slurm-pmi": """\

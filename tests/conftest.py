@@ -17,12 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "soak: loops and fuzzing: a short slice always, long with --soak")
+    config.addinivalue_line("markers", "soak: loops and fuzzing; short by default, long with --soak")
     config.addinivalue_line("markers", "gpu: needs a GPU")
     for kind, what in (("parity", "first words of lines"), ("security", "keys"), ("clusters", "headings")):
-        config.addinivalue_line("markers", f"{kind}(*texts): proves these {what} of docs/: tests/docs/proofs.py")
-    # Shells let their background jobs ignore some signals, and nohup ignores SIGHUP. The processes that tests start and
-    # end would inherit that.
+        config.addinivalue_line("markers", f"{kind}(*texts): proves these {what} of docs/, see tests/docs/proofs.py")
+    # A shell's background jobs ignore some signals, and nohup ignores SIGHUP. Programs that tests start and end by
+    # signals would inherit the ignored signals.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -37,7 +37,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Return random numbers that --seed repeats, separately for each test."""
+    """Return a generator of random numbers for this test. --seed repeats the numbers."""
     return random.Random(f"{request.config.option.seed} {request.node.nodeid}")
 
 

@@ -58,7 +58,10 @@ def _libraries(host: FakeHost, directory: str, names: dict[str, str]) -> None:
 
 
 def mi300x(root: pathlib.Path, *, readable: tuple[int, ...] = tuple(range(MI300X))) -> FakeHost:
-    """Eight MI300X, two CPUs and a BMC. The device cgroup hides KFD's nodes of all GPUs but the ``readable``."""
+    """Build a host with eight MI300X, two CPUs and a BMC.
+
+    KFD shows the properties of the ``readable`` GPUs only, as if a device cgroup denied the others.
+    """
     host = FakeHost(root)
     host.standard_nodes()
     host.node("/dev/kfd", 240, 0)
@@ -69,9 +72,9 @@ def mi300x(root: pathlib.Path, *, readable: tuple[int, ...] = tuple(range(MI300X
         host.file(f"{topology}/{cpu}/properties", "cpu_cores_count 96\nsimd_count 0\nvendor_id 0\ndrm_render_minor 0\n")
     for number, bus in enumerate(BUSES):
         _drm(host, 128 + number, 1 + number, bus, "0x1002")
-        said = f"cpu_cores_count 0\nsimd_count 1216\nvendor_id 4098\ndrm_render_minor {128 + number}\n"
-        said += f"unique_id {unique_id(number)}\n"
-        properties = host.file(f"{topology}/{2 + number}/properties", said if number in readable else "")
+        text = f"cpu_cores_count 0\nsimd_count 1216\nvendor_id 4098\ndrm_render_minor {128 + number}\n"
+        text += f"unique_id {unique_id(number)}\n"
+        properties = host.file(f"{topology}/{2 + number}/properties", text if number in readable else "")
         assert properties.exists()
     _libraries(host, "/opt/rocm-6.2.4/lib", _ROCM)
     (host.root / "opt/rocm").symlink_to("rocm-6.2.4")
@@ -80,7 +83,7 @@ def mi300x(root: pathlib.Path, *, readable: tuple[int, ...] = tuple(range(MI300X
 
 
 def ponte_vecchio(root: pathlib.Path) -> FakeHost:
-    """Six Data Center GPU Max 1550 and a BMC."""
+    """Build a host with six Data Center GPU Max 1550 and a BMC."""
     host = FakeHost(root)
     host.standard_nodes()
     _display(host)
@@ -93,7 +96,7 @@ def ponte_vecchio(root: pathlib.Path) -> FakeHost:
 
 
 def gaudi(root: pathlib.Path) -> FakeHost:
-    """Eight Gaudi 2, and an Intel NPU, whose node is of the same kind."""
+    """Build a host with eight Gaudi 2, and an Intel NPU, which has the same kind of device node."""
     host = FakeHost(root)
     host.standard_nodes()
     for number in range(9):

@@ -26,28 +26,28 @@ def build(
     symbols: Sequence[str] = (),
     private: bool = False,
 ) -> str:
-    """Compile the library ``path`` beneath ``root``, with a link of the name ``soname`` beside it.
+    """Compile the library ``path`` beneath ``root``, with a link ``soname`` beside it. Return ``path``.
 
-    The library has one function per version. It calls all functions of the libraries that it ``needs``, including those
-    of private versions if ``private``.
+    The library has one function per version. Without ``versions``, it has one function and the ``symbols``. It calls
+    all functions of the libraries that it ``needs``, but functions of private versions only if ``private`` is set.
     """
     made = root / path.lstrip("/")
     made.parent.mkdir(parents=True, exist_ok=True)
     name = soname or made.name
-    given = [_function(name, version) for version in versions] or [_function(name, ""), *symbols]
+    defined = [_function(name, version) for version in versions] or [_function(name, ""), *symbols]
     called = [function for each in needs for function in _functions(root / each.lstrip("/"))]
     called = [function for function in called if "PRIVATE" not in function or private]
     source = "".join(f"int {function}(void);\n" for function in called)
     body = "".join(f" + {function}()" for function in called)
-    source += "".join(f"int {function}(void) {{ return 0{body}; }}\n" for function in given)
+    source += "".join(f"int {function}(void) {{ return 0{body}; }}\n" for function in defined)
     script = ""
     for number, version in enumerate(versions):
         before = f" {versions[number - 1]}" if number else ""
         script += f"{version} {{ global: {_function(name, version)};{' local: *;' if not number else ''} }}{before};\n"
-    with tempfile.NamedTemporaryFile("w", suffix=".map") as listed:
-        listed.write(script)
-        listed.flush()
-        versioned = [f"-Wl,--version-script={listed.name}"] if versions else []
+    with tempfile.NamedTemporaryFile("w", suffix=".map") as version_script:
+        version_script.write(script)
+        version_script.flush()
+        versioned = [f"-Wl,--version-script={version_script.name}"] if versions else []
         link = ["gcc", "-shared", "-fPIC", "-nostdlib", *versioned, f"-Wl,-soname,{name}", "-Wl,--no-as-needed"]
         link += ["-o", str(made), "-x", "c", "-", "-x", "none", *(str(root / each.lstrip("/")) for each in needs)]
         link += ["-Wl,--allow-shlib-undefined"]
@@ -70,7 +70,7 @@ def _functions(path: pathlib.Path) -> list[str]:
 
 
 def slingshot(root: pathlib.Path) -> FakeHost:
-    """Two Slingshot adapters, Cray's libfabric with a provider module, and two variants of the NCCL plugin."""
+    """Build a host with two Slingshot adapters, Cray's libfabric, provider modules, and variants of the NCCL plugin."""
     host = FakeHost(root)
     host.standard_nodes()
     for number in range(2):
@@ -88,7 +88,7 @@ def slingshot(root: pathlib.Path) -> FakeHost:
 
 
 def efa(root: pathlib.Path) -> FakeHost:
-    """An EFA verbs device, Amazon's libfabric, and rdma-core's libraries with private symbols."""
+    """Build a host with an EFA verbs device, Amazon's libfabric, and rdma-core's libraries with private symbols."""
     host = FakeHost(root)
     host.standard_nodes()
     host.hca(0, "00:1e", driver="efa", mad=False)
@@ -106,7 +106,7 @@ def efa(root: pathlib.Path) -> FakeHost:
 
 
 def ucx(root: pathlib.Path) -> FakeHost:
-    """UCX: four unversioned libraries, their modules, and the dependencies of the modules."""
+    """Build a host with UCX: four unversioned libraries, a module, and their dependencies."""
     host = FakeHost(root)
     host.standard_nodes()
     numa = build(root, f"{LIB}/libnuma.so.1", versions=["libnuma_1.1"])
@@ -119,6 +119,6 @@ def ucx(root: pathlib.Path) -> FakeHost:
 
 
 def image(root: pathlib.Path, *glibc: str) -> pathlib.Path:
-    """A tree with a C library of these versions, and Debian's library directory."""
+    """Build an image's tree: a C library with these symbol versions, in Debian's library directory."""
     build(root, f"{LIB}/libc.so.6", versions=glibc or ["GLIBC_2.2.5", "GLIBC_2.34"])
     return root

@@ -22,10 +22,10 @@ from enroot_py.runtime.hooks import OURS, Caller, Context
 
 VERSION = "535.104.05"
 TRIPLET = f"{os.uname().machine}-linux-gnu"
-BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # addresses in a DGX A100
-MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # probed in another order than that of the addresses
-MIG_GPUS = (6, 7)  # by index
-# Files that a driver of this branch installs. A second column has the soname's suffix if it is not 1.
+BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # PCI addresses in a DGX A100
+MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # the driver has probed the GPUs in another order than that of their addresses
+MIG_GPUS = (6, 7)  # indexes of the GPUs with MIG devices
+# Libraries that a driver of this branch installs, and the suffix of each soname.
 LIBRARIES = {
     "libcuda": 1, "libcudadebugger": 1, "libnvidia-ml": 1, "libnvidia-cfg": 1, "libnvidia-opencl": 1,
     "libnvidia-ptxjitcompiler": 1, "libnvidia-allocator": 1, "libnvidia-nvvm": 4, "libnvidia-encode": 1,
@@ -45,12 +45,12 @@ INTERNAL = (
     "libnvidia-gpucomp",
     "libnvidia-present",
 )
-# Libraries with their own version, independent of the driver's, in the file's name and in the soname.
+# Libraries whose version is independent of the driver's: the suffixes of the file's name and of the soname.
 OWN = {"libnvidia-nvvm70": ("4", "4"), "libnvidia-egl-wayland2": ("1.0.1", "1"), "libnvidia-api": ("1", "1")}
 _LONGEST = "libXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXX.so.1"
 
 _NVML = """
-/* The part of NVML that tells of MIG devices, for two GPUs of a fake host. */
+/* The functions of NVML that describe MIG devices, for two GPUs of a fake host. */
 #include <stdio.h>
 #include <string.h>
 struct mig { const char *bus; unsigned number, gi, ci; const char *uuid; };
@@ -167,7 +167,7 @@ class FakeHost:
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
         self.version = VERSION
-        self.gpus: list[tuple[int, int]] = []  # index and number of the node
+        self.gpus: list[tuple[int, int]] = []  # index, and minor number of the device node
         self.driver_root = ""
         self.libraries = ""
         self.directory(*"dev proc/driver sys/class etc run usr/bin var".split())
@@ -184,7 +184,7 @@ class FakeHost:
         return made
 
     def node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
-        """Create a device node, or a plain file without the privilege."""
+        """Create a device node, or an empty regular file if the caller is not root."""
         made = self.root / path.lstrip("/")
         made.parent.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
@@ -214,8 +214,8 @@ class FakeHost:
         """Install the driver's user-space part beneath ``where``."""
         self.driver_root, self.libraries = where, libraries
         module = "NVIDIA UNIX x86_64 Kernel Module"
-        said = f"NVRM version: {module}  {self.version}  Sat Aug 19 01:15:15 UTC 2023\nGCC version: gcc 12.2.0\n"
-        self.file("/proc/driver/nvidia/version", said)
+        text = f"NVRM version: {module}  {self.version}  Sat Aug 19 01:15:15 UTC 2023\nGCC version: gcc 12.2.0\n"
+        self.file("/proc/driver/nvidia/version", text)
         for minor, name in ((255, "nvidiactl"), (254, "nvidia-modeset")):
             self.node(f"/dev/{name}", 195, minor)
         for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
@@ -264,7 +264,7 @@ class FakeHost:
         made.write_bytes(compiled("", soname, "-nostdlib", *options))
 
     def mig(self) -> None:
-        """Create MIG devices on the last two GPUs, and the table of all possible ones."""
+        """Create MIG devices on the last two GPUs, and the table of all possible MIG devices."""
         lines = ["config 1", "monitor 2"]
         number = 2
         for minor in range(len(BUSES)):
@@ -320,7 +320,7 @@ class FakeHost:
             self.file(f"/sys/class/{subsystem}/abi_version", "6\n")
 
     def cdi(self, *, name: str = "nvidia.yaml", directory: str = "/etc/cdi") -> pathlib.Path:
-        """Write a specification like nvidia-ctk's: it lists a GPU with MIG devices only by these devices."""
+        """Write a specification like nvidia-ctk's. For a GPU with MIG devices, it lists only the MIG devices."""
         devices = []
         every: set[str] = set()
         for index, minor in self.gpus:
@@ -397,7 +397,7 @@ def cap_number(gpu: int, gi: int, ci: int | None = None) -> int:
 
 
 def dgx_a100(root: pathlib.Path) -> FakeHost:
-    """Build 8 GPUs, two of them cut into MIG devices, 6 NVSwitches, 10 HCAs, and the files of GPUDirect."""
+    """Build a host with 8 GPUs, two of them with MIG devices, 6 NVSwitches, 10 HCAs, and the files of GPUDirect."""
     host = FakeHost(root)
     host.standard_nodes()
     for index, (bus, minor) in enumerate(zip(BUSES, MINORS, strict=True)):
@@ -471,7 +471,7 @@ tmpfs      /var/run  tmpfs  x-create=dir,rw,nosuid,nodev,mode=755,slave       0 
 
 
 def as_host(host: FakeHost, etc: pathlib.Path) -> dict[str, str]:
-    """Return variables, and write system mounts to ``etc``, that give a container this host's /dev and /sys."""
+    """Give containers the /dev and /sys of ``host``: write system mounts to ``etc``, and return variables."""
     (etc / "mounts.d").mkdir(parents=True)
     (etc / "mounts.d/10-system.fstab").write_text(SYSTEM.format(host=host.root))
     return {"PENROOT_HOST_ROOT": str(host.root)}
@@ -495,4 +495,4 @@ def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], ima
 
 def hook(name: str) -> dict[str, Any]:
     """Return the functions of one of our hooks."""
-    return runpy.run_path(next(path for place in OURS if os.path.exists(path := f"{place}/{name}")))
+    return runpy.run_path(next(path for directory in OURS if os.path.exists(path := f"{directory}/{name}")))

@@ -1,4 +1,4 @@
-"""A fake registry on loopback. It sends the replies of a test, or those of a real registry with faults."""
+"""A fake registry on loopback. It sends a test's replies, or a real registry's replies with faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urllib.parse import quote
 NAME = "team/app"
 
 
-def password(authorization: str) -> str:
+def credentials(authorization: str) -> str:
     """Return USER:PASSWORD of a Basic authorization, or the token of another scheme."""
     scheme, _, value = authorization.partition(" ")
     return base64.b64decode(value).decode() if scheme == "Basic" else value
@@ -40,8 +40,8 @@ class Request:
 
     @property
     def login(self) -> str:
-        """USER:PASSWORD, or the token of the request."""
-        return password(self.authorization)
+        """Return USER:PASSWORD, or the token of the request."""
+        return credentials(self.authorization)
 
     @property
     def range(self) -> str:
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         reply = self.fake.answer(request)
         body = reply.body if self.command != "HEAD" else b""  # the client would read a body as the next reply
         request.sent = int(len(body) * (reply.fault.drop_at or reply.fault.stall_at or 1))
-        self.fake.seen.append(request)  # before the reply, because the test then looks at ``seen``
+        self.fake.seen.append(request)  # before the reply: a test may look at ``seen`` as soon as it has the reply
         with contextlib.suppress(OSError):
             if reply.raw is not None:
                 self.wfile.write(reply.raw)
@@ -170,7 +170,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 def _run(
     fake: Fake, bind: str = "127.0.0.1", tls: ssl.SSLContext | None = None, listener: socket.socket | None = None
 ) -> Iterator[None]:
-    """Serve ``fake`` at ``bind``, on ``listener`` if given, which may be in another network namespace."""
+    """Serve ``fake`` at ``bind``, or on ``listener``, which may be in another network namespace."""
     handler = type("Bound", (_Handler,), {"fake": fake})
     server = ThreadingHTTPServer((bind, 0), handler, bind_and_activate=listener is None)
     if listener is not None:
@@ -209,7 +209,7 @@ def tunnel(target: str, user: str = "", secret: str = "") -> Iterator[tuple[str,
     """Serve a proxy that connects every CONNECT request to ``target``: RFC 9110, "CONNECT". Yield URL and proxy."""
 
     def answer(request: Request) -> Reply:
-        allowed = not user or password(request.headers.get("proxy-authorization", "")) == f"{user}:{secret}"
+        allowed = not user or credentials(request.headers.get("proxy-authorization", "")) == f"{user}:{secret}"
         return Reply(relay=target) if allowed else Reply(407)
 
     login = f"{quote(user, safe='')}:{secret}@" if user else ""
@@ -223,7 +223,7 @@ class Login:
 
     users: dict[str, str]  # user to password; the user "" is anonymous
     basic: bool = False
-    uses: int = 1000  # of a token before it expires
+    uses: int = 1000  # requests before a token expires
     ended: int = 401  # status for an expired token
     ends: bool = False  # the login itself expires after the first token, or after ``uses`` Basic requests
     tokens: dict[str, int] = field(default_factory=dict)
@@ -238,8 +238,8 @@ class Login:
         return self.tokens.get(token, -1) >= 0
 
     def user(self, authorization: str) -> str | None:
-        """Return the user of a Basic authorization with the right password."""
-        user, _, secret = password(authorization).partition(":")
+        """Return the user of a Basic authorization, or None if the password is wrong."""
+        user, _, secret = credentials(authorization).partition(":")
         return user if self.users.get(user) == secret else None
 
     def token(self) -> str:

@@ -40,7 +40,7 @@ def digest(data: bytes) -> str:
 
 
 def entry(name: str, data: bytes = b"", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
-    """A tar entry; fields are those of tarfile.TarInfo, ``type`` by default a file."""
+    """Return a tar entry. ``fields`` are attributes of tarfile.TarInfo; without ``type``, the entry is a file."""
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = len(data), 1_700_000_000, 0o644
     for key, value in fields.items():
@@ -69,7 +69,7 @@ def tar(entries: Iterable[tuple[tarfile.TarInfo, bytes]], format: int = tarfile.
 
 
 def zstd(data: bytes) -> bytes:
-    """Compress with the zstd program, for an independent encoder."""
+    """Compress with the zstd program, which is independent of the code under test."""
     return subprocess.run(["zstd", "-q", "-c"], input=data, capture_output=True, check=True).stdout
 
 
@@ -94,7 +94,7 @@ class Layer:
 
 @dataclass
 class Image:
-    """An image as bytes; change any of them before pushing to make a bad image."""
+    """An image. To make a bad image, change a field before the push."""
 
     layers: list[Layer]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -145,13 +145,13 @@ def index(entries: Iterable[tuple[Image, Mapping[str, str]]], kinds: Mapping[str
     return json.dumps({"schemaVersion": 2, "mediaType": kinds["index"], "manifests": manifests}).encode()
 
 
-def write_layout(place: pathlib.Path, blobs: Iterable[bytes], index: bytes) -> None:
+def write_layout(layout: pathlib.Path, blobs: Iterable[bytes], index: bytes) -> None:
     """Write an OCI layout: OCI image specification, "Image Layout"."""
-    directory = place / "blobs/sha256"
+    directory = layout / "blobs/sha256"
     directory.mkdir(parents=True, exist_ok=True)
     for blob in blobs:
         (directory / digest(blob).partition(":")[2]).write_bytes(blob)
-    (place / "index.json").write_bytes(index)
+    (layout / "index.json").write_bytes(index)
 
 
 class Pusher:
@@ -167,9 +167,9 @@ class Pusher:
             return str(response.headers.get("Location") or "")
 
     def blob(self, repository: str, data: bytes) -> None:
-        place = self._call("POST", f"/v2/{repository}/blobs/uploads/")
-        separator = "&" if "?" in place else "?"
-        self._call("PUT", f"{place}{separator}digest={digest(data)}", data)
+        location = self._call("POST", f"/v2/{repository}/blobs/uploads/")
+        separator = "&" if "?" in location else "?"
+        self._call("PUT", f"{location}{separator}digest={digest(data)}", data)
 
     def manifest(self, repository: str, name: str, data: bytes) -> str:
         self._call("PUT", f"/v2/{repository}/manifests/{name}", data, json.loads(data)["mediaType"])
@@ -184,7 +184,7 @@ class Pusher:
 
 
 def busybox(*more: tuple[tarfile.TarInfo, bytes], **fields: Any) -> Image:
-    """Return a bootable image: one static program under many names, and a layer of ``more``."""
+    """Return a small image whose commands run: one static program under many names, and a layer of ``more``."""
     layers = [replace(_program())] + ([Layer(tar(more))] if more else [])
     return Image(layers, {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]}, **fields)
 

@@ -13,7 +13,7 @@ LIBRARY = f"{PREFIX}/lib/penroot" if IS_INSTALLED else PREFIX  # for sys.path; c
 
 
 def require(condition: object, reason: str) -> None:
-    """Skip for ``reason``, or fail in CI, which installs everything."""
+    """Skip the test for ``reason`` unless ``condition`` is true. In CI, which installs everything, fail instead."""
     if condition:
         return
     import pytest  # the demo runs without it
@@ -24,7 +24,7 @@ def require(condition: object, reason: str) -> None:
 
 
 def copy_tree(to: Path) -> Path:
-    """Copy this source tree for a test to change, with the programs and libraries of LIBRARY; return its penroot."""
+    """Copy this source tree, with the programs of LIBRARY, for a test to change. Return the path of its penroot."""
     ignored = shutil.ignore_patterns("__pycache__", "build")
     for name in ("bin", "enroot_py", "pyxis_py", "hooks", "c_shims", "configs"):
         shutil.copytree(ROOT / name, to / name, ignore=ignored, symlinks=True)

@@ -21,7 +21,7 @@ def other_release() -> str:
 
 
 def debian() -> str:
-    """Make the squashfs image of a Debian release once, by debootstrap(8), without Slurm."""
+    """Make the squashfs image of another Debian release once, by debootstrap(8), without Slurm. Return its path."""
     require(shutil.which("debootstrap"), "debootstrap is not installed")
     release, cache = other_release(), pathlib.Path(cache_directory())
     cache.mkdir(parents=True, exist_ok=True)
@@ -46,9 +46,12 @@ def squash(tree: pathlib.Path, image: pathlib.Path) -> None:
     new.rename(image)
 
 
-def musl(place: pathlib.Path, script: str = "") -> str:
-    """Yield an image with musl, busybox, a program for musl, and no /etc/passwd, changed by ``script``."""
-    tree = place / "musl.tree"
+def musl(parent: pathlib.Path, script: str = "") -> str:
+    """Make an image in ``parent`` with musl, busybox, a program for musl, and no /etc/passwd. Return its path.
+
+    The shell commands ``script`` run in the image's root directory before it is packed.
+    """
+    tree = parent / "musl.tree"
     for directory in ("bin", "lib", "etc", "proc", "sys", "dev", "tmp", "run", "usr/bin"):
         (tree / directory).mkdir(parents=True)
     busybox = shutil.which("busybox")
@@ -63,5 +66,5 @@ def musl(place: pathlib.Path, script: str = "") -> str:
     (loader,) = pathlib.Path("/lib").glob("ld-musl-*.so.1")
     shutil.copy(os.path.realpath(loader), tree / "lib" / loader.name)
     subprocess.run(["sh", "-ec", script], cwd=tree, check=True)
-    squash(tree, place / "musl.sqsh")
-    return str(place / "musl.sqsh")
+    squash(tree, parent / "musl.sqsh")
+    return str(parent / "musl.sqsh")

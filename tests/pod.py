@@ -1,9 +1,9 @@
 """A pod on this machine: the environment that a Kubernetes runtime gives a container, made of namespaces.
 
-``python -m tests.pod [OPTION]... -- COMMAND`` runs a command in a pod, as root. Without options it is the pod of a
-manifest without a securityContext, as containerd makes it; each option is a manifest field. One difference remains: no
-AppArmor, whose refusals a seccomp filter imitates. Sources: the OCI runtime specification, "Masked Paths" and "Readonly
-Paths"; Docker's "Seccomp security profiles".
+``python -m tests.pod [OPTION]... -- COMMAND`` runs a command in a pod, as root. Without options, the pod is as
+containerd makes it for a manifest without a securityContext. Each option stands for a field of the manifest. One
+difference remains: there is no AppArmor, so --apparmor imitates its refusals by a seccomp filter. Sources: the OCI
+runtime specification, "Masked Paths" and "Readonly Paths"; Docker's "Seccomp security profiles".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CAPABILITIES = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31))
 _SYS_ADMIN = 21
 _PR_CAPBSET_DROP = 24  # prctl(2)
 
-_NUMBERS = {  # of system calls, on x86_64 and aarch64
+_NUMBERS = {  # numbers of system calls, on x86_64 and aarch64
     "unshare": (272, 97),
     "setns": (308, 268),
     "mount": (165, 40),
@@ -51,12 +51,12 @@ _NUMBERS = {  # of system calls, on x86_64 and aarch64
     "clone3": (435, 435),
 }
 # Docker's profile allows these with CAP_SYS_ADMIN, and never allows pivot_root.
-_OF_ADMIN = "unshare setns mount umount2 open_tree move_mount fsopen fsconfig fsmount mount_setattr clone".split()
-_OF_MOUNT_RULES = "mount move_mount umount2 pivot_root".split()  # apparmor.d(5): "deny mount"
+_ADMIN_CALLS = "unshare setns mount umount2 open_tree move_mount fsopen fsconfig fsmount mount_setattr clone".split()
+_MOUNT_RULE_CALLS = "mount move_mount umount2 pivot_root".split()  # apparmor.d(5): "deny mount"
 _EPERM, _EACCES, _ENOSYS = 1, 13, 38
 
-_NEW = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-_FILE_SYSTEM = linux.MS_NOSUID | linux.MS_NODEV | 0x8  # MS_NOEXEC
+_NEW_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+_MOUNT_FLAGS = linux.MS_NOSUID | linux.MS_NODEV | 0x8  # MS_NOEXEC
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,27 +67,27 @@ def main(arguments: Sequence[str]) -> int:
         ("own-users", "hostUsers: false"),
         ("no-users", "user.max_user_namespaces=0 on the machine"),
         ("seccomp", "seccompProfile: {type: RuntimeDefault}"),
-        ("apparmor", "what AppArmor's profile of a runtime refuses"),
+        ("apparmor", "the AppArmor profile of a runtime"),
         ("sys-admin", "capabilities: {add: [SYS_ADMIN]}"),
         ("no-new-privileges", "allowPrivilegeEscalation: false"),
         ("host-network", "hostNetwork: true"),
         ("read-only-root", "readOnlyRootFilesystem: true"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=field)
-    parser.add_argument("--device", action="append", default=[], help="a file of /dev, as by a device plugin")
-    parser.add_argument("--host-path", action="append", default=[], help="a file of /dev that is not the pod's to open")
-    parser.add_argument("--volume", action="append", default=[], help="an emptyDir or hostPath, by its place here")
-    parser.add_argument("--read-only-volume", action="append", default=[], help="one with readOnly: true")
+    parser.add_argument("--device", action="append", default=[], help="add a file of /dev, as a device plugin does")
+    parser.add_argument("--host-path", action="append", default=[], help="add a file of /dev that the pod cannot open")
+    parser.add_argument("--volume", action="append", default=[], help="add an emptyDir or hostPath: a path here")
+    parser.add_argument("--read-only-volume", action="append", default=[], help="add a volume with readOnly: true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="pod-", dir="/mnt") as place, _group(options.host_path) as group:
-        status = _status(lambda: _make(options, place, group))
+    with tempfile.TemporaryDirectory(prefix="pod-", dir="/mnt") as base, _group(options.host_path) as group:
+        status = _status(lambda: _make(options, base, group))
     return status if status >= 0 else 128 - status
 
 
 @contextmanager
 def _group(denied: Sequence[str]) -> Iterator[pathlib.Path | None]:
-    """Create a version 1 cgroup that denies some devices, while the ``with`` block runs. Without any, do nothing."""
+    """Yield a version 1 cgroup that denies the devices ``denied``, or None if there are none."""
     if not denied:
         yield None
         return
@@ -103,7 +103,7 @@ def _group(denied: Sequence[str]) -> Iterator[pathlib.Path | None]:
 
 
 def _status(function: Callable[[], int]) -> int:
-    """Return the exit status of a child that calls a function."""
+    """Call a function in a child, and return the child's exit status."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -117,14 +117,14 @@ def _status(function: Callable[[], int]) -> int:
         os._exit(status)
 
 
-def _make(options: argparse.Namespace, place: str, group: pathlib.Path | None) -> int:
+def _make(options: argparse.Namespace, base: str, group: pathlib.Path | None) -> int:
     """Act as a runtime on the machine: create the root file system and the volumes, then the namespaces."""
     if group:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    linux.mount("tmpfs", place, "tmpfs", 0)
-    upper, work, root = (f"{place}/{name}" for name in ("upper", "work", "root"))
+    linux.mount("tmpfs", base, "tmpfs", 0)
+    upper, work, root = (f"{base}/{name}" for name in ("upper", "work", "root"))
     for directory in (upper, work, root):
         os.mkdir(directory, 0o755)
     linux.mount("overlay", root, "overlay", 0, f"lowerdir=/,upperdir={upper},workdir={work}")
@@ -134,9 +134,9 @@ def _make(options: argparse.Namespace, place: str, group: pathlib.Path | None) -
         _bind(volume, root + volume, read_only=volume in options.read_only_volume)
     if options.read_only_root:
         linux.mount_setattr(linux.AT_FDCWD, root, 0, linux.MOUNT_ATTR_RDONLY, 0, 0)
-    if options.own_users or options.no_users:  # the limit counts for each user namespace
+    if options.own_users or options.no_users:  # each user namespace has its own limit of user namespaces
         _enter_users()
-    linux.unshare(_NEW & ~linux.CLONE_NEWNET if options.host_network else _NEW)
+    linux.unshare(_NEW_NAMESPACES & ~linux.CLONE_NEWNET if options.host_network else _NEW_NAMESPACES)
     return _status(lambda: _run(options, root))
 
 
@@ -159,10 +159,10 @@ def _run(options: argparse.Namespace, root: str) -> int:
     whole = options.privileged or options.proc_unmasked
     read_only = 0 if options.privileged else linux.MS_RDONLY
     _bind(root, root)  # lock mounts that come from the parent user namespace
-    linux.mount("proc", f"{root}/proc", "proc", _FILE_SYSTEM)
+    linux.mount("proc", f"{root}/proc", "proc", _MOUNT_FLAGS)
     if options.no_users:
         pathlib.Path(f"{root}/proc/sys/user/max_user_namespaces").write_text("0")
-    linux.mount("sysfs", f"{root}/sys", "sysfs", _FILE_SYSTEM | read_only)
+    linux.mount("sysfs", f"{root}/sys", "sysfs", _MOUNT_FLAGS | read_only)
     _bind("/sys/fs/cgroup", f"{root}/sys/fs/cgroup", read_only=not options.privileged)
     _make_dev(f"{root}/dev", [*options.device, *options.host_path])
     for path in () if whole else _MASKED:
@@ -184,19 +184,19 @@ def _run(options: argparse.Namespace, root: str) -> int:
     os.execvp(options.command[0], options.command)
 
 
-def _make_dev(place: str, devices: Sequence[str]) -> None:
-    linux.mount("tmpfs", place, "tmpfs", linux.MS_NOSUID, "mode=755")
+def _make_dev(dev: str, devices: Sequence[str]) -> None:
+    linux.mount("tmpfs", dev, "tmpfs", linux.MS_NOSUID, "mode=755")
     for name in (*_DEVICES, *devices):
-        _bind(f"/dev/{name}", f"{place}/{name}")
+        _bind(f"/dev/{name}", f"{dev}/{name}")
     for name, kind, data in (
         ("pts", "devpts", "newinstance,ptmxmode=0666,mode=0620"),
         ("shm", "tmpfs", "mode=1777"),
         ("mqueue", "mqueue", ""),
     ):
-        os.mkdir(f"{place}/{name}")
-        linux.mount(kind, f"{place}/{name}", kind, _FILE_SYSTEM & ~linux.MS_NODEV, data)
+        os.mkdir(f"{dev}/{name}")
+        linux.mount(kind, f"{dev}/{name}", kind, _MOUNT_FLAGS & ~linux.MS_NODEV, data)
     for name, target in (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd")):
-        os.symlink(target, f"{place}/{name}")
+        os.symlink(target, f"{dev}/{name}")
 
 
 def _bind(source: str, target: str, *, read_only: bool = False) -> None:
@@ -210,12 +210,12 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> None:
 
 
 def _restrict(options: argparse.Namespace) -> None:
-    """Install the filters first: without PR_SET_NO_NEW_PRIVS they need CAP_SYS_ADMIN, seccomp(2)."""
+    """Install the seccomp(2) filters, then drop capabilities: without no_new_privs, a filter needs CAP_SYS_ADMIN."""
     if options.seccomp:
-        admins = {} if options.sys_admin else {**dict.fromkeys(_OF_ADMIN, _EPERM), "clone3": _ENOSYS}
+        admins = {} if options.sys_admin else {**dict.fromkeys(_ADMIN_CALLS, _EPERM), "clone3": _ENOSYS}
         _install({"pivot_root": _EPERM, **admins})
     if options.apparmor:
-        _install(dict.fromkeys(_OF_MOUNT_RULES, _EACCES))
+        _install(dict.fromkeys(_MOUNT_RULE_CALLS, _EACCES))
     kept = _CAPABILITIES | ({_SYS_ADMIN} if options.sys_admin else set())
     for capability in range(int(pathlib.Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1):
         if capability not in kept:
@@ -224,12 +224,12 @@ def _restrict(options: argparse.Namespace) -> None:
     linux.capset(mask, mask, 0)
 
 
-def _install(refused: Mapping[str, int]) -> None:
-    """Install a filter that fails these system calls, clone(2) only with namespace flags: seccomp(2)."""
+def _install(errors: Mapping[str, int]) -> None:
+    """Install a seccomp(2) filter: system calls fail with these errors, but clone(2) only with namespace flags."""
     load, equal, has, end = 0x20, 0x15, 0x45, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ, … | BPF_JSET, BPF_RET
     allow, fail = (end, 0, 0, 0x7FFF0000), 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
     program = [(load, 0, 0, 0)]  # offset of the call's number
-    for name, error in refused.items():
+    for name, error in errors.items():
         number = _NUMBERS[name][platform.machine() == "aarch64"]
         if name == "clone":  # the first argument, at offset 16: all of CLONE_NEW*
             program += [

@@ -1,4 +1,4 @@
-"""Files of other Debian releases, for images: unpacked from packages that apt fetches once, with Debian's keys.
+"""Files of other Debian releases, for images. apt fetches the packages once, and verifies them with Debian's keys.
 
 No package is installed, and no maintainer script runs. tests/matrix makes whole roots that run tests.
 """
@@ -25,11 +25,11 @@ def newer() -> str:
 
 def unpack(root: pathlib.Path, release: str, *packages: str) -> None:
     """Unpack packages of a release into the directory ``root``."""
-    place = pathlib.Path(cache_directory(), "releases", release)
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "lock").open("w") as lock:
+    cache = pathlib.Path(cache_directory(), "releases", release)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        archives = [_archive(place, release, package) for package in packages]
+        archives = [_archive(cache, release, package) for package in packages]
     root.mkdir(parents=True, exist_ok=True)
     for archive in archives:
         subprocess.run(["dpkg-deb", "--extract", archive, root], check=True)
@@ -38,18 +38,18 @@ def unpack(root: pathlib.Path, release: str, *packages: str) -> None:
             (root / name).symlink_to(f"usr/{name}")
 
 
-def _archive(place: pathlib.Path, release: str, package: str) -> pathlib.Path:
-    """Return the file of a package, from the state of the release at the first request."""
-    if not list(place.glob(f"{package}_*.deb")):
+def _archive(cache: pathlib.Path, release: str, package: str) -> pathlib.Path:
+    """Return the .deb file of a package. All packages are of the state that the release had at the first request."""
+    if not list(cache.glob(f"{package}_*.deb")):
         for name in ("state/lists/partial", "cache/archives/partial"):
-            (place / name).mkdir(parents=True, exist_ok=True)
-        (place / "status").touch()
-        (place / "sources.list").write_text(f"deb [signed-by={KEYS}] {mirror()} {release} main\n")
-        options = [f"Dir::State={place}/state", f"Dir::State::status={place}/status", f"Dir::Cache={place}/cache"]
-        options += [f"Dir::Etc::sourcelist={place}/sources.list", "Dir::Etc::sourceparts=-", "APT::Sandbox::User=root"]
+            (cache / name).mkdir(parents=True, exist_ok=True)
+        (cache / "status").touch()
+        (cache / "sources.list").write_text(f"deb [signed-by={KEYS}] {mirror()} {release} main\n")
+        options = [f"Dir::State={cache}/state", f"Dir::State::status={cache}/status", f"Dir::Cache={cache}/cache"]
+        options += [f"Dir::Etc::sourcelist={cache}/sources.list", "Dir::Etc::sourceparts=-", "APT::Sandbox::User=root"]
         apt = ["apt-get", "-qq", *(word for option in options for word in ("-o", option))]
-        if not list(place.glob("state/lists/*Packages*")):
+        if not list(cache.glob("state/lists/*Packages*")):
             subprocess.run([*apt, "update"], check=True)
-        subprocess.run([*apt, "download", package], cwd=place, check=True)
-    [archive] = place.glob(f"{package}_*.deb")
+        subprocess.run([*apt, "download", package], cwd=cache, check=True)
+    [archive] = cache.glob(f"{package}_*.deb")
     return archive

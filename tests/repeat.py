@@ -1,9 +1,9 @@
-"""Run tests repeatedly, and list the tests that depend on luck.
+"""Run tests repeatedly, and list the tests that sometimes fail.
 
     .venv/bin/python -m tests.repeat [--times 3] [WHAT...]       # make repeat TIMES=3 TESTS=tests/kernel
 
-Runs alternate: unchanged, on one processor, and beside four busy loops. WHAT is passed to pytest; without it all tests
-run, as in `make test`. The output of each run is kept.
+Runs alternate between three conditions: unchanged, on one processor, and beside four busy loops. WHAT is passed to
+pytest; without it, all tests run, as in `make test`. The output of each run is kept.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def busy_loops() -> Iterator[None]:
             loop.wait()
 
 
-WAYS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+CONDITIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "as they are": contextlib.nullcontext,
     "on one processor": one_processor,
     "beside four busy loops": busy_loops,
@@ -55,7 +55,7 @@ WAYS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 
 def counts(output: str) -> Counter[str]:
-    """Count the tests by outcome, from the last lines of each pytest; an error counts as a failure."""
+    """Count the tests by outcome, from the last line of each pytest run; an error counts as a failure."""
     found: Counter[str] = Counter()
     for line in re.findall(r"^(?:=+ )?(\d+ [a-z]+(?:, \d+ [a-z]+)*) in \d", output, re.M):
         for number, word in re.findall(r"(\d+) ([a-z]+)", line):
@@ -70,27 +70,27 @@ def failures(output: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog=".venv/bin/python -m tests.repeat", description=__doc__.partition("\n")[0])
-    parser.add_argument("--times", type=int, default=len(WAYS), metavar="N")
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="paths and options of pytest, after a --; all tests")
-    given = parser.parse_args()
-    command = [sys.executable, "-m", "pytest", *given.what] if given.what else ["tests/all"]
+    parser.add_argument("--times", type=int, default=len(CONDITIONS), metavar="N")
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="paths and options for pytest, after a --")
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", "pytest", *arguments.what] if arguments.what else ["tests/all"]
     logs = Path(tempfile.mkdtemp(prefix="penroot-repeat-"))
-    print(f"each run's output: {logs}\n\n| run | how | {' | '.join(COUNTED)} | exit status | seconds |\n|{'---|' * 7}")
+    print(f"output of the runs: {logs}\n\n| run | how | {' | '.join(COUNTED)} | exit status | seconds |\n|{'---|' * 7}")
     failed: Counter[str] = Counter()
     bad = 0
-    for number in range(1, given.times + 1):
-        way = list(WAYS)[(number - 1) % len(WAYS)]
+    for number in range(1, arguments.times + 1):
+        condition = list(CONDITIONS)[(number - 1) % len(CONDITIONS)]
         began = time.monotonic()
         log = logs / f"{number}.log"
-        with log.open("w") as file, WAYS[way]():
+        with log.open("w") as file, CONDITIONS[condition]():
             status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode
         output = log.read_text(errors="replace")
-        came = counts(output)
-        cells = (number, way, *(came[word] for word in COUNTED), status, f"{time.monotonic() - began:.0f}")
+        outcomes = counts(output)
+        cells = (number, condition, *(outcomes[word] for word in COUNTED), status, f"{time.monotonic() - began:.0f}")
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
-        failed.update({f"{name}, {way}" for name in failures(output)})
+        failed.update({f"{name}, {condition}" for name in failures(output)})
         bad += status != 0
-    print("", *(f"{times} of {given.times}: {name}" for name, times in failed.most_common()), sep="\n")
+    print("", *(f"{times} of {arguments.times}: {name}" for name, times in failed.most_common()), sep="\n")
     return 1 if bad else 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.slurm.lab import Lab
 
 ANSIBLE = Path(__file__).parents[1] / "packages/ansible"
-HOME = "/home/admin"  # /root of the user who runs Ansible: the machine's /root stays unchanged
+HOME = "/home/admin"  # home of root for Ansible, so that the machine's /root stays unchanged
 SSHD = f"""\
 HostKey {HOME}/host
 AuthorizedKeysFile {HOME}/user.pub
@@ -71,7 +71,7 @@ def changed(output: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def site(root: str, *, configless: bool = False) -> Iterator[Site]:
-    """Yield two nodes without penroot, each with an sshd."""
+    """Yield a cluster of two nodes without penroot, each with an sshd."""
     lab = Lab(root)
     lab.up(nodes=2, apart=True, configless=configless)
     made = Site(lab)

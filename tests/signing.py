@@ -1,4 +1,4 @@
-"""Image signatures in cosign's format, with keys of the tests.
+"""Image signatures in cosign's format, with keys that the tests make.
 
 Source: cosign's specs/SIGNATURE_SPEC.md. This module uses none of the code under test.
 """
@@ -64,7 +64,7 @@ class Signer:
 
 
 def payload(reference: str, of: str, **optional: object) -> bytes:
-    """Return the signed payload: the image with digest ``of`` is ``reference``."""
+    """Return the payload to sign. It states that the image with digest ``of`` is ``reference``."""
     return json.dumps(
         {
             "critical": {
@@ -87,9 +87,9 @@ def push(
     subject: str = "",
     proofs: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Push signatures, each a payload with its signer, to cosign's place for the image with digest ``of``.
+    """Push signatures, each a payload and its signature, under cosign's tag for the image with digest ``of``.
 
-    ``proofs`` are more annotations. Return digest and size of the signatures' manifest.
+    ``proofs`` are additional annotations. Return digest and size of the signatures' manifest.
     """
     pusher.blob(repository, b"{}")
     for data, _ in signed:
@@ -115,7 +115,7 @@ def push(
 
 
 def sign(pusher: Pusher, repository: str, of: str, signer: Signer, reference: str) -> None:
-    """Sign an image as ``cosign sign --key``, or skopeo with a tag in the reference."""
+    """Sign an image as ``cosign sign --key`` does, or as skopeo does if the reference has a tag."""
     data = payload(reference, of)
     push(pusher, repository, of, [(data, signer.sign(data))])
 
@@ -128,7 +128,10 @@ def statement(of: str, **changes: object) -> bytes:
 
 
 def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO, material: dict[str, Any] | None = None) -> bytes:
-    """Return a bundle like cosign 3's with a key; protobuf-specs, sigstore_bundle.proto, and DSSE's protocol.md."""
+    """Return a bundle as cosign 3 makes it with a key.
+
+    Sources: sigstore_bundle.proto of protobuf-specs, and DSSE's protocol.md.
+    """
     signed = f"DSSEv1 {len(kind)} {kind} {len(body)} ".encode() + body
     envelope = {
         "payload": base64.b64encode(body).decode(),
@@ -140,7 +143,7 @@ def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO, material: dict[str,
 
 
 def push_bundles(pusher: Pusher, repository: str, of: str, bundles: Sequence[bytes]) -> None:
-    """Push bundles to cosign's place for the image's bundles, in a registry without a list of referrers."""
+    """Push bundles under cosign's tag for the image's bundles, for a registry without a list of referrers."""
     entries = []
     for number, data in enumerate(bundles):
         pusher.blob(repository, b"{}")
@@ -180,7 +183,7 @@ def encrypted(signer: Signer, passphrase: bytes) -> bytes:
 
 
 # ---------------------------------------------------------------------------
-# Signatures without a long-lived key: a Fulcio and a Rekor of the tests
+# Signatures without a long-lived key, by a Fulcio and a Rekor for the tests
 
 EMAIL, OIDC = "me@site.example", "https://login.site.example"
 _FULCIO = "1.3.6.1.4.1.57264.1."

@@ -1,4 +1,4 @@
-"""One end of a TLS connection of a swarm in memory. A test sends, repeats or drops its bytes."""
+"""One end of a swarm's TLS connection, in memory. A test sends, repeats or drops the end's bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A terminal for programs under test: a pseudoterminal that controls its own session."""
+"""A terminal for programs under test: a pseudoterminal that is the controlling terminal of a new session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Terminal:
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> None:
         self.master, slave = os.openpty()
         self.shown = ""
-        self.process = subprocess.Popen(  # setsid(1) need not fork: this is the process of the command
+        self.process = subprocess.Popen(  # setsid(1) does not fork here, so this process becomes the command
             ["setsid", "--ctty", "--wait", *command], stdin=slave, stdout=slave, stderr=slave, env=env, **options
         )
         os.close(slave)
@@ -27,7 +27,7 @@ class Terminal:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.master)
-        # Its session: a shell puts each command into a process group.
+        # End the whole session: a shell puts each command into its own process group.
         subprocess.run(["pkill", "-KILL", "--session", str(self.process.pid)], check=False)
         self.process.kill()
         self.process.wait()

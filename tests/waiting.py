@@ -1,4 +1,4 @@
-"""Waiting for events on a slow machine."""
+"""Wait for events, on a slow machine too."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def until(happened: Callable[[], T], what: str, seconds: int = 120) -> T:
-    """Wait until ``happened`` returns a true value, and return the value."""
+    """Wait until ``happened`` returns a true value, and return the value. ``what`` describes the event in errors."""
     deadline = time.monotonic() + seconds
-    while not (found := happened()):
+    while not (value := happened()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
-    return found
+    return value

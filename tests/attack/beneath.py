@@ -1,4 +1,4 @@
-"""Run in a container: try to reach the file system beneath its root. Prints what each attempt sees as /etc/secret."""
+"""Run in a container: try to reach the file system beneath its root, and print the /etc/secret of each attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by an image, a registry, another user, and a user against the code that root runs for them.
+"""Attacks by an image, by a registry, by another user, and by a user on the code that root runs for this user.
 
 Each test is one attack, and failed before its fix. ``user`` is the victim, ``bob`` another ordinary user. ``lab`` is
 the cluster of tests/slurm, with its users alice and bob.
@@ -32,8 +32,8 @@ def bob() -> Iterator[User]:
 
 @pytest.fixture
 def scratch() -> Iterator[pathlib.Path]:
-    """Yield a directory in which every user can create one, like /var/tmp."""
-    require(os.geteuid() == 0, "only root can be two users")
+    """Yield a directory in which every user can create directories, like /var/tmp."""
+    require(os.geteuid() == 0, "only root can act as two users")
     path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-scratch-", dir="/var/tmp"))
     path.chmod(0o1777)
     yield path

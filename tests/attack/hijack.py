@@ -1,4 +1,4 @@
-"""A program of an image kills the helper of its step and answers in the helper's place. Needs /usr.
+"""A program of an image kills the helper of its step and answers in the helper's place. It needs the node's /usr.
 
 hijack.py MODE: "attach" answers attach requests without namespaces and with a variable EVIL; "silent" accepts
 connections and never answers; "idle" leaves the helper alive, connects to it and sends nothing. The program takes over
@@ -66,7 +66,7 @@ def main() -> None:
     for pid in helpers():
         try:
             os.kill(pid, signal.SIGKILL)
-        except PermissionError:  # slurmstepd's command line has the words, or the process is another user's
+        except PermissionError:  # slurmstepd, whose command line has the words, or another user's process
             continue
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline and not before - addresses():

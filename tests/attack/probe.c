@@ -59,18 +59,18 @@ static void be_caller(char **argv)
 
 /* -- the image ------------------------------------------------------------------------------------------------- */
 
-static char found[4096];
+static char findings[4096];
 
 static void note(const char *what)
 {
-	snprintf(found + strlen(found), sizeof(found) - strlen(found), "%s%s", *found ? "," : "", what);
+	snprintf(findings + strlen(findings), sizeof(findings) - strlen(findings), "%s%s", *findings ? "," : "", what);
 }
 
 static void report(const char *name)
 {
-	printf("%s %s\n", name, *found ? found : "no");
+	printf("%s %s\n", name, *findings ? findings : "no");
 	fflush(stdout);
-	*found = '\0';
+	*findings = '\0';
 }
 
 static long ioctl_native(int fd, unsigned long request, char *c)
@@ -115,7 +115,8 @@ static const struct {
 #endif
 };
 
-/* Each call in a child: a kernel without i386 system calls kills the child. "open" unless the error is EPERM. */
+/* Make each call in a child, because a kernel without i386 system calls kills the caller. Note each call that does not
+ * fail with EPERM. */
 static void terminal(void)
 {
 	static const unsigned long requests[] = { TIOCSTI, TIOCLINUX };
@@ -201,7 +202,7 @@ static int can_write(const char *path)
 	return fd >= 0;
 }
 
-/* /ro/file is mounted read-only by the user; /cover is covered by an empty directory, and the image has /cover/hidden. */
+/* The user mounts /ro read-only, and an empty directory on /cover, where the image has the file hidden. */
 static void mounts(void)
 {
 	if (access("/ro/file", F_OK) < 0 || access("/cover/hidden", F_OK) == 0)
@@ -270,7 +271,7 @@ static void devices(void)
 {
 	look_for_devices("/dev");
 	umount2("/dev", MNT_DETACH);
-	if (!*found)
+	if (!*findings)
 		look_for_devices("/dev");
 	report("devices");
 }

@@ -1,4 +1,4 @@
-/* Look at all processes that a container's root can inspect, for processes outside of the container.
+/* Inspect all processes that root of a container can inspect, to find processes outside of the container.
  *
  * spy SECONDS prints, once each, the programs of the inspected processes, and the content of the file MARK in their root
  * or working directories, or beneath any directory that they have open.
@@ -13,15 +13,15 @@
 #include <time.h>
 #include <unistd.h>
 
-static void once(const char *line)
+static void print_once(const char *line)
 {
-	static char said[256][300];
+	static char printed[256][300];
 
 	for (size_t i = 0; i < 256; i++) {
-		if (strcmp(said[i], line) == 0)
+		if (strcmp(printed[i], line) == 0)
 			return;
-		if (!said[i][0]) {
-			snprintf(said[i], sizeof(said[i]), "%s", line);
+		if (!printed[i][0]) {
+			snprintf(printed[i], sizeof(printed[i]), "%s", line);
 			printf("%s\n", line);
 			fflush(stdout);
 			return;
@@ -29,7 +29,7 @@ static void once(const char *line)
 	}
 }
 
-static void try(const char *pid, const char *way)
+static void try(const char *pid, const char *entry)
 {
 	const char *mark = getenv("MARK");
 	char path[600], text[256], line[300];
@@ -38,7 +38,7 @@ static void try(const char *pid, const char *way)
 
 	if (!mark)
 		return;
-	snprintf(path, sizeof(path), "/proc/%s/%s%s", pid, way, mark);
+	snprintf(path, sizeof(path), "/proc/%s/%s%s", pid, entry, mark);
 	fd = open(path, O_RDONLY | O_NONBLOCK);
 	if (fd < 0)
 		return;
@@ -46,7 +46,7 @@ static void try(const char *pid, const char *way)
 	close(fd);
 	if (n > 0) {
 		snprintf(line, sizeof(line), "%.*s", (int)n, text);
-		once(line);
+		print_once(line);
 	}
 }
 
@@ -62,7 +62,7 @@ static void look_at(const char *pid)
 		return;
 	program[n] = '\0';
 	snprintf(line, sizeof(line), "sees %s", program);
-	once(line);
+	print_once(line);
 	try(pid, "root");
 	try(pid, "cwd");
 	snprintf(path, sizeof(path), "/proc/%s/fd", pid);

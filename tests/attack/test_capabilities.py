@@ -1,8 +1,8 @@
-"""Check what an image can do, by caller and by way of starting it. ``pytest -s`` prints the table.
+"""Check what an image can do, for each caller and each way to start it. ``pytest -s`` prints the table.
 
-The program of the image is ``probe.c``, which tries each thing and harms nothing. Its caller has a terminal, a key in
-the session keyring, and descriptors of a directory, of namespaces and of a file, mounts a directory read-only, and
-covers another.
+The program of the image is ``probe.c``, which tries each action and harms nothing. Its caller has a terminal, a key in
+the session keyring, and descriptors of a directory, of namespaces and of a file. The caller also mounts a directory
+read-only, and covers another directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["laptop"]  # a fixture
 
 PROBE = pathlib.Path(__file__).parent / "probe.c"
 CLOSED = dict.fromkeys(("terminal", "directories", "namespaces", "mounts", "sysctl", "devices"), "no")
-# start, exec and bundles pass on files and keys. Slurm gives a step its descriptors and its keyring.
+# start, exec and bundles pass on the caller's files and keys. Slurm gives a step other descriptors and another keyring.
 BY_CALLER = {**CLOSED, "files": "yes", "keyring": "yes", "capabilities": "no"}
 BY_SLURM = {**BY_CALLER, "files": "no", "keyring": "no"}
 UP = "echo $SLURM_JOB_ID; exec sleep 1000"
@@ -59,7 +59,7 @@ def probe() -> Iterator[pathlib.Path]:
 
 
 def cells(shown: str) -> dict[str, str]:
-    """Return the findings of the probe. Typed and pushed characters come before its first line."""
+    """Return the findings of the probe. Characters that were typed or pushed (TIOCSTI) come before its first line."""
     return dict(re.findall(rf"({'|'.join(BY_CALLER)}) (\S+)\r?$", shown, re.M)) or {"output": shown}
 
 
@@ -99,7 +99,7 @@ class Caller:
 
 @pytest.fixture(params=["user", "root"])
 def caller(request: pytest.FixtureRequest, probe: pathlib.Path) -> Iterator[Caller]:
-    require(os.geteuid() == 0, "only root can be a user and root")
+    require(os.geteuid() == 0, "only root can act as a user and as root")
     with ordinary_user(UID) as user:
         yield Caller(user, probe, root=request.param == "root")
 

@@ -47,7 +47,7 @@ def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subproce
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str) -> None:
-    """An impostor answers attach without namespaces. The next step of that name must not run on the node."""
+    """An impostor answers requests to attach without namespaces. The next step must not run on the node."""
     step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
     done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
     end(step)
@@ -61,7 +61,7 @@ def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str)
 
 @pytest.mark.security("H1")
 def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
-    """An impostor never answers finish: the step must not hang, and Slurm must not drain the node."""
+    """An impostor never answers the request to finish. The step must not hang, and Slurm must not drain the node."""
     step = attacking(lab, "silent", IMAGE)
     step.communicate("", timeout=300)
     try:
@@ -75,7 +75,7 @@ def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_idle_client_delays_no_other(lab: Lab, mounts: str) -> None:
-    """An idle client of the helper's socket."""
+    """A client connects to the helper's socket and sends nothing."""
     step = attacking(lab, "idle", IMAGE, NAME, mounts=mounts)
     second = lab.popen(["srun", *ON_N1, NAME, *WHERE])
     try:
@@ -134,12 +134,12 @@ def test_an_attached_step_has_its_own_variables(lab: Lab) -> None:
 def test_srun_pty_says_what_is_wrong(lab: Lab) -> None:
     """With --pty, a task whose output Slurm drops must still show its error."""
     for _ in range(3):
-        said = refused(lab, "--pty", "-n4", "--cpu-bind=none", "--container-name=nothing", "true")
-        assert "there is no such container on this node" in said
+        stderr = refused(lab, "--pty", "-n4", "--cpu-bind=none", "--container-name=nothing", "true")
+        assert "there is no such container on this node" in stderr
 
 
 COVER = "--container-mounts=./cover:/opt/covered"
-# Let the path of another step's mount, and each name in a new /proc, lead to the cover.
+# Make the path of another step's mount, and each name in a new /proc/self/fd, lead to the cover.
 SWAP = """
 exec 5< /proc/self/mountinfo
 echo up
@@ -169,7 +169,7 @@ def cover(lab: Lab) -> Iterator[None]:
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root: str) -> None:
-    """The path of a step's mount leads to a cover of the user's when the step detaches it."""
+    """When a step detaches its mount, the path of the mount leads to a cover that the user has mounted."""
     first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", root, *sh(SWAP)])
     expect(first, "up")
     second = lab.popen(["srun", *ON_N1, "--mpi=pmix", NAME, *sh("echo up; read line")])
@@ -189,10 +189,10 @@ def test_no_link_leads_a_batch_script_to_a_cover(lab: Lab, cover: None) -> None:
     first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", *sh(script)])
     expect(first, "up")
     done = sbatch(lab, "-n1", "-w", "n1", "-o", "out", NAME, "--wrap", "echo ran", check=False)
-    said = lab.run("cat out; rm -f out").stdout
+    output = lab.run("cat out; rm -f out").stdout
     assert done.returncode != 0
-    assert "cannot mount the batch script in the running container one: " in said
-    assert "it leads into a mount of n1" in said
+    assert "cannot mount the batch script in the running container one: " in output
+    assert "it leads into a mount of n1" in output
     out, err = end(first)
     assert out == "1\n", err
     assert lab.run("ls cover").stdout == "file\n"

@@ -97,7 +97,7 @@ def test_volume_with_dots_shows_nothing_of_the_host(user: User, secret: pathlib.
 
 @pytest.mark.security("I1")
 def test_volume_through_a_link_to_run_is_not_the_run_of_the_host(user: User) -> None:
-    """Not an attack: Debian's /var/run is a link to /run, which must mean the image's own."""
+    """Not an attack: Debian's /var/run is a link to /run. In the container, it must lead to the image's own /run."""
     image = busybox(directory("var"), directory("run"), symlink("var/run", "/run"), entry("run/mine", b"mine\n"))
     image.settings["Volumes"] = {"/var/run": {}, "/run": {}}
     done = user.start(layout(user, image), "sh", "-c", "ls /run /var/run; touch /run/written && echo written")
@@ -125,7 +125,7 @@ def test_volume_through_a_link_to_run_is_not_the_run_of_the_host(user: User) -> 
 def test_fstab_of_an_image_mounts_nothing_of_the_host(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path, line: str
 ) -> None:
-    """An image's /etc/fstab names a directory of the host, by its path, by a variable, or by another file system."""
+    """An image's /etc/fstab names a directory of the host by its path or a variable, or mounts other file systems."""
     fstab(rootfs, line.format(secret=secret))
     done = user.penroot("start", "box", "sh", "-c", "cat /vol/key; touch /vol/planted", status=1)
     assert "private" not in done.stdout
@@ -148,7 +148,7 @@ def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secre
 def test_setting_lets_fstab_of_the_image_mount_host_paths(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """enroot's behaviour is a setting of the user, which no image can change."""
+    """The user can choose enroot's behaviour by a setting. No image can change the setting."""
     fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind,ro\n")
     (rootfs / "etc/environment").write_text("ENROOT_IMAGE_FSTAB=host\nPATH=/bin\n")
     user.penroot("start", "box", "cat", "/vol/key", status=1)
@@ -160,7 +160,7 @@ def test_setting_lets_fstab_of_the_image_mount_host_paths(
     "place", ["/", "/..", "/proc", "/sys", "/dev", "/proc/sys", "/dev/shm", "/to-proc", "/etc/hosts"]
 )
 def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.Path, place: str) -> None:
-    """Volumes /, /.., /proc, or a link to them: the container starts with the real ones."""
+    """A volume of the image is /, /.., /proc or a link to one: the container starts with the real directories."""
     (rootfs / "to-proc").symlink_to("/proc")
     (rootfs / "etc/hosts").write_text("127.0.0.1 image\n")
     fstab(rootfs, VOLUME % (place, place))
@@ -182,7 +182,7 @@ def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Pa
 @pytest.mark.security("I1")
 @pytest.mark.parametrize("form", ["directory", "writable", "squashfs"])
 def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path, form: str) -> None:
-    """Nested volumes, a file, names with a space, newline, dollar or hash, and 200 more: mounted and writable."""
+    """Nested volumes, a file, names with a space, newline, dollar or hash, and 200 more are mounted and writable."""
     (rootfs / "a/b/c").mkdir(parents=True)
     (rootfs / "file").write_text("of image\n")
     names = ["/a/b/c", "/a", "/a/b", "/missing/deep", "/sp ace", "/new\nline", "/do$HOME", "/#hash", "/file"]
@@ -202,7 +202,7 @@ def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path,
 
 @pytest.mark.security("I4")
 def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Path) -> None:
-    """Each tmpfs takes kernel memory: an fstab of 16 MB would mount two million."""
+    """Each tmpfs takes kernel memory, and an fstab of 16 MB has room for two million mounts."""
     fstab(rootfs, "tmpfs /t tmpfs x-create=dir\n" * 400_000)
     done = user.penroot("start", "box", "true", status=1, prefix=("timeout", "20"))
     assert "/etc/fstab of the image:1001: an image may mount 1000 directories, no more" in done.stderr
@@ -216,7 +216,7 @@ def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Pa
 def test_nothing_is_written_in_dev_shm_through_a_link(
     account: User, rootfs: pathlib.Path, shared: pathlib.Path, name: str
 ) -> None:
-    """/etc or /var of the image, which contains the home too, leads to /dev/shm, which the container shares."""
+    """/etc, /var (with the user's home) or a directory in /var leads to /dev/shm, which the container shares."""
     (rootfs / "etc/default").mkdir()
     (rootfs / "etc/default/useradd").write_text("CREATE_MAIL_SPOOL=yes\n")
     (rootfs / "etc/login.defs").write_text("LASTLOG_ENAB yes\n")
@@ -240,15 +240,15 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
     if how == "mount":
         options = ["--mount", "/usr/share:/srv/made"]
     elif how in ("workdir", "literal"):
-        place = "/srv/made" if how == "workdir" else f"{shared}/made"
-        (rootfs / "etc/rc").write_text(RC % (place, place))
+        workdir = "/srv/made" if how == "workdir" else f"{shared}/made"
+        (rootfs / "etc/rc").write_text(RC % (workdir, workdir))
     elif how == "rc":
         (rootfs / "etc/rc").symlink_to("/srv/rc")
         (user.home / "script").write_text("true\n")
         options = ["--rc", str(user.home / "script")]
     else:
         environ = {"ENROOT_MOUNT_HOME": "yes", "HOME": "/srv/home"}
-    # A file mount covers the link, and does not follow it.
+    # With --rc, the mount of the file covers the link, and does not follow it.
     done = user.penroot("start", *options, "box", "true", status=int(how != "rc"), env=environ)
     assert os.listdir(shared) == []
     assert "Traceback" not in done.stderr
@@ -257,7 +257,7 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
 
 @pytest.mark.security("I3")
 def test_mount_point_below_a_users_mount_is_made_there(user: User, secret: pathlib.Path, rootfs: pathlib.Path) -> None:
-    """Not an attack: the user mounts a host directory and another within; the image's working directory is there."""
+    """Not an attack: the user mounts /data, and /data/inner within it. The image's working directory is /data/work."""
     (rootfs / "etc/rc").write_text(RC % ("/data/work", "/data/work"))
     out = user.start(
         "-m", f"{secret}:/data", "-m", "/usr/share:/data/inner", "box", "sh", "-c", "pwd; ls -d /data/inner/doc"
@@ -269,7 +269,7 @@ def test_mount_point_below_a_users_mount_is_made_there(user: User, secret: pathl
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("path", ["etc/environment", "etc/rc", "etc/skel/stolen", "etc/passwd"])
 def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathlib.Path, path: str) -> None:
-    """A file of the image is a link to /proc/self/environ, which during the start is penroot's."""
+    """A file of the image is a link to /proc/self/environ. During the start, that is penroot's environment."""
     (rootfs / path).parent.mkdir(exist_ok=True)
     (rootfs / path).unlink(missing_ok=True)
     (rootfs / path).symlink_to("/proc/self/environ")
@@ -301,8 +301,8 @@ def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret:
     user.own(user.data)
     user.run("sh", "-c", f"penroot create -n evil {image}; true")
     for name in ("box", "unpacked", "evil"):  # made by hand, by enroot, by penroot
-        said = user.run("sh", "-c", f"penroot start --rw {name} sh -c 'touch /planted; rm /key'; true").stderr
-        assert "Traceback" not in said
+        stderr = user.run("sh", "-c", f"penroot start --rw {name} sh -c 'touch /planted; rm /key'; true").stderr
+        assert "Traceback" not in stderr
         user.run("sh", "-c", f"penroot list -f; penroot export -o {name}.x.sqsh {name}; penroot cache prune; true")
         unharmed(user, secret)
 
@@ -311,7 +311,7 @@ def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret:
 def test_a_program_cannot_make_a_record(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """A program in a writable plain container writes /.penroot, naming an image of the user, for the next start."""
+    """A program in a writable plain container writes a /.penroot, which names an image of the user."""
     mark = f"printf 'format 1\\nsquashfs {image}\\n' > /.penroot; ln -s {secret} /upper; mkdir /work"
     user.start("--rw", "box", "sh", "-c", mark)
     user.run("sh", "-c", "penroot start --rw box sh -c 'touch /planted'; true")
@@ -343,7 +343,7 @@ def spoil(path: pathlib.Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["fifo", "socket", "sparse", "loop", "directory"])
 @pytest.mark.parametrize("name", ["rc", "rc.local", "fstab", "environment"])
 def test_special_file_of_an_image_is_a_clear_error(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """/etc/rc and similar files are a FIFO, /dev/zero, 5 GB of zeros or a link to itself: one line, at once."""
+    """/etc/rc or a similar file is a FIFO, 5 GB of zeros or a link to itself. The start fails at once, in one line."""
     spoil(rootfs / "etc" / name, kind)
     user.own(rootfs)
     began = time.monotonic()
@@ -381,7 +381,7 @@ def test_hooks_ignore_special_files_of_an_image(user: User, rootfs: pathlib.Path
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("kind", ["link", "fifo", "deep", "many", "sparse", "proc"])
 def test_a_skeleton_of_homes_ends(account: User, rootfs: pathlib.Path, kind: str) -> None:
-    """/etc/skel that links to itself, holds a FIFO, 300 levels, 5000 files or 5 GB, or is /proc."""
+    """The copy of /etc/skel ends, even if it links to itself, has a FIFO, 300 levels, 5000 files, 5 GB, or is /proc."""
     skel = rootfs / "etc/skel"
     skel.mkdir()
     if kind == "link":
@@ -428,10 +428,10 @@ def bundled(user: User, rootfs: pathlib.Path) -> Bundled:
 
 @pytest.mark.security("I10")
 def test_bundle_volumes_are_of_the_image(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
-    """A volume through a link to the victim's directory, one with dots, and one on /proc."""
+    """One volume is a link to the victim's directory, one has dots in its path, one is /proc, and one is missing."""
     (rootfs / "vol").symlink_to(secret)
-    places = ["/vol", f"/../../..{secret}", "/proc", "/missing/deep"]
-    fstab(rootfs, "".join(VOLUME % (place, place) for place in places))
+    volumes = ["/vol", f"/../../..{secret}", "/proc", "/missing/deep"]
+    fstab(rootfs, "".join(VOLUME % (volume, volume) for volume in volumes))
     script = f"test -e /proc/self && ! cat {secret}/key && touch /vol/planted /missing/deep/w && echo safe"
     done = bundled("sh", "-c", script)
     assert done.stdout == "safe\n"
@@ -496,12 +496,12 @@ def test_inspect_reads_files_of_the_image(
 
 @pytest.mark.security("I12")
 def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: pathlib.Path) -> None:
-    """A user who detaches /away keeps the cover of /opt, though the image links one to the other."""
+    """A user detaches /away, which is a link to /opt in the image. The user's mount on /opt stays."""
     (rootfs / "away").symlink_to("/opt")
     (user.home / "cover").mkdir()
     options = ("--mount", f"{user.home}/cover:/opt:none:x-create=dir,bind", "--mount", "none:/away:none:x-detach")
-    said = user.penroot("start", *options, "box", "true", status=1).stderr
-    assert "cannot unmount /away: a symlink of the image leads to another mount" in said
+    stderr = user.penroot("start", *options, "box", "true", status=1).stderr
+    assert "cannot unmount /away: a symlink of the image leads to another mount" in stderr
     own = ("--mount", "tmpfs:/away:tmpfs:x-create=dir", "--mount", "none:/away:none:x-detach")
     assert user.start(*own, "box", "grep", "-c", " /opt ", "/proc/mounts", status=1) == "0\n"
 
@@ -514,8 +514,8 @@ def test_no_module_of_an_image_is_imported(user: User, rootfs: pathlib.Path) -> 
         (library / "enroot_py" / module).parent.mkdir(parents=True)
         (library / "enroot_py" / module).write_text("import os\nos.write(2, b'imported')\n")
     user.own(rootfs)
-    # The container's first user namespace is the last one that its user is allowed.
+    # The user may create one user namespace. The start needs a second one, and fails.
     script = "echo 1 > /proc/sys/user/max_user_namespaces && exec penroot start --root box true"
-    said = user.run("unshare", "-Urm", "sh", "-c", script, status=1).stderr
-    assert "cannot create a user namespace: No space left on device" in said
-    assert "imported" not in said
+    stderr = user.run("unshare", "-Urm", "sh", "-c", script, status=1).stderr
+    assert "cannot create a user namespace: No space left on device" in stderr
+    assert "imported" not in stderr

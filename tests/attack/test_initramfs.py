@@ -120,5 +120,5 @@ def test_container_on_initramfs_stays_inside(initramfs: pathlib.Path) -> None:
     lines = [line.strip() for line in out.splitlines() if " sees " in line or line.strip() in ("inside", "[0]")]
     assert lines[:2] == ["inside", "[0]"], done.stdout
     seen = {line.rpartition(" ")[2] for line in lines if " sees " in line}
-    assert seen == {"inside", "nothing"}, done.stdout  # "nothing" is in a root that the attempt made itself
+    assert seen == {"inside", "nothing"}, done.stdout  # an attempt sees "nothing" in a root that it made itself
     assert lines.count("[0]") == 4 and len(lines) == 1 + 4 + 3 * 12 * 2

@@ -1,4 +1,4 @@
-"""SIGKILL for one of our processes at any moment of a start, an import or a step: nobody waits long, nothing is left.
+"""Kill one of our processes at any moment of a start, an import or a step: nobody waits long, and nothing is left.
 
 The default is a small sample; --soak runs five hundred kills.
 """
@@ -44,9 +44,9 @@ def of_user(uid: int) -> dict[int, str]:
 
 
 def kill_server(run: subprocess.Popen[str]) -> str:
-    """Kill the server that ``run`` starts before its parent gets a message from it. Return "" without a server."""
-    until_s = time.monotonic() + 1
-    while time.monotonic() < until_s and run.poll() is None:
+    """Kill the server that ``run`` starts, before it sends its parent a message. Return "" if there is no server."""
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline and run.poll() is None:
         with contextlib.suppress(OSError):
             for parent in children(run.pid):
                 for pid in children(parent):
@@ -245,7 +245,7 @@ def of_node(lab: Lab, node: str, uid: int = 2001) -> dict[int, str]:
 @pytest.mark.security("L5")
 @pytest.mark.soak
 def test_kills_in_the_first_moments_of_a_step(lab: Lab, rng: random.Random, soak: bool) -> None:
-    """The helper, the process that builds the container, or squashfuse."""
+    """The victim is the helper, the process that builds the container, or squashfuse."""
     lab.run("penroot import -o kills.sqsh docker://registry:5000#minimal:1")
     files = ("./kills.sqsh", "registry:5000#minimal:1")
     try:

@@ -1,4 +1,4 @@
-"""Programs against the launcher of the Python API: signals, inherited descriptors, and a full descriptor table."""
+"""Attacks by programs on the launcher of the Python API: signals, inherited descriptors, a full descriptor table."""
 
 from __future__ import annotations
 

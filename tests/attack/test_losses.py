@@ -1,4 +1,4 @@
-"""No exclusion, status or warning of a tool, and no kill at any moment, loses a user's file."""
+"""A user loses no file by an exclusion, an exit status or a warning of a tool, or by a kill at any moment."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def laid_out(user: User, image: Image) -> str:
         image.digest().encode(),
         len(image.manifest()),
     )
-    place = user.home / "layout"
-    write_layout(place, [image.manifest(), image.config(), *(layer.blob for layer in image.layers)], index)
-    (place / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-    user.own(place)
-    return f"oci:{place}"
+    directory = user.home / "layout"
+    write_layout(directory, [image.manifest(), image.config(), *(layer.blob for layer in image.layers)], index)
+    (directory / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    user.own(directory)
+    return f"oci:{directory}"
 
 
 @pytest.mark.security("L1")
@@ -63,7 +63,7 @@ def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs:
     assert found["closed"] == "d---------"
     assert "closed/deep/file" in found
     assert "odd x-name" in found
-    assert not {"bare", "odd [x]*name"} & set(found)  # nothing is lost with them
+    assert not {"bare", "odd [x]*name"} & set(found)  # these directories are empty
     user.penroot("create", "-n", "again", "box.sqsh")
     assert user.start("--root", "again", "cat", "/closed/deep/file") == "precious"
 
@@ -140,9 +140,10 @@ def test_ignored_sigchld_hides_no_failure(user: User, rootfs: pathlib.Path, imag
 
 @contextlib.contextmanager
 def at_work(user: User, *words: str, there: tuple[pathlib.Path, str]) -> Iterator[int]:
-    """Yield the running penroot once a file matching a pattern is in a directory; wait for its end.
+    """Run penroot. Yield its pid once the directory ``there[0]`` has a file that matches the pattern ``there[1]``.
 
-    strace delays each file by a millisecond, so even a busy machine meets that moment.
+    Wait for the end of penroot after the block. strace delays the work on each file by a millisecond, so that even a
+    busy machine catches the moment.
     """
     require(shutil.which("strace"), "strace is not installed")
     calls = "mkdir,mkdirat,utimensat,unlinkat"
@@ -154,14 +155,14 @@ def at_work(user: User, *words: str, there: tuple[pathlib.Path, str]) -> Iterato
 
 
 def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
-    """Run penroot and kill it as soon as a file matching a pattern is in a directory."""
+    """Run penroot, and kill it as soon as a directory has a file that matches a pattern; ``there`` as for `at_work`."""
     with at_work(user, *words, there=there) as pid:
         os.kill(pid, signal.SIGKILL)
 
 
-def hidden(place: pathlib.Path) -> list[str]:
-    """Return unfinished files of a data path. ``.records`` is in every data path."""
-    return [name for name in os.listdir(place) if name.startswith(".") and name != ".records"]
+def hidden(directory: pathlib.Path) -> list[str]:
+    """Return the unfinished files of a directory. ``.records`` is in every data path."""
+    return [name for name in os.listdir(directory) if name.startswith(".") and name != ".records"]
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
 
 @pytest.mark.security("L2")
 def test_next_command_removes_leftovers_of_a_killed_create(user: User, large: pathlib.Path) -> None:
-    """The half-made directory had the PID in its name, and stayed for ever."""
+    """Before the fix, the unfinished directory had the PID in its name, and stayed forever."""
     killed(user, "create", "-n", "half", str(large), there=(user.data, ".half*/opt/1*"))
     assert hidden(user.data)
     user.penroot("remove", "-f", "box")
@@ -190,7 +191,7 @@ def test_next_command_removes_leftovers_of_a_killed_create(user: User, large: pa
 
 @pytest.mark.security("L2")
 def test_next_command_removes_leftovers_of_a_killed_remove(user: User, large: pathlib.Path) -> None:
-    """.trash.* stayed for ever."""
+    """Before the fix, .trash.* stayed forever."""
     user.penroot("create", "-n", "full", str(large))
     killed(user, "remove", "-f", "full", there=(user.data, ".*trash*"))
     assert hidden(user.data)
@@ -199,7 +200,7 @@ def test_next_command_removes_leftovers_of_a_killed_remove(user: User, large: pa
 
 
 @pytest.mark.security("L2")
-def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
+def test_files_of_a_living_process_are_not_swept(user: User, large: pathlib.Path) -> None:
     """Files of a living process stay, however old they look."""
     with at_work(user, "create", "-n", "slow", str(large), there=(user.data, ".slow*/opt/1*")) as pid:
         os.kill(pid, signal.SIGSTOP)
@@ -212,7 +213,7 @@ def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
 
 @pytest.mark.security("L2")
 def test_next_bundle_removes_leftovers_of_a_killed_one(user: User, large: pathlib.Path) -> None:
-    """Half a bundle, and the temporary copy of an image that is being converted for it."""
+    """The leftovers are half a bundle, and the temporary copy of an image that is being converted for the bundle."""
     tmp = user.home / "tmp"
     tmp.mkdir()
     user.own(tmp)
@@ -231,7 +232,7 @@ def test_next_bundle_removes_leftovers_of_a_killed_one(user: User, large: pathli
 
 @pytest.mark.security("L1")
 def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, large: pathlib.Path) -> None:
-    """Killed while the old container is deleted: the name already belongs to the new one."""
+    """The command is killed while it deletes the old container. The name already belongs to the new container."""
     user.penroot("create", "-n", "same", str(large))
     (user.data / "same/old").write_text("")
     killed(user, "create", "-f", "-n", "same", str(large), there=(user.data, ".*trash*"))
@@ -242,7 +243,7 @@ def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, lar
 @pytest.mark.security("L2")
 @pytest.mark.parametrize("call", ["renameat2", "rename"])
 def test_the_name_of_what_is_replaced_is_somebodys_at_any_moment(user: User, large: pathlib.Path, call: str) -> None:
-    """Killed before the two exchange names, and after it, before the old one is renamed to trash."""
+    """The command is killed before the containers exchange names, or before it renames the old container to trash."""
     require(shutil.which("strace"), "strace is not installed")
     user.penroot("create", "-n", "same", str(large))
     (user.data / "same/old").write_text("")
@@ -301,7 +302,7 @@ def test_kill_at_any_moment_leaves_the_previous_state(
 
 @pytest.mark.security("I4")
 def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
-    """GNU tar's typeflag S: endless extension blocks, each of which adds 21 segments to memory."""
+    """A member with GNU tar's typeflag S has endless extension blocks. Each block adds 21 segments to memory."""
     info, _ = entry("sparse")
     info.type = tarfile.GNUTYPE_SPARSE
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -320,16 +321,16 @@ def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
 @pytest.mark.parametrize("garbage", [b"\0" * 400, bytes(range(128, 256)) * 3 + b"\n\n1 2 3\n"], ids=["nul", "garbage"])
 @pytest.mark.parametrize("record", ["refs/*", "images/*/stack", "images/*/config", "images/*/manifest"])
 def test_damaged_record_is_reported_and_repaired(user: User, rootfs: pathlib.Path, record: str, garbage: bytes) -> None:
-    """After a crash a file may hold NULs: one line of error, and `cache verify --repair` fixes it."""
+    """After a crash, a file may contain NULs. Errors have no traceback, and `cache verify --repair` repairs it."""
     uri = layout(user, directory("bin"), entry("bin/sh", (rootfs / "bin/busybox").read_bytes(), mode=0o755))
     user.penroot("load", "-n", "over", uri)
     user.start("--rw", "over", "/bin/sh", "-c", "echo mine > /mine")
     (path,) = (user.home / "cache").glob(record)
     path.write_bytes(garbage)
     for words in ("cache list", "cache verify", "inspect over", "start over /bin/sh -c :"):
-        said = user.run("sh", "-c", f"penroot {words} 2>&1 || :").stdout
-        assert "Traceback" not in said
-        assert "PENROOT_DEBUG" not in said
+        output = user.run("sh", "-c", f"penroot {words} 2>&1 || :").stdout
+        assert "Traceback" not in output
+        assert "PENROOT_DEBUG" not in output
     user.penroot("cache", "verify", "--repair")
     assert user.start(uri, "/bin/sh", "-c", "echo whole") == "whole\n"
     assert user.start("over", "/bin/sh", "-c", "read line < /mine; echo $line") == "mine\n"

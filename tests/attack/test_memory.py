@@ -1,4 +1,4 @@
-"""Programs that write and read images stay within the memory of a job, or refuse at the start."""
+"""Programs that write and read images stay within the memory of a job, or fail at once."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Limited = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def limited(user: User) -> Iterator[Limited]:
-    """Return a function that runs penroot as the user in a cgroup of so many MiB."""
+    """Yield a function that runs penroot as the user in a cgroup with ``mib`` MiB of memory."""
     root = pathlib.Path("/sys/fs/cgroup")
     v1 = (root / "memory").is_dir()
     top = root / "memory" if v1 else root
-    require(os.geteuid() == 0, "control groups are root's")
-    place = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir=top))
-    place.chmod(0o755)
+    require(os.geteuid() == 0, "only root can create control groups")
+    cgroup = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir=top))
+    cgroup.chmod(0o755)
 
     def run(mib: int, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        (place / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(f"{mib}M")
+        (cgroup / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(f"{mib}M")
         if not v1:
-            (place / "memory.swap.max").write_text("0")
-        join = ("sh", "-c", f'echo $$ > {place}/cgroup.procs; exec "$@"', "sh")
+            (cgroup / "memory.swap.max").write_text("0")
+        join = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs; exec "$@"', "sh")
         return user.run(f"{PREFIX}/bin/penroot", *words, prefix=join, status=status)
 
     yield run
-    while (place / "cgroup.procs").read_text():
+    while (cgroup / "cgroup.procs").read_text():
         time.sleep(0.01)
-    place.rmdir()
+    cgroup.rmdir()
 
 
 @pytest.fixture
 def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """Return a container that grows to 600 MB when it is written."""
+    """Return a container with a file of 600 MiB that does not compress."""
     block = os.urandom(1 << 20)
     with open(rootfs / "opt/large", "wb") as f:
         for number in range(600):
@@ -61,8 +61,8 @@ def squashed(user: User, tree: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.security("L3")
-def test_an_image_is_unpacked_within_200_mb(user: User, large: pathlib.Path, limited: Limited) -> None:
-    """The queues of unsquashfs grew to 512 MB, and a job with less was killed."""
+def test_an_image_is_unpacked_within_150_mb(user: User, large: pathlib.Path, limited: Limited) -> None:
+    """Before the fix, the queues of unsquashfs grew to 512 MB, and a job with less memory was killed."""
     image = squashed(user, large)
     limited(150, "create", "-n", "made", str(image))
     assert (user.data / "made/opt/large").stat().st_size == 600 << 20
@@ -70,7 +70,7 @@ def test_an_image_is_unpacked_within_200_mb(user: User, large: pathlib.Path, lim
 
 @pytest.mark.security("L3")
 def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path, limited: Limited) -> None:
-    """mksquashfs took 512 MB, whatever the job had, and was killed at the very end."""
+    """Before the fix, mksquashfs took 512 MB, whatever the job had, and was killed at the very end."""
     limited(200, "export", "-o", "made.sqsh", "box")
     shutil.rmtree(large)
     assert (user.home / "made.sqsh").stat().st_size > 500 << 20
@@ -78,7 +78,7 @@ def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path
 
 @pytest.mark.security("L3")
 def test_error_names_the_memory_that_is_missing(user: User, rootfs: pathlib.Path, limited: Limited) -> None:
-    """The error comes before anything is read, and not from the OOM killer."""
+    """The command fails before it reads anything, and is not killed by the OOM killer."""
     done = limited(100, "export", "box", status=1)
     assert "writing an image takes 128 MiB of memory, but only 100 MiB are allowed" in done.stderr
     assert "--mem" in done.stderr
@@ -87,12 +87,12 @@ def test_error_names_the_memory_that_is_missing(user: User, rootfs: pathlib.Path
 
 @pytest.mark.security("L3")
 def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
-    """The OOM killer removed the save after the job had ended. Files that the job has in /dev/shm still count."""
+    """Before the fix, the OOM killer ended the save after the tasks. The job's files in /dev/shm count as memory."""
     write = "dd if=/dev/urandom bs=1M 2>/dev/null of="
     fill = sh(f"{write}/large count=160; {write}/dev/shm/alices count=80")
     words = ["--mem=200M", "--container-image=registry:5000#minimal:1", "--container-writable"]
     words += ["--container-save=small.sqsh", "--container-mounts=/dev/shm"]
-    # Slower than the disk, so that data already read waits in memory.
+    # Compress more slowly than the disk reads, so that data waits in memory.
     slow = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -Xcompression-level 1"}
     try:
         done = lab.run(["srun", "-w", "n1", *words, *fill], check=False, env=slow)
@@ -106,7 +106,7 @@ def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
 
 @pytest.mark.security("L3")
 def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab) -> None:
-    """The error names the figure while nothing is lost."""
+    """The error names the needed memory before the tasks have made anything that could be lost."""
     words = ["--mem=100M", "--container-image=registry:5000#minimal:1", "--container-save=small.sqsh"]
     done = lab.run(["srun", "-w", "n1", *words, *sh("echo ran")], check=False)
     assert done.returncode != 0

@@ -48,7 +48,7 @@ def failure(user: User, *words: str) -> str:
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("name", FILES)
 def test_special_file_in_place_of_settings_is_reported(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """A FIFO as enroot.conf hung; so did other special files in other places."""
+    """Before the fix, a start hung if enroot.conf was a FIFO, and at other special files in other places."""
     if name == "hooks.d/x.sh" and kind != "huge":
         pytest.skip("only what can be executed is a hook")
     make(kind, user.home / "etc" / name)
@@ -59,7 +59,7 @@ def test_special_file_in_place_of_settings_is_reported(user: User, rootfs: pathl
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("words", ["start --conf x box true", "start --rc x box", "batch x"])
 def test_special_file_in_place_of_a_script_is_reported(user: User, rootfs: pathlib.Path, words: str, kind: str) -> None:
-    """Scripts that the command line names."""
+    """The command line names the script."""
     make(kind, user.home / "x")
     user.own(user.home / "x")
     assert "x" in failure(user, *words.split())
@@ -87,9 +87,9 @@ DAMAGE = {"inodes": (64, 0, 200), "names": (72, 0, 200), "fragments": (80, -8, 1
 
 @pytest.mark.parametrize("where", [*DAMAGE, "root", "data"])
 def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path, where: str) -> None:
-    """Not "cannot run sh: No such file or directory", nor an error of unsquashfs."""
+    """The error is not "cannot run sh: No such file or directory", and not an error of unsquashfs."""
     data = bytearray(image.read_bytes())
-    if where == "root":  # the position of its inode
+    if where == "root":  # the position of the root's inode
         data[64:72] = b"\xff" * 8
     elif where == "data":
         data[2000:5000] = b"\xff" * 3000
@@ -100,7 +100,7 @@ def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path
     image.write_bytes(data)
     for words in (("create", "-n", "x"), ("start",), ("bundle",), ("inspect",)):
         if where == "data" and words[0] in ("bundle", "inspect"):
-            continue  # these commands do not read the position
+            continue  # these commands do not read the damaged bytes
         assert f"{image.name} is damaged" in failure(user, *words, str(image), *(["sh"] if words[0] == "start" else []))
     assert sorted(os.listdir(user.data)) == ["box"]
 
@@ -121,18 +121,18 @@ def run(context):
 
 
 def test_error_names_a_killed_squashfuse(user: User, image: pathlib.Path) -> None:
-    """Not "Transport endpoint is not connected"."""
+    """The error is not "Transport endpoint is not connected"."""
     hook = user.home / "etc/hooks.d/11-kill.py"
     hook.parent.mkdir(parents=True)
     hook.write_text(KILL)
     user.own(user.home / "etc")
-    said = failure(user, "start", str(image), "true")
-    assert "its squashfuse was killed" in said
-    assert "--mem" in said
+    stderr = failure(user, "start", str(image), "true")
+    assert "its squashfuse was killed" in stderr
+    assert "--mem" in stderr
 
 
 def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
-    """Not "the container could not be built: OSError(107, ...), a bug in penroot"."""
+    """The error is not "the container could not be built: OSError(107, ...), a bug in penroot"."""
     hooks = "/home/alice/.config/enroot/hooks.d"
     try:
         lab.run(["srun", *ON_N1, "--container-image=registry:5000#minimal:1", "--container-save=k.sqsh", "true"])
@@ -148,27 +148,27 @@ def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
 
 @pytest.mark.parametrize("broken", ["prefix", "package"])
 def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathlib.Path, broken: str) -> None:
-    """A traceback of Python's own."""
-    require(IS_INSTALLED, "of an installation, in $PENROOT_PREFIX")
-    place = user.home / "opt"
-    shutil.copytree(LIBRARY, place / "lib/penroot")
+    """Before the fix, Python printed a traceback."""
+    require(IS_INSTALLED, "needs an installation in $PENROOT_PREFIX")
+    prefix = user.home / "opt"
+    shutil.copytree(LIBRARY, prefix / "lib/penroot")
     text = pathlib.Path(PREFIX, "bin/penroot").read_text()
-    (place / "bin").mkdir()
-    (place / "bin/penroot").write_text(text.replace(LIBRARY, f"{place}/lib/penroot"))
-    (place / "bin/penroot").chmod(0o755)
+    (prefix / "bin").mkdir()
+    (prefix / "bin/penroot").write_text(text.replace(LIBRARY, f"{prefix}/lib/penroot"))
+    (prefix / "bin/penroot").chmod(0o755)
     if broken == "prefix":
-        (place / "lib").chmod(0o700)  # owned by root
+        (prefix / "lib").chmod(0o700)  # owned by root
     else:
-        shutil.rmtree(place / "lib/penroot/click")
-    done = user.run(f"{place}/bin/penroot", "info", status=1)
+        shutil.rmtree(prefix / "lib/penroot/click")
+    done = user.run(f"{prefix}/bin/penroot", "info", status=1)
     assert "Traceback" not in done.stderr
-    assert f"{place}/lib/penroot" in done.stderr
+    assert f"{prefix}/lib/penroot" in done.stderr
     assert "install penroot" in done.stderr
 
 
 @pytest.mark.parametrize("words", ["version", "list", "inspect box", "start --help", "help", "info", "export -o - box"])
 def test_closed_stdout_is_reported(user: User, rootfs: pathlib.Path, words: str) -> None:
-    """Not a traceback, nor success although nothing was printed."""
+    """The command prints no traceback, and does not succeed although it could not print."""
     done = user.run("sh", "-c", f"exec penroot {words} >&-", status=1)
     assert "Traceback" not in done.stderr
     assert "cannot write the output" in done.stderr
@@ -184,7 +184,7 @@ def test_reused_descriptor_number_is_not_written_to(user: User, image: pathlib.P
 
 @pytest.mark.parametrize("words", ["create -n x {image}", "export -o y.sqsh box", "bundle -o y.run {image}", "info"])
 def test_a_umask_that_takes_all_from_the_owner(user: User, image: pathlib.Path, words: str) -> None:
-    """Not "Permission denied" with a hint to contact the owner of the directory: the caller is the owner."""
+    """Before the fix, "Permission denied" came with a hint to contact the directory's owner, who is the caller."""
     user.run("sh", "-c", f"umask 777; penroot {words.format(image=image)}")
     user.run("sh", "-c", f"umask 777; penroot start {image} sh -c 'test $(umask) = 0777'")
 
@@ -193,7 +193,7 @@ def test_a_umask_that_takes_all_from_the_owner(user: User, image: pathlib.Path, 
     "words", ["create -n x {image}", "export -o x.sqsh box", "bundle {image}", "start {image} true"]
 )
 def test_process_limit_is_reported(user: User, image: pathlib.Path, words: str) -> None:
-    """RLIMIT_NPROC: neither "must be a directory of your own", nor an error without a hint."""
+    """At RLIMIT_NPROC, the error is not "must be a directory of your own", and it has a hint."""
     done = user.run("bash", "-c", f"ulimit -u 0; exec penroot {words.format(image=image)}", status=1)
     assert "Traceback" not in done.stderr
     assert "ulimit -u" in done.stderr

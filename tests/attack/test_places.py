@@ -14,7 +14,7 @@ from tests.kernel.conftest import User, busybox_rootfs
 
 
 def planted(data: pathlib.Path, owner: int = BOB) -> None:
-    """Create a container of bob's whose program bob wants the victim to run."""
+    """Create a container of bob's, with a program that the victim must not run."""
     busybox_rootfs(data / "w")
     (data / "w/bin/echo").unlink()
     (data / "w/bin/echo").write_text("#!/bin/sh\nbusybox echo BOB RUNS AS $(id -u)\n")
@@ -52,9 +52,9 @@ def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: s
     elif how == "group":
         os.chown(data, UID, BOB)
         data.chmod(0o775)
-    said = user.penroot("start", "w", "echo", status=1, env={"ENROOT_DATA_PATH": str(data)})
-    assert "BOB" not in said.stdout + said.stderr
-    assert f"uid {BOB}" in said.stderr or "others can replace" in said.stderr or "written by others" in said.stderr
+    done = user.penroot("start", "w", "echo", status=1, env={"ENROOT_DATA_PATH": str(data)})
+    assert "BOB" not in done.stdout + done.stderr
+    assert f"uid {BOB}" in done.stderr or "others can replace" in done.stderr or "written by others" in done.stderr
 
 
 @pytest.mark.security("U1")
@@ -81,8 +81,8 @@ def test_container_never_uses_a_store_of_bobs(user: User, scratch: pathlib.Path)
     assert user.start("mine", "echo", "fine", env=env) == "fine\n"
     subprocess.run(["chown", "-hR", f"{BOB}:{BOB}", str(cache)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(cache)], check=True)
-    said = user.penroot("start", "mine", "echo", "fine", status=1, env=env).stderr
-    assert f"belongs to uid {BOB}" in said
+    stderr = user.penroot("start", "mine", "echo", "fine", status=1, env=env).stderr
+    assert f"belongs to uid {BOB}" in stderr
 
 
 @pytest.mark.security("U2")
@@ -92,18 +92,18 @@ def test_settings_and_hooks_of_another_user(
     user: User, rootfs: pathlib.Path, scratch: pathlib.Path, which: str, how: str
 ) -> None:
     """Bob creates the directory of settings, whose hooks would run as the victim."""
-    place = scratch / "conf"
-    (place / "hooks.d").mkdir(parents=True)
-    hook = place / "hooks.d/10-evil.sh"
+    conf = scratch / "conf"
+    (conf / "hooks.d").mkdir(parents=True)
+    hook = conf / "hooks.d/10-evil.sh"
     hook.write_text(f"#!/bin/sh\nid -u > {user.home}/ran\n")
     hook.chmod(0o755)
-    for path in (place, place / "hooks.d", hook):
+    for path in (conf, conf / "hooks.d", hook):
         os.chown(path, BOB if how == "bob's" else UID, -1)
     if how != "bob's":
-        (place if how == "everybody's" else hook.parent).chmod(0o777)
+        (conf if how == "everybody's" else hook.parent).chmod(0o777)
     variable = {"config": "ENROOT_CONFIG_PATH", "sysconf": "ENROOT_SYSCONF_PATH"}[which]
-    said = user.penroot("start", "box", "true", status=1, env={variable: str(place)}).stderr
-    assert "not trusted" in said and str(place) in said
+    stderr = user.penroot("start", "box", "true", status=1, env={variable: str(conf)}).stderr
+    assert "not trusted" in stderr and str(conf) in stderr
     assert not (user.home / "ran").exists()
 
 
@@ -118,7 +118,7 @@ def test_settings_and_hooks_of_another_user(
 def test_a_file_of_settings_that_everybody_writes(
     user: User, rootfs: pathlib.Path, name: str, text: str, words: str
 ) -> None:
-    """Includes a path that is not a regular file, on which a read would block."""
+    """The file is also refused if it is not a regular file, on which a read would block."""
     etc = user.home / "etc"
     etc.mkdir()
     (etc / name).write_text(text)

@@ -27,7 +27,7 @@ from tests.kernel.test_signatures import SIGNER, wanted
 from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
-PROMPT_S = 20  # seconds: a few on an idle machine; less than one attempt may take: ENROOT_STALL_TIMEOUT
+PROMPT_S = 20  # an idle machine needs a few seconds, and one attempt may take longer: ENROOT_STALL_TIMEOUT
 
 
 def image_of(*layers: bytes, **settings: object) -> Image:
@@ -36,7 +36,7 @@ def image_of(*layers: bytes, **settings: object) -> Image:
 
 
 def registry_of(image: Image, wants: str = "", realm: str = "") -> Callable[[Request], Reply]:
-    """Return the answers of a registry with an image. With ``realm``, it requires the token ``wants`` from there."""
+    """Return the handler of a registry that has ``image``. With ``realm``, it requires the realm's token ``wants``."""
     blobs = {images.digest(layer.blob): layer.blob for layer in image.layers}
     blobs[images.digest(image.config())] = image.config()
 
@@ -56,7 +56,7 @@ def registry_of(image: Image, wants: str = "", realm: str = "") -> Callable[[Req
 
 
 def token_server(user: str = "me", token: str = "a-token") -> Callable[[Request], Reply]:
-    """Return a token server that serves a user with the secret, or everybody if ``user`` is empty."""
+    """Return the handler of a token server for ``user`` with the password SECRET, or for everybody if it is empty."""
 
     def answer(request: Request) -> Reply:
         if user and request.login != f"{user}:{SECRET}":
@@ -138,7 +138,7 @@ def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
     with fake(token_server(), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/jwt/auth?a=b")
         write_setting(user, "registries.conf", f"{registry.host} token={tokens.host}\n")
-        for host in (registry.host, tokens.host):  # the forms of docker's files, and of enroot's
+        for host in (registry.host, tokens.host):  # docker's files name the registry, enroot's the token server
             credentials(user, host)
             user.penroot("digest", registry.uri)
         assert tokens.logins == {f"me:{SECRET}"} and registry.logins == {"a-token"}
@@ -186,7 +186,7 @@ def test_address_with_what_no_address_has_is_refused(user: User, where: str, add
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("token", ["a\r\nX-More: 1", "a\nb", "a\0b", "\u00e9", "x" * 70_000, "a b"])
 def test_invalid_token_is_an_error(user: User, token: str) -> None:
-    """A token with a line feed raised in http.client, or injected a header."""
+    """Before the fix, a token with a line feed raised an exception in http.client, or injected a header."""
     with fake(bind="127.0.0.2") as server:
         has = registry_of(image_of(), token, f"http://{server.host}/token")
         server.answer = lambda request: token_server("", token)(request) if "/token" in request.path else has(request)
@@ -207,7 +207,7 @@ def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
 @pytest.mark.parity("ENROOT_ALLOW_HTTP")
 @pytest.mark.security("G5")
 def test_plain_http_is_allowed_by_registry(user: User) -> None:
-    """ENROOT_ALLOW_HTTP=yes for one registry must not expose the passwords of all to the network."""
+    """A user who allows plain HTTP for one registry must not expose the passwords of all registries to the network."""
     with fake(registry_of(image_of()), bind="0.0.0.0") as server:  # not a local name: see is_local()
         port = server.host.rpartition(":")[2]
         for allowed in ("0.0.0.0", server.host, f"build.site, {server.host}", "yes"):
@@ -238,7 +238,7 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
-    """As in enroot: for this registry and this command, with a warning, and not for mirrors."""
+    """As in enroot, the password is for this registry and this command, with a warning. Mirrors do not get it."""
     events = user.home / "events.jsonl"
     user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
     with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as mirror:
@@ -255,7 +255,7 @@ def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: boo
 
         server.answer = answer
         uri = f"docker://me:{SECRET}@{server.host}#{NAME}:1"
-        said = []
+        outputs = []
         for words in (
             ("import", "-o", "x.sqsh", uri),
             ("create", "-n", "box", uri),
@@ -266,11 +266,11 @@ def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: boo
             ("inspect", uri),
         ):
             done = user.penroot(*words)
-            said += [done.stdout, done.stderr]
+            outputs += [done.stdout, done.stderr]
             assert done.stderr.count("[WARN] all users of this node can see a password in a reference") == 1
             assert f"penroot login --username USER {server.host}" in done.stderr
         assert server.logins == {f"me:{SECRET}", wants} and not mirror.logins
-        assert SECRET not in "".join(said) and events.exists()
+        assert SECRET not in "".join(outputs) and events.exists()
         for path in user.home.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 assert SECRET.encode() not in path.read_bytes(), path
@@ -287,14 +287,14 @@ def test_password_in_a_reference_is_in_no_error(user: User, image: str) -> None:
 def test_wrong_password_in_a_reference_is_named_by_its_place(user: User) -> None:
     with fake(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
         credentials(user, server.host)
-        said = user.penroot("digest", f"docker://me:wrong@{server.host}#{NAME}:1", status=1).stderr
-        assert "the login of 'me' from the command line is refused" in said and "wrong" not in said
+        stderr = user.penroot("digest", f"docker://me:wrong@{server.host}#{NAME}:1", status=1).stderr
+        assert "the login of 'me' from the command line is refused" in stderr and "wrong" not in stderr
         assert server.logins == {"me:wrong"}
 
 
 def test_password_in_a_reference_is_in_no_lock_file(user: User) -> None:
-    said = user.penroot("lock", "./images.lock", f"me:{SECRET}@127.0.0.1:1#{NAME}:1", status=1).stderr
-    assert "passwords are not accepted here" in said and SECRET not in said
+    stderr = user.penroot("lock", "./images.lock", f"me:{SECRET}@127.0.0.1:1#{NAME}:1", status=1).stderr
+    assert "passwords are not accepted here" in stderr and SECRET not in stderr
     assert not (user.home / "images.lock").exists()
 
 
@@ -317,11 +317,11 @@ def test_no_secret_is_seen(user: User) -> None:
             lambda request: token_server(token="t0ken")(request) if "/token" in request.path else has(request)
         )
         env = {"PENROOT_DEBUG": "1"}
-        said = user.penroot("create", "-n", "box", server.uri, env=env).stderr
+        stderr = user.penroot("create", "-n", "box", server.uri, env=env).stderr
         started = user.penroot("start", "--explain", "box", "true", env=env)
         assert server.logins == {f"me:{SECRET}", "t0ken"}
-        everything = said + started.stdout + started.stderr + seen.read_text()
-        assert "DEBUG" in said and SECRET not in everything and "t0ken" not in everything
+        everything = stderr + started.stdout + started.stderr + seen.read_text()
+        assert "DEBUG" in stderr and SECRET not in everything and "t0ken" not in everything
 
 
 # -- registries that do not answer
@@ -329,7 +329,7 @@ def test_no_secret_is_seen(user: User) -> None:
 
 @contextlib.contextmanager
 def silent(bind: str = "127.0.0.4") -> Iterator[str]:
-    """Yield an address that neither accepts nor refuses connections, like a firewall: its queue is full."""
+    """Yield an address that neither accepts nor refuses connections, like a firewall: the listener's queue is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind((bind, 0))
@@ -350,7 +350,7 @@ def timed(user: User, *arguments: str, **options: object) -> tuple[float, str]:
 
 @pytest.fixture
 def stored(user: User) -> Iterator[Fake]:
-    """Yield a registry from which an image is stored."""
+    """Yield a registry whose image the user has stored."""
     with fake(bind="127.0.0.2") as server:
         server.answer = registry_of(images.busybox())
         user.penroot("create", "-n", "first", server.uri)
@@ -400,18 +400,18 @@ def move_and_hang(server: Fake) -> Callable[[Request], Reply]:
 def test_stored_image_does_not_wait_for_a_registry_that_hangs(
     user: User, stored: Fake, how: Callable[[Fake], Callable[[Request], Reply]]
 ) -> None:
-    """Starts of a stored image waited 154 s."""
+    """Before the fix, starts of a stored image waited 154 s."""
     stored.answer = how(stored)
-    took, said = timed(user, "start", stored.uri, "true")
-    assert took < PROMPT_S and "using the stored image" in said
+    took, stderr = timed(user, "start", stored.uri, "true")
+    assert took < PROMPT_S and "using the stored image" in stderr
 
 
 @pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_silence(user: User, stored: Fake) -> None:
-    """A firewall drops packets to the registry, proxy or mirror: starts waited 90 s."""
+    """A firewall drops packets to the proxy or mirror. Before the fix, starts waited 90 s."""
     with silent() as nobody:
-        took, said = timed(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
-        assert took < PROMPT_S and "using the stored image" in said
+        took, stderr = timed(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
+        assert took < PROMPT_S and "using the stored image" in stderr
         write_setting(user, "registries.conf", f"{stored.host} mirror={nobody}\n")
         assert timed(user, "start", stored.uri, "true")[0] < PROMPT_S
 
@@ -422,14 +422,14 @@ def test_program_that_knows_a_login_may_take_longer(user: User, stored: Fake) ->
     write_setting(user, ".credentials", f"machine {stored.host} login me password $(sleep 3; echo {SECRET})\n")
     has, tokens = stored.answer, token_server()
     stored.answer = lambda request: tokens(request) if "/token" in request.path else has(request)
-    took, said = timed(user, "start", stored.uri, "true")
-    assert took > 3 and "using the stored image" not in said and stored.logins == {f"me:{SECRET}", "a-token"}
+    took, stderr = timed(user, "start", stored.uri, "true")
+    assert took > 3 and "using the stored image" not in stderr and stored.logins == {f"me:{SECRET}", "a-token"}
 
 
 @pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_names(user: User, stored: Fake) -> None:
     """The name server does not answer, and a blocked resolver cannot be interrupted within the process."""
-    require(os.geteuid() == 0, "only root can be a name server")
+    require(os.geteuid() == 0, "only root can listen on port 53")
     with fake(registry_of(images.busybox()), bind="127.0.0.1") as named, socket.socket(type=socket.SOCK_DGRAM) as dns:
         uri = f"docker://registry.test:{named.host.rpartition(':')[2]}/{NAME}:1"
         dns.bind((own_address(), 53))
@@ -441,8 +441,8 @@ def test_stored_image_does_not_wait_for_names(user: User, stored: Fake) -> None:
         env = {"ENROOT_ALLOW_HTTP": "yes"}
         user.penroot("create", "-n", "named", uri, prefix=prefix, env=env)
         hosts.write_text("")
-        took, said = timed(user, "start", uri, "true", prefix=prefix, env=env)
-        assert took < PROMPT_S and "using the stored image" in said
+        took, stderr = timed(user, "start", uri, "true", prefix=prefix, env=env)
+        assert took < PROMPT_S and "using the stored image" in stderr
 
 
 @pytest.mark.parity("all_proxy")
@@ -450,8 +450,8 @@ def test_proxy_that_refuses_is_named(user: User) -> None:
     """A proxy refuses CONNECT: the error blames the proxy, not the registry, and hides the proxy's password."""
     with fake(lambda request: Reply(403), bind="127.0.0.3") as proxy:
         env = {"https_proxy": f"http://me:{SECRET}@{proxy.host}"}
-        said = user.penroot("digest", "docker://registry.test/x:1", status=1, env=env).stderr
-        assert f"through the proxy {proxy.host}: Tunnel connection failed: 403" in said and SECRET not in said
+        stderr = user.penroot("digest", "docker://registry.test/x:1", status=1, env=env).stderr
+        assert f"through the proxy {proxy.host}: Tunnel connection failed: 403" in stderr and SECRET not in stderr
         assert proxy.seen[0].headers["proxy-authorization"]
 
 
@@ -482,7 +482,7 @@ def address() -> str:
 @pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
 def test_registry_cannot_redirect_to_this_machine(user: User, address: str, target: str) -> None:
-    """A redirect or a realm points to localhost, or to a cloud's metadata service, which would trust us."""
+    """A redirect or a realm points to localhost, or to a cloud's metadata service, which would trust the request."""
     env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_TRANSFER_RETRIES": "0"}
     with fake(lambda request: Reply(200, {}, b"{}")) as here, fake(bind=address) as away:
         there = f"http://{target}:{here.host.rpartition(':')[2]}/x"
@@ -491,8 +491,8 @@ def test_registry_cannot_redirect_to_this_machine(user: User, address: str, targ
             Reply(401, {"WWW-Authenticate": f'Bearer realm="{there}"'}),
         ):
             away.answer = lambda request, reply=reply: reply  # type: ignore[misc]
-            said = user.penroot("digest", away.uri, status=1, env=env).stderr
-            assert here.seen == [] and ": this machine or a link-local address" in said
+            stderr = user.penroot("digest", away.uri, status=1, env=env).stderr
+            assert here.seen == [] and ": this machine or a link-local address" in stderr
         # A registry on this machine may redirect here, as site registries do.
         here.answer = registry_of(image_of())
         with fake(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
@@ -501,7 +501,7 @@ def test_registry_cannot_redirect_to_this_machine(user: User, address: str, targ
 
 @pytest.mark.security("G4")
 def test_redirects_come_to_an_end_and_stay_secure(user: User) -> None:
-    """Redirects in a circle, to other schemes, and from https to http; cookies are not kept."""
+    """Redirects in a circle end, redirects to other schemes are refused, and cookies are not kept."""
     with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as other:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         for target in ("", "?again", f"http://{server.host}/", f"//{server.host}/x", "./.", "http:"):
@@ -513,8 +513,8 @@ def test_redirects_come_to_an_end_and_stay_secure(user: User) -> None:
             server.answer = lambda request, scheme=scheme: Reply(
                 307, {"Location": f"{scheme}://{other.host}/etc/passwd"}
             )  # type: ignore[misc]
-            said = user.penroot("digest", server.uri, status=1, env=env).stderr
-            assert "bad address" in said and other.seen == []
+            stderr = user.penroot("digest", server.uri, status=1, env=env).stderr
+            assert "bad address" in stderr and other.seen == []
 
 
 @pytest.mark.security("G4")
@@ -532,8 +532,8 @@ def test_redirect_from_https_to_http_is_refused(user: User) -> None:
                 Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/x"'}),
             ):
                 server.answer = lambda request, reply=reply: reply  # type: ignore[misc]
-                said = user.penroot("digest", server.uri, status=1, env=env).stderr
-                assert "does not use https" in said and other.seen == [] and server.logins == set()
+                stderr = user.penroot("digest", server.uri, status=1, env=env).stderr
+                assert "does not use https" in stderr and other.seen == [] and server.logins == set()
     finally:
         shutil.rmtree(directory)
 
@@ -544,7 +544,7 @@ def test_redirect_from_https_to_http_is_refused(user: User) -> None:
 @pytest.mark.security("G7")
 @pytest.mark.parametrize("what", ["100 Continue", "headers", "a status", "chunks", "a token", "tags", "a manifest"])
 def test_answer_without_end_is_left(user: User, what: str) -> None:
-    """A registry could block a process, or fill its memory, for as long as it likes."""
+    """Without limits, an endless answer would block a process for ever, or fill its memory."""
 
     def answer(request: Request) -> Reply:
         if what == "tags" and "/tags/" in request.path:
@@ -568,16 +568,16 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
     with fake(answer, bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         limits = ("prlimit", "--as=600000000")
-        took, said = timed(user, "digest", server.uri, status=1, env=env, prefix=limits)
-        assert took < 20 and "Traceback" not in said and len(said) < 2000
+        took, stderr = timed(user, "digest", server.uri, status=1, env=env, prefix=limits)
+        assert took < 20 and "Traceback" not in stderr and len(stderr) < 2000
 
 
 @pytest.mark.security("G7")
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, gzip", "gzip, gzip, gzip, gzip, gzip, gzip, gzip"])
 @pytest.mark.parametrize("path", ["/manifests/", "/token"])
 def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
-    """A manifest or a token of 2 GB, in 2 MB of gzip, or in some bytes of nested gzip."""
-    # Flushed data can be repeated. The checksum at the end is never reached.
+    """A manifest or a token expands to 2 GB, from 2 MB of gzip, or from some bytes of nested gzip."""
+    # The data between two flushes can be repeated. A reader never reaches the checksum at the end.
     pack = zlib.compressobj(1, zlib.DEFLATED, 15 if encoding == "deflate" else 31)
     head = pack.compress(b"{") + pack.flush(zlib.Z_FULL_FLUSH)
     bomb = head + (pack.compress(bytes(1 << 24)) + pack.flush(zlib.Z_FULL_FLUSH)) * 120
@@ -591,8 +591,8 @@ def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, p
 
     with fake(answer, bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
-        took, said = timed(user, "digest", server.uri, status=1, env=env, prefix=("prlimit", "--as=600000000"))
-        assert took < 20 and "Traceback" not in said and "MemoryError" not in said
+        took, stderr = timed(user, "digest", server.uri, status=1, env=env, prefix=("prlimit", "--as=600000000"))
+        assert took < 20 and "Traceback" not in stderr and "MemoryError" not in stderr
 
 
 # -- web pages of a login portal, a proxy, or a host without a registry
@@ -608,7 +608,7 @@ PAGES = {
 
 
 def paged(part: str, page: Reply, image: Image) -> Callable[[Request], Reply]:
-    """Return answers of a registry that has a web page in the place of one kind of answer."""
+    """Return the handler of a registry that sends ``page`` instead of the answers of the kind ``part``."""
     has, config = registry_of(image), images.digest(image.config())
     parts = {
         "manifest": "/manifests/",
@@ -638,19 +638,19 @@ def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str
         away = Reply(302, {"Location": f"http://{portal.host}/login?secret={SECRET}"})
         server.answer = paged(part, away if moved else PAGES[page], images.busybox())
         env = {"ENROOT_TRANSFER_RETRIES": "3"}
-        took, said = timed(user, "import", "-o", "x.sqsh", server.uri, status=1, env=env)
+        took, stderr = timed(user, "import", "-o", "x.sqsh", server.uri, status=1, env=env)
         address = f"http://{portal.host}/login)" if moved else f"(http://{server.host}/"
-        assert f"[ERROR] {server.host} answered with a web page (" in said and address in said, said
-        assert "[HINT]" in said and "proxy" in said and SECRET not in said and took < PROMPT_S
-        assert said.count("[ERROR]") == said.count("[HINT]") == 1
+        assert f"[ERROR] {server.host} answered with a web page (" in stderr and address in stderr, stderr
+        assert "[HINT]" in stderr and "proxy" in stderr and SECRET not in stderr and took < PROMPT_S
+        assert stderr.count("[ERROR]") == stderr.count("[HINT]") == 1
 
 
 def test_web_page_does_not_keep_a_stored_image(user: User, stored: Fake) -> None:
-    """A login portal counts as no registry."""
+    """A login portal counts as a registry that does not answer."""
     stored.answer = lambda request: PAGES["html"]
     for words in (("start", stored.uri, "true"), ("create", "-n", "second", stored.uri)):
-        said = user.penroot(*words).stderr
-        assert f"{stored.host} answered with a web page" in said and "using the stored image" in said
+        stderr = user.penroot(*words).stderr
+        assert f"{stored.host} answered with a web page" in stderr and "using the stored image" in stderr
 
 
 def test_after_a_web_page_of_a_mirror_comes_the_registry(user: User) -> None:
@@ -669,8 +669,8 @@ def test_web_page_instead_of_signatures_is_named(user: User, part: str) -> None:
             PAGES["html"] if part in request.path else Reply(404) if ".sig" in request.path else has(request)
         )
         write_policy(user, wanted(SIGNER.write(user.home / "etc/keys/cosign.pub")))
-        said = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
-        assert f"{server.host} answered with a web page" in said
+        stderr = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
+        assert f"{server.host} answered with a web page" in stderr
 
 
 def test_web_page_does_not_count_as_a_login(user: User) -> None:
@@ -683,7 +683,7 @@ def test_web_page_does_not_count_as_a_login(user: User) -> None:
 @pytest.mark.parametrize("status", [400, 403, 404, 407])
 @pytest.mark.parametrize("is_page", [True, False], ids=["page", "words"])
 def test_refusal_of_another_server_blames_no_login(user: User, status: int, is_page: bool) -> None:
-    """Like a firewall that lets a node reach the registry, but not the server with its blobs."""
+    """A firewall lets a node reach the registry, but not the server with the registry's blobs."""
     image = images.busybox()
     refusal = Reply(status, {"Content-Type": "text/html"}, HTML) if is_page else Reply(status, {}, b"<Error>no</Error>")
     with fake(bind="127.0.0.2") as server, fake(lambda request: refusal, bind="127.0.0.3") as storage:
@@ -695,9 +695,9 @@ def test_refusal_of_another_server_blames_no_login(user: User, status: int, is_p
             give(request) if "/token" in request.path else away if layer in request.path else has(request)
         )
         credentials(user, "127.0.0.2")
-        said = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
-        assert f"[ERROR] {status} from {storage.host}, to which {server.host} redirects: " in said
-        assert "expired" not in said and "denied" not in said and SECRET not in said
+        stderr = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
+        assert f"[ERROR] {status} from {storage.host}, to which {server.host} redirects: " in stderr
+        assert "expired" not in stderr and "denied" not in stderr and SECRET not in stderr
         assert storage.logins == set()
 
 
@@ -705,8 +705,8 @@ def test_refusal_of_another_server_blames_no_login(user: User, status: int, is_p
 def test_web_page_of_a_refusal_is_not_printed(user: User, status: int) -> None:
     with fake(lambda request: Reply(status, {"Content-Type": "text/html"}, HTML), bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
-        said = user.penroot("digest", server.uri, status=1, env=env).stderr
-        assert "<" not in said and "[ERROR]" in said
+        stderr = user.penroot("digest", server.uri, status=1, env=env).stderr
+        assert "<" not in stderr and "[ERROR]" in stderr
 
 
 def test_blob_that_looks_like_a_page_is_a_blob(user: User) -> None:
@@ -753,7 +753,7 @@ def test_platform_of_an_entry_without_one_is_in_its_config(user: User) -> None:
 
 @pytest.mark.security("G7")
 def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
-    """A layer with ``urls`` is fetched there: only by TLS, without a login, and checked against its digest."""
+    """A layer with ``urls`` is fetched from them, only by TLS and without a login, and checked against its digest."""
     image = images.busybox()
     document = json.loads(image.manifest())
     layer = image.layers[0]
@@ -784,8 +784,8 @@ def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
             elsewhere.answer = lambda request: Reply(200, {}, layer.blob)
             for url in (f"http://{elsewhere.host}/x", f"https://me:pw@{elsewhere.host}/x", "file:///etc/passwd"):
                 named(url)
-                said = user.penroot("create", "-n", "box", server.uri, env=env, status=1).stderr
-                assert "from the URLs in its manifest" in said and "pw@" not in said
+                stderr = user.penroot("create", "-n", "box", server.uri, env=env, status=1).stderr
+                assert "from the URLs in its manifest" in stderr and "pw@" not in stderr
             named("https://127.0.0.1:1/gone", f"https://{elsewhere.host}/layer")
             user.penroot("create", "-n", "box", server.uri, env=env)
             assert elsewhere.seen and elsewhere.logins == set()
@@ -796,11 +796,11 @@ def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
 # -- images in local files
 
 
-def layout_of(place: pathlib.Path, image: Image) -> pathlib.Path:
+def layout_of(directory: pathlib.Path, image: Image) -> pathlib.Path:
     blobs = [*(layer.blob for layer in image.layers), image.config(), image.manifest()]
     index = {"digest": image.digest(), "size": len(image.manifest()), "mediaType": OCI["manifest"]}
-    images.write_layout(place, blobs, json.dumps({"schemaVersion": 2, "manifests": [index]}).encode())
-    return place
+    images.write_layout(directory, blobs, json.dumps({"schemaVersion": 2, "manifests": [index]}).encode())
+    return directory
 
 
 @pytest.mark.security("G7")
@@ -819,8 +819,8 @@ def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolut
     inside = "../" * path.count("/")
     (layout / path).symlink_to(outside if absolute else f"{inside}../outside")
     user.own(user.home)
-    said = user.penroot("create", "-n", "box", f"oci:{layout}", status=1).stderr
-    assert "leads out of the layout" in said and "cp -rL" in said
+    stderr = user.penroot("create", "-n", "box", f"oci:{layout}", status=1).stderr
+    assert "leads out of the layout" in stderr and "cp -rL" in stderr
     outside.rename(layout / "inside")  # a link that stays inside is allowed
     (layout / path).unlink()
     (layout / path).symlink_to(inside + "inside")
@@ -861,8 +861,8 @@ def test_archive_without_end_is_left(user: User, how: str) -> None:
         f.write(bytes(1024))
     user.own(path)
     limits = ("prlimit", "--as=1000000000")
-    took, said = timed(user, "create", f"docker-archive:{path}", status=1, prefix=limits)
-    assert took < 30 and "not a tar archive" in said and "Traceback" not in said
+    took, stderr = timed(user, "create", f"docker-archive:{path}", status=1, prefix=limits)
+    assert took < 30 and "not a tar archive" in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.security("G7")
@@ -875,8 +875,8 @@ def test_names_in_an_archive_mean_what_is_in_it(user: User) -> None:
             members = [entry("manifest.json", document), entry("config", config), images.symlink("link", "/etc/passwd")]
             path = user.home / "odd.tar"
             path.write_bytes(images.tar(members))
-            said = user.penroot("create", f"docker-archive:{path}", status=1).stderr
-            assert "in the archive" in said and "root:" not in said and "Traceback" not in said
+            stderr = user.penroot("create", f"docker-archive:{path}", status=1).stderr
+            assert "in the archive" in stderr and "root:" not in stderr and "Traceback" not in stderr
 
 
 def test_password_of_a_proxy_is_not_shown(user: User) -> None:
@@ -884,5 +884,5 @@ def test_password_of_a_proxy_is_not_shown(user: User) -> None:
     conf = user.home / "etc/enroot.conf"
     conf.parent.mkdir()
     conf.write_text(f"https_proxy http://me:{SECRET}@proxy.site:3128\n")
-    said = user.penroot("info").stdout
-    assert "https_proxy=http://…@proxy.site:3128" in said and SECRET not in said
+    output = user.penroot("info").stdout
+    assert "https_proxy=http://…@proxy.site:3128" in output and SECRET not in output

@@ -47,7 +47,7 @@ UNDO_MOUNTS = """
 
 @contextlib.contextmanager
 def running(user: User, *start: str) -> Iterator[int]:
-    """Run a container that waits, while the ``with`` block runs. Yield the process."""
+    """Run a container that waits until the ``with`` block ends. Yield the pid of its start."""
     command = user.command("penroot", "start", *start, "sh", "-c", "echo up; cat")
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=user.environ, cwd=user.home, stdin=pipe, stdout=pipe, text=True) as process:
@@ -60,7 +60,7 @@ def running(user: User, *start: str) -> Iterator[int]:
 @pytest.fixture
 def root(user: User) -> User:
     """Return root of the node, with a container ``box``."""
-    require(os.geteuid() == 0, "root starts these containers")
+    require(os.geteuid() == 0, "only root can start these containers")
     user.uid = 0
     user.own(user.home)
     busybox_rootfs(user.data / "box")
@@ -70,7 +70,7 @@ def root(user: User) -> User:
 @pytest.mark.security("C3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_container_of_roots_changes_nothing_of_the_kernel(root: User, kind: str) -> None:
-    """The files of /proc belong to root: sysctls, /proc/sysrq-trigger and /proc/kcore need no capability."""
+    """The files of /proc belong to root, who needs no capability for sysctls, /proc/sysrq-trigger and /proc/kcore."""
     script = CHANGE_THE_KERNEL + UNDO_MOUNTS + CHANGE_THE_KERNEL + "cat /proc/sys/kernel/ostype"
     assert root.start(*KINDS[kind], "box", "sh", "-c", script) == "Linux\n"
 
@@ -110,9 +110,9 @@ def test_root_gives_one_device_by_an_option(root: User) -> None:
     node = root.home / "node"
     os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
     read = ("box", "sh", "-c", "head -c 2 /dev/given | busybox od -An -tx1; ls /dev")
-    said = root.start("-m", f"{node}:/dev/given:none:x-create=file,bind", *read).split()
-    assert said[:2] == ["00", "00"]
-    assert "kmsg" not in said
+    words = root.start("-m", f"{node}:/dev/given:none:x-create=file,bind", *read).split()
+    assert words[:2] == ["00", "00"]
+    assert "kmsg" not in words
 
 
 @pytest.mark.security("U13")
@@ -121,7 +121,7 @@ def test_root_execs_nothing_in_another_users_container(
     user: User, rootfs: pathlib.Path, remap: tuple[str, ...]
 ) -> None:
     """The other user would choose the program, and could trace a process of root."""
-    require(os.geteuid() == 0, "only root can enter it")
+    require(os.geteuid() == 0, "only root can enter the container")
     with running(user, *remap, rootfs.name) as pid:
         root = User(user.home, 0)
         assert f"is in a container of user {user.uid}\n" in root.penroot("exec", str(pid), "id", status=1).stderr
@@ -146,7 +146,7 @@ def test_root_finds_no_container_that_another_user_names(user: User) -> None:
 @pytest.mark.security("C2")
 @pytest.mark.parametrize("own", ["", *OWN])
 def test_root_rules_its_own_namespaces(user: User, own: str) -> None:
-    """The container's namespaces belong to the user namespace of its program, which configures them."""
+    """The container's namespaces belong to the user namespace of its program, so the program can configure them."""
     busybox_rootfs(user.data / "box")
     user.own(user.data)
     script = """
@@ -168,7 +168,7 @@ def test_root_rules_its_own_namespaces(user: User, own: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("--root")])
 @pytest.mark.parametrize("way", ["start", "exec"])
 def test_root_inside_lifts_no_mount_of_its_user(user: User, kind: str, way: str) -> None:
-    """A read-only mount stays read-only, and a cover stays on what it covers."""
+    """A read-only mount stays read-only, and a mount that covers a directory stays on it."""
     busybox_rootfs(user.data / "box")
     (user.home / "data").mkdir(exist_ok=True)
     for name in ("kept", "secret"):
@@ -193,11 +193,11 @@ def test_root_inside_lifts_no_mount_of_its_user(user: User, kind: str, way: str)
         cat /kept/file; ls /secret
     """
     if way == "start":
-        said = user.start(*KINDS[kind], *mounts, "box", "/bin/busybox", "sh", "-c", script)
+        output = user.start(*KINDS[kind], *mounts, "box", "/bin/busybox", "sh", "-c", script)
     else:
         with running(user, *KINDS[kind], *mounts, "box"):
-            said = user.penroot("exec", "box", "/bin/busybox", "sh", "-c", script).stdout
-    assert said == "kept"
+            output = user.penroot("exec", "box", "/bin/busybox", "sh", "-c", script).stdout
+    assert output == "kept"
     assert (user.home / "kept/file").read_text() == "kept"
 
 
@@ -219,19 +219,19 @@ def test_root_may_mount_a_writable_proc_sys(root: User) -> None:
 
 @pytest.mark.security("C5")
 def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
-    """Root in a container only has no_new_privs and the system call filter, like every user."""
+    """An ordinary user who is root in the container has no_new_privs and the system call filter."""
     busybox_rootfs(user.data / "box")
     user.own(user.data)
     script = ("grep", "-e", "NoNewPrivs", "-e", "Seccomp:", "/proc/self/status")
-    said = user.start("--root", "box", *script, env={"ENROOT_ALLOW_SUPERUSER": "yes"})
-    assert said.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
+    output = user.start("--root", "box", *script, env={"ENROOT_ALLOW_SUPERUSER": "yes"})
+    assert output.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
 @pytest.mark.security("C3")
 @pytest.mark.parametrize("unshare", ["", "net", "ipc", "uts"])
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str, unshare: str) -> None:
-    """The same through srun, where each task enters the step's container."""
+    """A step of root's cannot change the kernel either. Each task enters the step's container."""
     script = """
         v=$(cat /proc/sys/vm/swappiness); (echo $v > /proc/sys/vm/swappiness) 2> /dev/null && echo wrote
         umount /proc/sys 2> /dev/null && echo uncovered

@@ -57,7 +57,7 @@ def test_the_plugin_in_slurm_with_a_sanitizer(sanitized: Lab) -> None:
         on_node(lab, f"pkill -{signal} -f {HELPER}")
         end(step)
         assert step.returncode == 0
-    with open(log, errors="replace") as said:
-        said.seek(before)
-        text = said.read()
+    with open(log, errors="replace") as file:
+        file.seek(before)
+        text = file.read()
     assert "runtime error" not in text and "signal 6" not in text

@@ -69,7 +69,7 @@ def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, imag
 
 @pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: pathlib.Path, mark: str) -> None:
-    """The same if another container has started the server."""
+    """The server gives no access to the node if another container has started it."""
     command = ("penroot", "start", "--root", "--env", "MARK", str(image), "spy")
     with user.running(*command, "60", env={"MARK": mark}, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == "looking\n"
@@ -84,7 +84,7 @@ def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: path
 def test_root_does_not_reach_the_node_by_the_server_of_data(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str
 ) -> None:
-    """The same with --mount FILE:DIRECTORY:sqsh, where nothing else needs a server."""
+    """With --mount FILE:DIRECTORY:sqsh, only the data needs a server."""
     out = user.start("--root", "--mount", f"{image}:/data:sqsh", "--env", "MARK", "box", "spy", env={"MARK": mark})
     assert seen_programs(out) == set()
 
@@ -94,7 +94,7 @@ def test_root_does_not_reach_the_node_by_the_server_of_data(
 def test_root_does_not_reach_the_node_by_fuse_overlayfs(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str, source: str
 ) -> None:
-    """The same with ENROOT_NATIVE_OVERLAYFS=n, whose server has every source of the container."""
+    """With ENROOT_NATIVE_OVERLAYFS=n, one server has every source of the container."""
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
     env = {"MARK": mark, "ENROOT_NATIVE_OVERLAYFS": "n"}
     what = str(image) if source == "image" else "box"
@@ -103,7 +103,7 @@ def test_root_does_not_reach_the_node_by_fuse_overlayfs(
 
 @pytest.mark.security("C1")
 def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Path, mark: str) -> None:
-    """A bundle's --root shares the user namespace with its server as well."""
+    """With --root, the program of a bundle shares the user namespace with its server as well."""
     bundle = str(user.home / "box.run")
     user.penroot("bundle", "--output", bundle, str(image))
     assert seen_programs(user.run(bundle, "--root", "--env", "MARK", "spy", env={"MARK": mark}).stdout) == set()
@@ -111,7 +111,7 @@ def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Pat
 
 @pytest.mark.security("C1")
 def test_root_cannot_use_the_parent_of_its_pid_namespace(user: User, rootfs: pathlib.Path, mark: str) -> None:
-    """With --pid a waiting process stays behind, which has a PID in the node's /proc if the container mounts it."""
+    """With --pid, a process stays outside and waits. A container that mounts the node's /proc sees that process."""
     script = "mount --bind /node /proc && exec spy"
     options = ("--root", "--pid", "--env", "MARK", "--mount", "/proc:/node:none:rbind,x-create=dir")
     assert seen_programs(user.start(*options, "box", "sh", "-c", script, env={"MARK": mark})) == set()

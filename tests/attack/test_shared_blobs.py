@@ -45,21 +45,21 @@ def start(user: User, registry: Server | Faulty, **env: str) -> str:
 
 
 def names(registry: Server, place: pathlib.Path) -> list[str]:
-    """Return the image's blobs as files, named as for a user who fetches them."""
+    """Return the file names of the image's blobs in the shared directory."""
     return sorted(path.name for path in (place / "sha256").iterdir())
 
 
-LEFT = [("blob", what) for what in ("fifo", "directory")]
-LEFT += [("lock", what) for what in ("fifo", "directory", "link", "of the future", "closed")]
+PLANTED = [("blob", what) for what in ("fifo", "directory")]
+PLANTED += [("lock", what) for what in ("fifo", "directory", "link", "of the future", "closed")]
 
 
 @pytest.mark.parity("ENROOT_SHARED_BLOBS")
 @pytest.mark.security("U7")
-@pytest.mark.parametrize(("which", "what"), LEFT)
+@pytest.mark.parametrize(("which", "what"), PLANTED)
 def test_special_files_of_bobs_cost_a_warning(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, which: str, what: str
 ) -> None:
-    """A FIFO, directory, link or file of bob's in place of a blob or its lock."""
+    """A FIFO, directory, link or file of bob's is in the place of a blob or of its lock."""
     start(bob, registry)
     for name in names(registry, blobs):
         path = blobs / "sha256" / name
@@ -86,7 +86,7 @@ def test_special_files_of_bobs_cost_a_warning(
 def test_directories_that_bob_has_changed(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
 ) -> None:
-    """A parent of mode 0755, or without permissions; nothing is written behind a link of bob's."""
+    """A parent directory is closed by bob, or a link, a FIFO or a file of bob's. Nothing is written behind the link."""
     path = blobs / which
     target = user.home / "precious"
     target.mkdir()
@@ -133,18 +133,18 @@ def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
 
 @pytest.mark.security("U8")
 def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, registry: Server) -> None:
-    """Works if images are stored as files, and fails with an error if they are stored as trees."""
+    """Starts succeed if root stores images as files, and fail with an error if root stores them as trees."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
     image = f"docker://{registry.host}/test/shared:1"
     words = ("start", "--rw", image, "sh", "-c", "cat /number; echo 1 > /etc/new")
-    said = {}
+    done = {}
     for form in ("squashfs", "tree"):
         store = str(blobs / form)
         env = {**user.environ, "HOME": "/root", "ENROOT_CACHE_PATH": store, "TMPDIR": str(blobs)}
         env |= {f"ENROOT_{name}_PATH": f"{blobs}/{name}" for name in ("DATA", "RUNTIME")} | {"ENROOT_STORE_FORM": form}
         subprocess.run([f"{PREFIX}/bin/penroot", "create", "-n", form, image], env=env, check=True)
         subprocess.run(["chmod", "-R", "a+rX", store], check=True)
-        said[form] = user.penroot(*words, env={"ENROOT_CACHE_PATH": store}, status=int(form == "tree"))
-    assert said["squashfs"].stdout == "7"
-    assert "belongs to uid 0, and only its owner can use its trees" in said["tree"].stderr
-    assert "ENROOT_STORE_FORM=squashfs" in said["tree"].stderr
+        done[form] = user.penroot(*words, env={"ENROOT_CACHE_PATH": store}, status=int(form == "tree"))
+    assert done["squashfs"].stdout == "7"
+    assert "belongs to uid 0, and only its owner can use its trees" in done["tree"].stderr
+    assert "ENROOT_STORE_FORM=squashfs" in done["tree"].stderr

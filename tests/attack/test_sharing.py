@@ -1,7 +1,7 @@
 """Only a trusted process may serve an image: no program in a container, no other user, no server of another file.
 
-The attacker writes the entries of running servers that a start reads, as a container with the runtime directory mounted
-could.
+A start reads entries to find running servers. The attacker writes entries, as a program in a container could if the
+container has the runtime directory mounted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def entry(user: User, image: pathlib.Path) -> tuple[pathlib.Path, str]:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path, pid: int | str) -> Iterator[None]:
-    """Write an entry that names a server, and let some process lock it."""
+    """Write an entry that names ``pid`` as the server, and let another process lock the entry while the block runs."""
     path.write_text(f"{pid}")
     held = subprocess.Popen(["flock", "-x", path, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert held.stdin is not None and held.stdout is not None
@@ -71,7 +71,7 @@ def starts_alone(user: User, image: pathlib.Path) -> bool:
 def test_process_in_a_container_is_no_server(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, entry: tuple[pathlib.Path, str]
 ) -> None:
-    """The impostor has the server's name, the file, and its own /dev/fuse."""
+    """The impostor has the server's name in its arguments, the image open, and its own /dev/fuse."""
     path, named = entry
     script = f"exec 3< /image 4<> /dev/fuse; exec /bin/busybox setsid /bin/sh -c 'echo up; read line' {named}"
     for kind in ((), ("--root",), ("--pid",)):
@@ -98,7 +98,7 @@ def test_process_of_another_user_is_no_server(user: User, image: pathlib.Path, e
 def test_server_of_another_file_is_not_joined(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, entry: tuple[pathlib.Path, str]
 ) -> None:
-    """The entry of one file names the server of another."""
+    """The entry of one file names the server of another file."""
     path, _ = entry
     copy = user.home / "copy.sqsh"
     shutil.copy(image, copy)
@@ -141,7 +141,7 @@ def test_entry_that_is_no_file_is_passed_over(
 
 @pytest.mark.security("C13")
 def test_container_with_own_processes_cannot_stop_the_server(user: User, image: pathlib.Path) -> None:
-    """A container without a PID namespace can stop the server: it sees its user's processes."""
+    """Only a container without a PID namespace can stop the server, because it sees the processes of its user."""
     with up(user, str(image)) as first:
         pid = server(user)
         script = f"kill -STOP {pid} || kill -KILL {pid} || echo no"
@@ -187,8 +187,8 @@ def test_last_one_leaves_as_the_first_one_comes(
         out, err = run.communicate(timeout=60)
         worked = run.returncode == 0 and out.startswith("FROM_IMAGE=yes")
         # In the first fifth of a second, no process of ours exists yet that could explain the death of the server.
-        said = "squashfuse" in err or "Transport endpoint is not connected" in err or "Bus error" in err
-        assert worked or run.pid in killed or said, (run.returncode, out, err)
+        names_cause = "squashfuse" in err or "Transport endpoint is not connected" in err or "Bus error" in err
+        assert worked or run.pid in killed or names_cause, (run.returncode, out, err)
         assert "Traceback" not in err
     until(lambda: not servers(user.home), "the servers end")
     assert user.start(str(image), "echo", "in") == "in\n"

@@ -1,4 +1,4 @@
-"""A registry, another user or a record passes off images as signed that do not meet the site's policy."""
+"""A registry, another user or a record presents images as signed, although they do not meet the site's policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def put(registry: Server, name: str, number: bytes, *, signed: bool = True) -> I
 
 
 def refusal(user: User, target: str) -> str:
-    """Return the error of a start that the policy must refuse; nothing of the image runs."""
+    """Run a start that the policy must refuse before a program of the image runs. Return the error."""
     done = user.penroot("start", target, "cat", "/number", status=1)
     assert done.stdout == "" and done.stderr.startswith("[ERROR] "), done.stderr
     assert len(done.stderr.splitlines()) == 2, done.stderr
@@ -50,7 +50,7 @@ def refusal(user: User, target: str) -> str:
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_a_signature_that_is_stripped(user: User, registry: Server) -> None:
-    """A registry that lost or withholds a signature: an image that is not stored is refused from now on."""
+    """A registry has lost a signature, or withholds it. From then on, the image is refused unless it is stored."""
     good = put(registry, "stripped", b"1")
     assert user.start(f"docker://{registry.host}/test/stripped:1", "cat", "/number") == "1"
     push(registry.pusher, "test/stripped", good.digest(), [])
@@ -64,7 +64,7 @@ def test_a_signature_that_is_stripped(user: User, registry: Server) -> None:
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_the_signature_of_another_image(user: User, registry: Server) -> None:
-    """A signature of the same repository, under the tag of the evil image's signature."""
+    """The signature of another image of the repository has the tag of the evil image's signature."""
     good, evil = put(registry, "swapped", b"1"), put(registry, "swapped", b"evil", signed=False)
     data = payload(f"{registry.host}/test/swapped", good.digest())
     push(registry.pusher, "test/swapped", evil.digest(), [(data, SIGNER.sign(data))])
@@ -83,8 +83,8 @@ def test_an_image_that_was_signed_for_another_repository(user: User, registry: S
     registry.pusher.image("test/new", "1", old)
     data = payload(f"{registry.host}/test/old", old.digest())
     push(registry.pusher, "test/new", old.digest(), [(data, SIGNER.sign(data))])
-    said = refusal(user, f"docker://{registry.host}/test/new:1")
-    assert f"its signature is for {registry.host}/test/old, not for {registry.host}/test/new" in said
+    stderr = refusal(user, f"docker://{registry.host}/test/new:1")
+    assert f"its signature is for {registry.host}/test/old, not for {registry.host}/test/new" in stderr
     # An image that is stored for one repository is refused for another.
     assert user.start(f"docker://{registry.host}/test/old:1", "cat", "/number") == "1"
     assert "its signature is for" in refusal(user, f"docker://{registry.host}/test/new@{old.digest()}")
@@ -141,22 +141,22 @@ def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: 
     policy.write_text(written)
     assert user.start(f"docker://{registry.host}/test/kept:1", "cat", "/number") == "1"
     stored = user.home / "cache/images"
-    (its,) = (stored / good.digest()[7:] / "signatures").iterdir()
-    record = json.loads(its.read_text())
+    (signature,) = (stored / good.digest()[7:] / "signatures").iterdir()
+    record = json.loads(signature.read_text())
     forged = json.dumps({"manifests": [{"digest": good.digest()}, {"digest": evil.digest()}]}).encode()
-    place = stored / evil.digest()[7:] / "signatures"
-    place.mkdir()
+    directory = stored / evil.digest()[7:] / "signatures"
+    directory.mkdir()
     for index in (b"", good.manifest(), forged):
         record["index"] = base64.b64encode(index).decode()
-        for name in (its.name, digest(f"{registry.host}/test/unkept".encode())[7:]):
-            (place / name).write_text(json.dumps(record))
+        for name in (signature.name, digest(f"{registry.host}/test/unkept".encode())[7:]):
+            (directory / name).write_text(json.dumps(record))
         user.own(user.home / "cache")
         assert "it has no signature" in refusal(user, "evil")
-    # A container whose record claims that it is made of the signed image.
+    # The container's record claims that the container is made of the signed image.
     mark = user.data / "evil/.penroot"
     mark.write_text(mark.read_text().replace("test/unkept", "test/kept"))
     assert "it has no signature" in refusal(user, "evil")
-    # The last digest of the signed name.
+    # The store's record of the signed name claims that its last digest was the evil image's.
     for ref in (user.home / "cache/refs").iterdir():
         ref.write_text(ref.read_text().replace(good.digest(), evil.digest()))
     assert user.start(f"docker://{registry.host}/test/kept:1", "cat", "/number") == "1"
@@ -243,8 +243,8 @@ def test_a_store_that_root_fills_for_all(user: User, scratch: Path, registry: Se
     env = {**user.environ, **theirs, "HOME": "/root", "TMPDIR": str(scratch), "ENROOT_STORE_FORM": "squashfs"}
     env |= {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("DATA", "RUNTIME")}
     with faulty(registry.host) as front:
-        for name, its in (("rootless", ACCEPT), ("roots", rule)):
-            (etc / "policy.json").write_text(json.dumps({"default": [its]}))
+        for name, requirement in (("rootless", ACCEPT), ("roots", rule)):
+            (etc / "policy.json").write_text(json.dumps({"default": [requirement]}))
             words = [f"{PREFIX}/bin/penroot", "create", "--name", name, f"docker://{front.host}/test/{name}:1"]
             subprocess.run(words, env=env, check=True)
         subprocess.run(["chmod", "-R", "a+rX", scratch / "store"], check=True)
@@ -291,13 +291,13 @@ def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Ser
 def test_policy_that_others_can_write_is_refused(user: User, registry: Server, key: Path, what: str) -> None:
     put(registry, "written", b"1")
     path = user.home / "etc/policy.json"
-    place = {"key": key, "directory of keys": key.parent, "policy": path, "directory": path.parent, "owner": key}[what]
+    spoilt = {"key": key, "directory of keys": key.parent, "policy": path, "directory": path.parent, "owner": key}[what]
     if what == "owner":
         os.chown(key, BOB, BOB)
     else:
-        place.chmod(0o777 if place.is_dir() else 0o666)
-    said = refusal(user, f"docker://{registry.host}/test/written:1")
-    assert str(place) in said and ("written by others" in said or f"uid {BOB}" in said)
+        spoilt.chmod(0o777 if spoilt.is_dir() else 0o666)
+    stderr = refusal(user, f"docker://{registry.host}/test/written:1")
+    assert str(spoilt) in stderr and ("written by others" in stderr or f"uid {BOB}" in stderr)
 
 
 @pytest.mark.parametrize("links", [1, 2])
@@ -315,13 +315,13 @@ def test_a_link_through_a_place_that_others_can_write(user: User, registry: Serv
     key.symlink_to("../elsewhere/key")
     assert user.start(f"docker://{registry.host}/test/linked:1", "cat", "/number") == "1"
     place.chmod(0o777)
-    said = refusal(user, f"docker://{registry.host}/test/linked:1")
-    assert str(place) in os.path.normpath(said.split()[1]) and "written by others" in said
+    stderr = refusal(user, f"docker://{registry.host}/test/linked:1")
+    assert str(place) in os.path.normpath(stderr.split()[1]) and "written by others" in stderr
 
 
 @pytest.mark.security("S3")
 def test_policy_of_root_accepts_no_key_of_the_user(user: User, registry: Server, key: Path) -> None:
-    """A policy of root's names a file that the user can replace."""
+    """A policy of root's names a key file that the user can replace."""
     put(registry, "replaced", b"1")
     user.own(key)
     assert f"belongs to uid {user.uid}, not to root" in refusal(user, f"docker://{registry.host}/test/replaced:1")
@@ -339,9 +339,9 @@ def test_signatures_without_end(user: User, registry: Server) -> None:
         many.append((data, other.sign(data)))
     push(registry.pusher, "test/flooded", image.digest(), many)
     with faulty(registry.host) as front:
-        said = user.penroot("start", f"docker://{front.host}/test/flooded:1", "true", status=1).stderr
-        assert "[WARN] ignoring all but the last 50 of 300 signatures" in said
-        assert "none of 50 signatures is by" in said
+        stderr = user.penroot("start", f"docker://{front.host}/test/flooded:1", "true", status=1).stderr
+        assert "[WARN] ignoring all but the last 50 of 300 signatures" in stderr
+        assert "none of 50 signatures is by" in stderr
         assert front.asked("/blobs/") == 50
     huge = {
         "mediaType": PAYLOAD,

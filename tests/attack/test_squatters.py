@@ -27,32 +27,32 @@ def tmp(user: User, scratch: pathlib.Path) -> pathlib.Path:
     return scratch
 
 
-def evil(place: pathlib.Path) -> None:
+def evil(directory: pathlib.Path) -> None:
     """Create the squatter's scratch directory, with a root file system for the victim to mount and run."""
-    root = place / "root"
+    root = directory / "root"
     busybox_rootfs(root)
     (root / "bin/sh").unlink()
     for name in ("sh", "echo"):
         (root / "bin" / name).unlink(missing_ok=True)
         (root / "bin" / name).write_text("#!/bin/busybox sh\nbusybox echo SQUATTED\n")
         (root / "bin" / name).chmod(0o755)
-    subprocess.run(["chown", "-hR", f"{BOB}:{BOB}", str(place)], check=True)
-    subprocess.run(["chmod", "-R", "a+rwX", str(place)], check=True)
+    subprocess.run(["chown", "-hR", f"{BOB}:{BOB}", str(directory)], check=True)
+    subprocess.run(["chmod", "-R", "a+rwX", str(directory)], check=True)
 
 
 def swap(squatted: str, name: str, prepared: str, stop: object) -> None:
-    """As bob, until ``stop``: swap the victim's file with bob's prepared one, and back."""
+    """As bob, until ``stop``: swap the victim's file with bob's prepared file, and back."""
     os.setgid(BOB)
     os.setuid(BOB)
     os.umask(0)
-    aside, ours, theirs = f"{squatted}/aside", f"{squatted}/{name}", prepared
+    aside, path = f"{squatted}/aside", f"{squatted}/{name}"
     while not stop.is_set():  # type: ignore[attr-defined]
         try:
-            os.rename(ours, aside)
-            os.rename(theirs, ours)
+            os.rename(path, aside)
+            os.rename(prepared, path)
             time.sleep(0.001)
-            os.rename(ours, theirs)
-            os.rename(aside, ours)
+            os.rename(path, prepared)
+            os.rename(aside, path)
         except OSError:
             time.sleep(0.0005)
 
@@ -65,7 +65,7 @@ class Squatter:
         evil(path / "prepared")
         os.chown(path, BOB, BOB)
         path.chmod(0o777)
-        fork = multiprocessing.get_context("fork")  # Python 3.14 starts a fork server, which would be left as well
+        fork = multiprocessing.get_context("fork")  # Python 3.14's default is a fork server, which would remain
         self._stop = fork.Event()
         arguments = (str(path), name, str(path / "prepared"), self._stop)
         self._process = fork.Process(target=swap, args=arguments)
@@ -78,18 +78,18 @@ class Squatter:
         self._process.join()
 
 
-PLACES = {"default": ("", "penroot-{}", "enroot"), "configured": ("{}/enroot-run-{}", "enroot-run-{}", "root")}
+RUNTIME_PATHS = {"default": ("", "penroot-{}", "enroot"), "configured": ("{}/enroot-run-{}", "enroot-run-{}", "root")}
 
 
 @pytest.mark.parity("ENROOT_RUNTIME_PATH")
 @pytest.mark.security("U3")
 @pytest.mark.soak
-@pytest.mark.parametrize("which", PLACES)
+@pytest.mark.parametrize("which", RUNTIME_PATHS)
 def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool
 ) -> None:
     """Bob creates /tmp/penroot-UID first and swaps its content while the victim starts."""
-    setting, name, beneath = PLACES[which]
+    setting, name, beneath = RUNTIME_PATHS[which]
     env = {"ENROOT_RUNTIME_PATH": setting.format(tmp, UID)} if setting else {}
     with Squatter(tmp / name.format(UID), beneath):
         for _ in range(500 if soak else 5):
@@ -97,19 +97,19 @@ def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
             assert done.stdout == "fine\n"
             assert f"belongs to uid {BOB}" in done.stderr
     private = [path for path in tmp.iterdir() if path.stat().st_uid == UID]
-    assert len(private) == 1  # one in all, and not one for each start
+    assert len(private) == 1  # one directory for all starts
     assert private[0].stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.security("U3")
 @pytest.mark.soak
-@pytest.mark.parametrize("which", PLACES)
+@pytest.mark.parametrize("which", RUNTIME_PATHS)
 def test_nothing_is_swapped_at_any_system_call(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool
 ) -> None:
-    """The victim is stopped at each system call that takes a path, and bob swaps what he can."""
+    """The victim is delayed at each system call that takes a path, while bob swaps the files that he can."""
     require(shutil.which("strace"), "strace is not installed")
-    setting, name, beneath = PLACES[which]
+    setting, name, beneath = RUNTIME_PATHS[which]
     env = {"ENROOT_RUNTIME_PATH": setting.format(tmp, UID)} if setting else {}
     calls = "%file,mount_setattr,fsmount,pivot_root"
     delay = 20000 if soak else 2000  # microseconds: long enough for bob to swap and swap back
@@ -142,7 +142,7 @@ def test_squatters_special_files_are_skipped(user: User, rootfs: pathlib.Path, t
 
 @pytest.mark.security("U3")
 def test_trees_of_an_import_are_not_those_of_a_squatter(user: User, tmp: pathlib.Path) -> None:
-    """/tmp/penroot-UID.trees followed another user's link, and deleted its target."""
+    """Before the fix, an import followed another user's link /tmp/penroot-UID.trees, and deleted the link's target."""
     victim = user.home / "precious"
     (victim / "tmp").mkdir(parents=True)
     (victim / "tmp/file").mkdir()
@@ -164,8 +164,8 @@ def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pat
     user.penroot("bundle", "-o", "box.run", str(image))
     assert user.run("./box.run", "sh", "-c", "echo fine").stdout == "fine\n"
     tmp.chmod(0o777)
-    said = user.run("./box.run", "sh", "-c", "echo fine", status=1).stderr
-    assert "not sticky" in said and "ENROOT_TEMP_PATH" in said
+    stderr = user.run("./box.run", "sh", "-c", "echo fine", status=1).stderr
+    assert "not sticky" in stderr and "ENROOT_TEMP_PATH" in stderr
     assert list(tmp.iterdir()) == []
 
 
@@ -175,37 +175,37 @@ def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pat
 def test_file_of_another_user_gets_no_events(
     user: User, bob: User, scratch: pathlib.Path, rootfs: pathlib.Path, squat: str
 ) -> None:
-    """Bob knows the name of the victim's file in a shared directory; the start goes on with a warning."""
-    place, precious = scratch / f"{user.uid}.jsonl", user.home / "precious"
+    """Bob creates the victim's file in a shared directory first. The start continues with a warning."""
+    path, precious = scratch / f"{user.uid}.jsonl", user.home / "precious"
     precious.write_text("precious\n")
     user.own(precious)
     make = {
-        "file": f"touch {place}; chmod 666 {place}",
-        "link": f"ln -s {precious} {place}",
-        "pipe": f"mkfifo -m 666 {place}",
-        "directory": f"mkdir -m 777 {place}",
+        "file": f"touch {path}; chmod 666 {path}",
+        "link": f"ln -s {precious} {path}",
+        "pipe": f"mkfifo -m 666 {path}",
+        "directory": f"mkdir -m 777 {path}",
     }
     bob.run("sh", "-c", make[squat])
     done = user.penroot("start", "box", "echo", "started", env={"ENROOT_EVENTS": str(scratch)})
     assert done.stdout == "started\n"
-    assert f"events are not recorded: {place}: " in done.stderr
-    assert precious.read_text() == "precious\n" and not (place.is_file() and place.stat().st_size > 9)
+    assert f"events are not recorded: {path}: " in done.stderr
+    assert precious.read_text() == "precious\n" and not (path.is_file() and path.stat().st_size > 9)
 
 
-def swap_file(place: str, stop: object) -> None:
+def swap_file(directory: str, stop: object) -> None:
     """As bob, until ``stop``: put bob's file in the place of the victim's, and back."""
     os.setgid(BOB)
     os.setuid(BOB)
     while not stop.is_set():  # type: ignore[attr-defined]
         for name in ("theirs", "mine"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{place}/new")
+                os.unlink(f"{directory}/new")
             try:
-                os.link(f"{place}/{name}", f"{place}/new")
-                os.rename(f"{place}/new", f"{place}/it.toml")
+                os.link(f"{directory}/{name}", f"{directory}/new")
+                os.rename(f"{directory}/new", f"{directory}/it.toml")
             except OSError:  # the kernel may forbid hard links to another user's file
-                os.symlink(name, f"{place}/new")
-                os.rename(f"{place}/new", f"{place}/it.toml")
+                os.symlink(name, f"{directory}/new")
+                os.rename(f"{directory}/new", f"{directory}/it.toml")
 
 
 @pytest.mark.parity("a file or directory that others can write to is not trusted")
@@ -227,21 +227,21 @@ def test_environment_file_of_another_user_is_refused(user: User, scratch: pathli
 
 @pytest.mark.security("H5")
 def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathlib.Path) -> None:
-    place = scratch / "open"
-    place.mkdir()
-    place.chmod(0o777)
+    directory = scratch / "open"
+    directory.mkdir()
+    directory.chmod(0o777)
     for name, owner in (("mine", user.uid), ("theirs", BOB)):
-        (place / name).write_text(f'image = "/{name}.sqsh"\n')
-        os.chown(place / name, owner, owner)
-    shutil.copy2(place / "mine", place / "it.toml")
-    os.chown(place / "it.toml", user.uid, user.uid)
+        (directory / name).write_text(f'image = "/{name}.sqsh"\n')
+        os.chown(directory / name, owner, owner)
+    shutil.copy2(directory / "mine", directory / "it.toml")
+    os.chown(directory / "it.toml", user.uid, user.uid)
     context = multiprocessing.get_context("fork")
     stop = context.Event()
-    process = context.Process(target=swap_file, args=(str(place), stop))
+    process = context.Process(target=swap_file, args=(str(directory), stop))
     process.start()
     try:
         for _ in range(20):
-            done = user.run("sh", "-c", f"{PREFIX}/bin/penroot env render {place}/it.toml || true")
+            done = user.run("sh", "-c", f"{PREFIX}/bin/penroot env render {directory}/it.toml || true")
             assert "theirs" not in done.stdout, done.stdout
             assert "mine.sqsh" in done.stdout or "is not trusted" in done.stderr, done.stderr
     finally:
@@ -251,14 +251,14 @@ def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathli
 
 @pytest.mark.security("U12")
 def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
-    """Another user can open ~/.docker, and flock(2) needs no more permission."""
-    require(os.geteuid() == 0, "only root can be two users")
+    """Another user can open ~/.docker, and flock(2) needs no other permission."""
+    require(os.geteuid() == 0, "only root can act as two users")
     directory = user.home / ".docker"
     directory.mkdir(mode=0o755)
     directory.chmod(0o755)
     user.home.chmod(0o755)
     user.own(directory)
-    holds = subprocess.Popen(
+    holder = subprocess.Popen(
         ["setpriv", f"--reuid={BOB}", f"--regid={BOB}", "--clear-groups", "flock", str(directory), "cat"],
         stdin=subprocess.PIPE,
     )
@@ -269,5 +269,5 @@ def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
             for words in (("login", "-u", "me", registry.host), ("logout", registry.host)):
                 user.run("sh", "-c", f"echo secret | timeout 60 {PREFIX}/bin/penroot {' '.join(words)}")
     finally:
-        holds.communicate()
+        holder.communicate()
     assert [path.name for path in directory.iterdir()] == ["config.json"]

@@ -19,7 +19,7 @@ EXPORTS = ("--export=NONE", "--export=FOO=1", "--export=NIL", "--export=ALL")
 @pytest.mark.security("H4")
 @pytest.mark.parametrize("export", EXPORTS)
 def test_srun_forwards_the_variables_whatever_is_exported(lab: Lab, export: str) -> None:
-    """PYXIS_CONTAINER_IMAGE=... srun --export=NONE ran on the host, with status 0."""
+    """Before the fix, PYXIS_CONTAINER_IMAGE=... srun --export=NONE ran on the host, with status 0."""
     assert srun(lab, export, "/bin/sh", "-c", INSIDE, env=VARIABLE) == "container\n"
 
 
@@ -28,13 +28,13 @@ def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin", "PYXIS_CONTAINER_MOUNTS": "/usr:/mnt/of it"}
     show = ("/bin/sh", "-c", "pwd; test -d '/mnt/of it/bin' && echo mounted; env | grep ^SLURM_PYXIS")
     inside = lab.run(["srun", *ON_N1, "--export=NONE", *show], env=variables, check=False).stdout
-    assert inside == "/usr/bin\nmounted\n"  # but no name that a step inside would take for its own
+    assert inside == "/usr/bin\nmounted\n"  # and no variable that a step inside would take for its own
     assert srun(lab, "--export=NONE", "--container-workdir=/usr", "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
 
 
 @pytest.mark.security("H4")
 def test_export_takes_precedence_in_the_step(lab: Lab) -> None:
-    """Precedence is unchanged: --export takes precedence over the submitter's environment."""
+    """--export still takes precedence over the submitter's environment."""
     export = "--export=PYXIS_CONTAINER_WORKDIR=/usr"
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin"}
     assert srun(lab, export, "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
@@ -53,7 +53,7 @@ def test_a_variable_that_is_gone_is_not_forwarded(lab: Lab) -> None:
 @pytest.mark.security("H4")
 @pytest.mark.parametrize("export", EXPORTS[:2])
 def test_sbatch_forwards_the_variables(lab: Lab, export: str) -> None:
-    """The script, and each srun in it."""
+    """The script and each srun in it use the variables."""
     script = f"#!/bin/sh\n{INSIDE}\n"
     lab.run(f"cat > forwarded.sh <<'END'\n{script}END")
     sbatch(lab, "-w", "n1", export, "-o", "forwarded.out", "forwarded.sh", env=VARIABLE)
@@ -62,7 +62,7 @@ def test_sbatch_forwards_the_variables(lab: Lab, export: str) -> None:
 
 @pytest.mark.security("H4")
 def test_salloc_forwards_the_variables(lab: Lab) -> None:
-    """srun within an allocation of salloc with these variables."""
+    """srun within an allocation uses the variables of salloc."""
     command = ["salloc", "--quiet", "-w", "n1", "srun", "--export=NONE", "/bin/sh", "-c", INSIDE]
     assert lab.run(command, env=VARIABLE).stdout == "container\n"
 
@@ -74,8 +74,8 @@ LONG = ",".join(f"/srv:/mnt/{number:07}" for number in range(7300))  # 131,399 b
 @pytest.mark.security("R7")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str) -> None:
-    """One long --container-mounts ran, but Slurm could not execute spank/epilog, and drained the node."""
-    # Too long for a command line, but possible in a script's lines, and in srun's --container-mounts within salloc.
+    """Before the fix, a step with a long option ran, but Slurm could not execute spank/epilog and drained the node."""
+    # This value is too long for a command line, but not for a script's lines.
     script = f"#!/bin/sh\n#SBATCH --container-image=registry:5000/minimal:1\n#SBATCH --container-mounts={LONG}\ntrue\n"
     pathlib.Path(lab.root, "home/alice/long.sh").write_text(script)
     if command == "sbatch":
@@ -95,7 +95,7 @@ def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str)
 
 @pytest.mark.security("R7")
 def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
-    """An environment variable has a longer name on the nodes."""
+    """The variable fits on the submit host, but its name is longer on the nodes."""
     value = LONG[:131_030].rpartition(",")[0]
     done = lab.run(["srun", *ON_N1, "true"], env={**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value}, check=False)
     assert done.returncode != 0
@@ -104,7 +104,7 @@ def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
 
 @pytest.mark.security("R7")
 def test_options_too_long_together_are_refused(lab: Lab) -> None:
-    """Several long options, each of which is allowed."""
+    """Each of these long options is allowed alone, but together they are too long."""
     value = LONG[:100_000].rpartition(",")[0]
     env = {**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value, "PYXIS_CONTAINER_ENV": "A=" + "x" * 100_000}
     done = lab.run(["srun", *ON_N1, "--container-save=./x" + "y" * 100_000, "true"], env=env, check=False)

@@ -31,7 +31,7 @@ from tests.waiting import until
 # which Slurm gives a step up and drains its node.
 PROMPT_S = 50
 WRITABLE = (IMAGE, "--container-writable")
-# One byte in about a microsecond: a save that lasts.
+# About one byte a microsecond, so that the save takes long.
 SLOW = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -throttle 99 -processors 1"}
 
 
@@ -65,7 +65,7 @@ def start(lab: Lab, *options: str, script: str = "echo up; read line", **how: ob
 
 
 def stop_all(lab: Lab) -> None:
-    """Stop all processes of the user again and again, as the user can from anywhere."""
+    """Stop all helper processes of the user again and again, as the user can from anywhere."""
     on_node(lab, f"(while :; do pkill -STOP -f {HELPER}; done) > /dev/null 2>&1 & echo $! > /tmp/stopping", "alice")
 
 
@@ -75,7 +75,7 @@ def stop_no_more(lab: Lab) -> None:
 
 @pytest.mark.security("R1")
 def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
-    """slurmstepd waited for as long as its helper was stopped."""
+    """Before the fix, slurmstepd waited for as long as its helper was stopped."""
     step = start(lab, *WRITABLE)
     on_node(lab, f"pkill -STOP -f {HELPER}", "alice")
     began = time.monotonic()
@@ -86,9 +86,9 @@ def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "said"), [("-o", "the helper process of the container is stopped"), ("-n", "stopped")]
+    ("which", "message"), [("-o", "the helper process of the container is stopped"), ("-n", "stopped")]
 )
-def test_helper_stopped_during_set_up_ends_the_step(lab: Lab, which: str, said: str) -> None:
+def test_helper_stopped_during_set_up_ends_the_step(lab: Lab, which: str, message: str) -> None:
     """The oldest process is the helper, for which tasks wait; the newest is its child, for which the helper waits."""
     directory = ".config/enroot/hooks.d"
     hook = f"{directory}/50-wait.sh"
@@ -98,7 +98,7 @@ def test_helper_stopped_during_set_up_ends_the_step(lab: Lab, which: str, said: 
         until(lambda: on_node(lab, "ls $HOME/waits 2> /dev/null", "alice"), "the hook runs")
         on_node(lab, f"pkill -STOP {which} -u alice -f {HELPER}", "alice")
         _, errors = step.communicate(timeout=60)
-        assert step.returncode != 0 and said in errors, errors
+        assert step.returncode != 0 and message in errors, errors
         gone(lab)
     finally:
         lab.run(f"rm -f {hook} waits")
@@ -120,7 +120,7 @@ def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None
 
 @pytest.mark.security("R1")
 def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
-    """Includes the process that finishes the step and the epilog's process, as soon as they exist."""
+    """The user also stops the process that finishes the step and the epilog's process, as soon as they exist."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
     stop_all(lab)
     try:
@@ -175,7 +175,7 @@ def stop_its_save(lab: Lab, step: subprocess.Popen[str]) -> None:
 
 @pytest.mark.security("R2")
 def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
-    """After scancel, another process started a new save, outside of the job's cgroups."""
+    """Before the fix, another process started a new save after scancel, outside of the job's cgroups."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", env=SLOW)
     assert step.stdin
     step.stdin.write("go\n")
@@ -217,7 +217,7 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
 
 @pytest.mark.security("R3")
 def test_finisher_is_in_the_cgroup_and_closed_to_users(lab: Lab) -> None:
-    """If the helper is killed, another process saves: it was slurmstepd's, outside of the step's cgroup."""
+    """If the helper is killed, another process saves. Before the fix, it was outside of the step's cgroup."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
     kill_helper(lab)
     stop_its_save(lab, step)
@@ -255,7 +255,7 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     on_node(lab, f"rmdir {made}")
     # Leftovers of a slurmstepd that could not clean up.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
-    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
+    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "the job's cgroups are empty")
 
 
 @pytest.mark.parity("ENROOT_SQUASH_OPTIONS")
@@ -275,8 +275,8 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
 def test_options_of_mksquashfs_that_run_programs_are_refused(lab: Lab, options: str) -> None:
     """ENROOT_SQUASH_OPTIONS could run programs at a time when no job's processes are tracked."""
     env = {"ENROOT_SQUASH_OPTIONS": options}
-    said = refused(lab, IMAGE, "--container-save=./waits.sqsh", "echo", "ran", env=env)
-    assert "ENROOT_SQUASH_OPTIONS: -" in said and "is not allowed" in said
+    stderr = refused(lab, IMAGE, "--container-save=./waits.sqsh", "echo", "ran", env=env)
+    assert "ENROOT_SQUASH_OPTIONS: -" in stderr and "is not allowed" in stderr
 
 
 FLOOD = """
@@ -293,7 +293,7 @@ rm -f /etc/rc.local
 
 @pytest.mark.security("R6")
 def test_slurmds_log_is_not_the_users_to_fill(lab: Lab) -> None:
-    """An entrypoint's output went to slurmd's log as it was, with every control character."""
+    """Before the fix, an entrypoint's output went to slurmd's log unchanged, with every control character."""
     srun(lab, *WRITABLE, "--container-save=./waits.sqsh", *sh(FLOOD))
     path = f"{lab.root}/nodes/n1/var/log/slurmd.log"
     before = os.path.getsize(path)
@@ -311,7 +311,7 @@ def test_slurmds_log_is_not_the_users_to_fill(lab: Lab) -> None:
     assert "9000\t0123" in err or "9000?0123" in err  # the user gets the whole output
     with open(path, "rb") as log:
         log.seek(before)
-        said = log.read()
-    assert len(said) < 100_000
-    assert b"a" in said and b"\x1b" not in said and b"\r" not in said
-    assert not re.search(rb"^\[2026-11-22T00:00:00", said, re.MULTILINE)
+        text = log.read()
+    assert len(text) < 100_000
+    assert b"a" in text and b"\x1b" not in text and b"\r" not in text
+    assert not re.search(rb"^\[2026-11-22T00:00:00", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Two processes change one container at once, on one node, or on two nodes with a shared data path."""
+"""Two processes change one container at the same time, on one node, or on two nodes with a shared data path."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_second_writer_learns_who_has_the_container(user: User, options: tuple[s
     """The kernel only warns "upperdir is in-use", and the result of two writers is undefined."""
     made(user)
     first = start_writer(user, *options)
-    said = user.penroot("start", "--rw", "w", "true", status=1).stderr
-    assert "is changing the container w" in said and " since 20" in said and "(sh)" in said
-    pid = said.partition("process ")[2].partition(" ")[0]
+    stderr = user.penroot("start", "--rw", "w", "true", status=1).stderr
+    assert "is changing the container w" in stderr and " since 20" in stderr and "(sh)" in stderr
+    pid = stderr.partition("process ")[2].partition(" ")[0]
     assert user.penroot("exec", pid, "echo", "inside").stdout == "inside\n"
     assert user.start("w", "echo", "fine") == "fine\n"
     first.communicate("\n")
@@ -52,7 +52,7 @@ def test_second_writer_learns_who_has_the_container(user: User, options: tuple[s
 def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
     made(user)
     first = start_writer(user)
-    user.penroot("remove", "--force", "w", status=1)  # the start works: other tools do not ask
+    user.penroot("remove", "--force", "w", status=1)  # refused while the start runs, unlike rm(1)
     user.run("sh", "-c", f"chmod -R u+rwX {user.data}/w; rm -rf {user.data}/w {user.data}/.w.node")
     made(user)
     assert user.start("--rw", "w", "sh", "-c", "echo z > /z; cat /z") == "z\n"
@@ -72,14 +72,14 @@ def test_of_many_writers_one_runs(user: User) -> None:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     many = [subprocess.Popen(command, env=user.environ, text=True, **pipes) for _ in range(6)]  # type: ignore[call-overload]
     until(lambda: sum(process.poll() is not None for process in many) == 5, "all but one are refused")
-    said = [process.communicate("\n") for process in many]
-    assert [out for out, _ in said].count("up\n") == 1
-    assert sum("is changing the container w" in err for _, err in said) == 5
+    outputs = [process.communicate("\n") for process in many]
+    assert [out for out, _ in outputs].count("up\n") == 1
+    assert sum("is changing the container w" in err for _, err in outputs) == 5
 
 
 @pytest.fixture
 def shared_home(lab: Lab) -> Iterator[Lab]:
-    """Return the lab, with bob's containers in his home, which all nodes see."""
+    """Yield the lab, with bob's data path in bob's home, which all nodes see."""
     remove = "rm -rf ~/containers ~/.config/enroot"
     lab.run(f"{remove}; mkdir -p ~/.config/enroot", user="bob")
     lab.run("echo 'ENROOT_DATA_PATH ${HOME}/containers' > ~/.config/enroot/enroot.conf", user="bob")
@@ -94,7 +94,7 @@ def entries(lab: Lab) -> list[str]:
 
 
 def at_once(lab: Lab, write: str, *options: str) -> list[str]:
-    """Let both nodes write their names at once, and return a file of both containers."""
+    """Make both nodes write their names into a file at the same time. Return the lines of both containers' files."""
     script = f"echo $SLURMD_NODENAME {write} /mine; echo up; read line; cat /mine"
     step = lab.popen(["srun", "-N2", *options, "--container-writable", *sh(script)], user="bob")
     expect(step, "up", "up")
@@ -103,7 +103,7 @@ def at_once(lab: Lab, write: str, *options: str) -> list[str]:
 
 @pytest.mark.security("U9")
 def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
-    """One of two nodes failed with "container exists: pyxis_J.0", and a hint to remove the other's."""
+    """Before the fix, one of two nodes failed with "container exists: pyxis_J.0", and a hint to remove that one."""
     assert at_once(shared_home, ">", IMAGE) == ["n1", "n2"]
     until(lambda: not entries(shared_home), "the containers are removed")
 
@@ -111,12 +111,12 @@ def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
 @pytest.mark.parity("--container-name: kept between steps")
 @pytest.mark.security("U9")
 def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> None:
-    """Two named containers silently shared one upper directory."""
+    """Before the fix, two named containers silently shared one upper directory."""
     name = "--container-name=one"
     assert at_once(shared_home, ">>", IMAGE, name) == ["n1", "n2"]
     first, second = entries(shared_home)
     assert first == "pyxis_one" and second in ("pyxis_one@n1", "pyxis_one@n2")
-    # Both begin at once again: each has its own.
+    # Both nodes start again at the same time, and each uses its own container.
     assert at_once(shared_home, ">>", name) == ["n1", "n1", "n2", "n2"]
 
 
@@ -135,5 +135,5 @@ def test_container_of_another_node_is_named_and_not_used(shared_home: Lab) -> No
         assert done.returncode != 0 and "node n1 is changing the container pyxis_two" in done.stderr
     finally:
         first.communicate("\n")
-    # Once the step there has ended, all nodes can use the container that it kept.
+    # Once the step on n1 has ended, all nodes can use its container.
     assert shared_home.run(["srun", "-w", "n2", name, "cat", "/kept"], user="bob").stdout == "1\n"

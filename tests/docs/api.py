@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
         for method, function in vars(kind).items():
             if inspect.isfunction(function) and method[0] != "_" and function.__doc__:
                 lines += section(f"{name}.{method}", function)
-    lines += ["## Errors", "", "All are classes of `enroot_py.PenrootError`, with `hint` and `exit_code`.", ""]
+    lines += ["## Errors", "", "All derive from `enroot_py.PenrootError`, and have `hint` and `exit_code`.", ""]
     lines += [f"- `{name}`: {escaped(first)}" for name, first in errors()]
     return {"python.md": "\n".join([*lines, ""])}
 
@@ -61,10 +61,10 @@ def section(title: str, thing: object, *, signature: bool = True) -> Iterator[st
 def arguments(thing: object) -> str:
     """Return the signature with one argument per line."""
     signature = inspect.signature(thing)  # type: ignore[arg-type]
-    given = [each for name, each in signature.parameters.items() if name != "self"]
-    star = next((number for number, each in enumerate(given) if each.kind is each.KEYWORD_ONLY), len(given))
-    rows = [str(each) for each in given]
-    rows[star:star] = ["*"] * (star < len(given))
+    parameters = [each for name, each in signature.parameters.items() if name != "self"]
+    star = next((number for number, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY), len(parameters))
+    rows = [str(each) for each in parameters]
+    rows[star:star] = ["*"] * (star < len(parameters))
     returned = "" if signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
     text = "(" + "".join(f"\n    {row}," for row in rows) + "\n)" * bool(rows) + ")" * (not rows) + returned
     return text.replace("'", "")  # strip the quotes of annotations; no default is a string

@@ -63,7 +63,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    assert (BUILT / "index.html").exists(), "there is no site: make docs"
+    assert (BUILT / "index.html").exists(), "there is no site: run make docs"
     with tempfile.TemporaryDirectory(prefix="penroot-docs-") as name:
         shutil.copytree(BUILT, f"{name}/site")
         handler = functools.partial(Quiet, directory=f"{name}/site")

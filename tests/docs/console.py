@@ -1,7 +1,7 @@
 """Examples of a page: ``console`` blocks with the typed text behind a prompt, and the output below it.
 
-``$`` is a user and ``#`` is root; ``>`` continues a command. In output, … matches anything within a line, and a line …
-matches any lines, or none.
+The prompt is ``$`` for a user and ``#`` for root; ``>`` continues a command. In output, … matches anything within a
+line, and a line that is only … matches any number of lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WAITS = re.compile("^srun: job .* (queued and waiting for|has been allocated) r
 
 
 class Example:
-    """A command with its prompt, and the lines that the page shows below."""
+    """A command with its prompt, and the output that the page shows below the command."""
 
     def __init__(self, prompt: str, command: str) -> None:
         self.prompt = prompt

@@ -26,18 +26,18 @@ def pages() -> dict[str, str]:
     """Return the pages as Markdown, by file."""
     made = {f"{name}.md": _page(name, source) for name, source in sources().items()}
     names = [*FIRST, *sorted(set(sources()) - set(FIRST))]
-    rows = [f"- [{_words(name)}]({name}.md): {_what(sources()[name])}" for name in names]
-    made["README.md"] = "\n".join((NOTE, "", "# Manual pages", "", "What `man` shows.", "", *rows)) + "\n"
+    rows = [f"- [{_reference(name)}]({name}.md): {_summary(sources()[name])}" for name in names]
+    made["README.md"] = "\n".join((NOTE, "", "# Manual pages", "", "`man` shows the same pages.", "", *rows)) + "\n"
     return made
 
 
-def _words(name: str) -> str:
-    """Return the spoken form of a name such as penroot.1."""
+def _reference(name: str) -> str:
+    """Return the reference to a page, such as penroot(1) for penroot.1."""
     stem, _, number = name.rpartition(".")
     return f"{stem}({number})"
 
 
-def _what(source: str) -> str:
+def _summary(source: str) -> str:
     line = source.splitlines()[2]
     return escaped(plain(line).partition(" - ")[2])
 
@@ -48,7 +48,7 @@ def plain(roff: str) -> str:
 
 
 def _page(name: str, source: str) -> str:
-    out = [NOTE, "", f"# {_words(name)}", ""]
+    out = [NOTE, "", f"# {_reference(name)}", ""]
     verbatim = entry = ""
     for line in source.splitlines()[1:]:
         macro, _, rest = line.partition(" ")

@@ -60,7 +60,7 @@ def named(mark: str) -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return all tables as a page of the site."""
+    """Return the page of the site, with a table of tests for each kind of mark."""
     out = [NOTE, "", "# Tests behind each statement", "", "Files are beneath `tests/`; `make test` runs them all."]
     security = sorted(marks("security").items(), key=lambda item: (item[0][0], int(item[0][1:])))
     out += _table("Security", ((f"[{key}](../explanation/security.md)", tests) for key, tests in security))

@@ -36,7 +36,7 @@ def run(lab: Lab, command: str) -> list[str]:
 
 
 def steady(line: str) -> str:
-    """Remove parts that differ between two runs from a line: times, sizes, progress and digests."""
+    """Replace the parts of a line that differ between two runs: times, sizes, progress and digests."""
     return re.sub(r"[0-9a-f]{12,}|\d+(\.\d+)?", "N", line)
 
 
@@ -67,7 +67,7 @@ def recorded() -> list[tuple[str, list[str]]]:
 
 def main() -> None:
     lab = Lab()
-    found = lab.is_up()
+    was_up = lab.is_up()
     lab.up(2, prefix=PREFIX)
     try:
         debian.push(lab)
@@ -75,7 +75,7 @@ def main() -> None:
             lab.run("penroot cache prune --older 0", node=node, check=False)
         FILE.write_text(svg([(command, run(lab, command)) for command in COMMANDS]))
     finally:
-        if not found:
+        if not was_up:
             lab.down()
 
 

@@ -31,11 +31,11 @@ HEAD = f"""{NOTE}
 
 # Settings
 
-`/etc/enroot/penroot.yaml` and `~/.config/enroot/penroot.yaml` have the names below. Environment variables and
-`enroot.conf` have the same names in capitals, with `ENROOT_` in front. Precedence, highest first: options, environment
+`/etc/enroot/penroot.yaml` and `~/.config/enroot/penroot.yaml` use the names below. Environment variables and
+`enroot.conf` use the same names in capitals, with `ENROOT_` in front. Precedence, highest first: options, environment
 variables, the user's files, the site's files. `penroot info` shows the origin of each value.
 """
-ARGUMENTS = "Words on the plugin's line in `plugstack.conf`. Most sites set these:"
+ARGUMENTS = "Arguments are words on the plugin's line in `plugstack.conf`. Most sites set these:"
 
 
 def pages() -> dict[str, str]:
@@ -52,7 +52,7 @@ def pages() -> dict[str, str]:
 
 
 def table(rows: dict[str, Any], examples: dict[str, str] | None = None) -> Iterator[str]:
-    """Return a table of all rows, or of those with an example."""
+    """Return a table of all rows, or of the rows that have an example."""
     yield f"| name | {'example' if examples else 'value'} | default | meaning |"
     yield "|---|---|---|---|"
     for name in examples or rows:

@@ -18,11 +18,11 @@ from . import foreign, report, source, vm
 from .roots import MatrixError, Root, prepared, tail
 
 RELEASES = ("bookworm", "trixie", "forky")
-# Tests of Slurm that differ from release to release: ten minutes.
+# Tests of features that differ between releases of Slurm. They take ten minutes.
 QUICK = ("steps", "mpi", "lifecycle", "gpus", "plugstack", "extern")
-# Run side by side, as in tests/all: the lab spends half of its time waiting for Slurm.
+# Lanes run side by side, as in tests/all: the lab spends half of its time waiting for Slurm.
 LANES = (("unit", "kernel"), ("slurm",))
-# Tests that need systemd, and so a machine.
+# Tiers that run in a virtual machine, with systemd.
 IN_MACHINE = ("slurm", "systemd")
 
 
@@ -31,31 +31,33 @@ def main() -> int:
         prog="python3 -m tests.matrix", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     tiers = ["demo", *(tier for lane in LANES for tier in lane), "systemd"]
-    parser.add_argument("--arch", default="", choices=foreign.MACHINES, help="another architecture, emulated")
-    parser.add_argument("--release", action="append", metavar="NAME", help=f"of Debian: {', '.join(RELEASES)}")
-    parser.add_argument("--tier", action="append", choices=tiers, help="all")
-    parser.add_argument("--test", action="append", metavar="PATH", help="instead of all that a tier has")
-    parser.add_argument("--quick", action="store_true", help=f"of the tier slurm only {', '.join(QUICK)}")
-    parser.add_argument("--vm", action="store_true", help=f"{' and '.join(IN_MACHINE)} in a virtual machine")
-    parser.add_argument("--slurm-source", metavar="DIR", help="build Slurm from here and test with it")
-    given = parser.parse_args()
-    releases = given.release or (RELEASES[1:2] if given.arch else RELEASES[1:] if given.quick else RELEASES)
-    if given.quick:
-        given.tier, given.test = ["slurm"], [f"tests/slurm/test_{name}.py" for name in QUICK]
-    if given.arch and not given.test:
-        given.test = SMOKE if given.vm else WITHOUT_NAMESPACES
-    in_machine = (*LANES[0], *IN_MACHINE) if given.arch else IN_MACHINE
-    given.tier = given.tier or (in_machine if given.vm else tiers[bool(given.test) : -1])
+    parser.add_argument("--arch", default="", choices=foreign.MACHINES, help="test on this architecture, emulated")
+    parser.add_argument(
+        "--release", action="append", metavar="NAME", help=f"Debian release to test: {', '.join(RELEASES)}"
+    )
+    parser.add_argument("--tier", action="append", choices=tiers, help="run only this tier")
+    parser.add_argument("--test", action="append", metavar="PATH", help="run only this test")
+    parser.add_argument("--quick", action="store_true", help=f"run only these tests of Slurm: {', '.join(QUICK)}")
+    parser.add_argument("--vm", action="store_true", help=f"run {' and '.join(IN_MACHINE)} in a virtual machine")
+    parser.add_argument("--slurm-source", metavar="DIR", help="build Slurm from this source, and test with it")
+    arguments = parser.parse_args()
+    releases = arguments.release or (RELEASES[1:2] if arguments.arch else RELEASES[1:] if arguments.quick else RELEASES)
+    if arguments.quick:
+        arguments.tier, arguments.test = ["slurm"], [f"tests/slurm/test_{name}.py" for name in QUICK]
+    if arguments.arch and not arguments.test:
+        arguments.test = SMOKE if arguments.vm else WITHOUT_NAMESPACES
+    in_machine = (*LANES[0], *IN_MACHINE) if arguments.arch else IN_MACHINE
+    arguments.tier = arguments.tier or (in_machine if arguments.vm else tiers[bool(arguments.test) : -1])
 
     # Exit through finally blocks, which end processes and remove labs.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("matrix: ended by SIGTERM"))
     logs = Path(tempfile.mkdtemp(prefix="penroot-matrix-"))
-    say(f"each command's output: {logs}")
+    say(f"output of all commands: {logs}")
     outcomes: list[report.Outcome] = []
     unprepared = []
     for release in releases:
         try:
-            outcomes += (test_in_machine if given.vm else test)(release, given, logs)
+            outcomes += (test_in_machine if arguments.vm else test)(release, arguments, logs)
         except MatrixError as e:
             unprepared.append(str(e))
     print(report.table(outcomes), *unprepared, sep="\n")
@@ -74,46 +76,46 @@ SMOKE = (
 INSTALL = "make install .venv/done PREFIX=/opt/penroot EXTRAS=ssh,signatures"
 
 
-def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
-    """Return the result of each tier on one release. Raises MatrixError."""
+def test(release: str, arguments: argparse.Namespace, logs: Path) -> list[report.Outcome]:
+    """Run each tier on one release, and return the results. Raises MatrixError."""
     log = logs / f"{release}.log"
-    with prepared(release, log, say, **root_options(given)) as root:
-        if given.slurm_source:
-            root = source.built(root, given.slurm_source, log, say)
-        slurm = slurm_version(root, logs) + (f" of {given.slurm_source}" if given.slurm_source else "")
+    with prepared(release, log, say, **root_options(arguments)) as root:
+        if arguments.slurm_source:
+            root = source.built(root, arguments.slurm_source, log, say)
+        slurm = slurm_version(root, logs) + (f" of {arguments.slurm_source}" if arguments.slurm_source else "")
         say(f"{release}: Slurm {slurm}")
         outcomes = []
-        if given.arch:
-            root = foreign.installed(root, given.arch, log, say)
-        elif "demo" in given.tier:
-            outcomes.append(demo(root, slurm, logs / f"{release}-demo.log"))  # which installs
+        if arguments.arch:
+            root = foreign.installed(root, arguments.arch, log, say)
+        elif "demo" in arguments.tier:
+            outcomes.append(demo(root, slurm, logs / f"{release}-demo.log"))  # the demo also installs penroot
         else:
             root.must(INSTALL, logs / f"{release}.log")
-        return outcomes + lanes(root, slurm, given, logs)
+        return outcomes + lanes(root, slurm, arguments, logs)
 
 
-def root_options(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for preparing a root. An emulated root takes half an hour, so it serves as a machine, too."""
-    if given.arch:
-        foreign.emulate(given.arch)
-        return {"arch": given.arch, "packages": vm.packages(given.arch)}
-    return {"kind": "vm", "packages": vm.packages("")} if given.vm else {}
+def root_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `prepared`. An emulated root takes half an hour, so it also has a machine's packages."""
+    if arguments.arch:
+        foreign.emulate(arguments.arch)
+        return {"arch": arguments.arch, "packages": vm.packages(arguments.arch)}
+    return {"kind": "vm", "packages": vm.packages("")} if arguments.vm else {}
 
 
-def test_in_machine(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
-    """Return the result of each tier in a virtual machine of one release. Raises MatrixError."""
+def test_in_machine(release: str, arguments: argparse.Namespace, logs: Path) -> list[report.Outcome]:
+    """Run each tier in a virtual machine of one release, and return the results. Raises MatrixError."""
     log = logs / f"{release}.log"
-    with prepared(release, log, say, **root_options(given)) as root:
-        if given.arch:
-            root = foreign.installed(root, given.arch, log, say)
+    with prepared(release, log, say, **root_options(arguments)) as root:
+        if arguments.arch:
+            root = foreign.installed(root, arguments.arch, log, say)
         else:
             root.must(INSTALL, log)
-        # These take long with an emulated processor, and need a network.
+        # Make the lab's images here: this takes long with an emulated processor, and needs a network.
         root.must(".venv/bin/python -c 'from tests.slurm.lab import images; images.build()'", log)
         slurm = slurm_version(root, logs)
-        runs = scripts(given.tier, given.test, "-o", "timeout=3600")
+        runs = scripts(arguments.tier, arguments.test, "-o", "timeout=3600")
         console = logs / f"{release}-vm.log"
-        disk = vm.run(root, given.arch, "; ".join(runs.values()), console, say)
+        disk = vm.run(root, arguments.arch, "; ".join(runs.values()), console, say)
     outcomes = []
     for tier in runs:
         file = logs / Path(junit(tier)).name
@@ -138,11 +140,11 @@ def demo(root: Root, slurm: str, log: Path) -> report.Outcome:
     return report.Outcome(root.release, slurm, "demo", seconds, failures=[report.Failure("make demo", tail(log))])
 
 
-def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
-    """Return the requested tiers, grouped in lanes. Tiers of a lane run one after the other."""
+def lanes(root: Root, slurm: str, arguments: argparse.Namespace, logs: Path) -> list[report.Outcome]:
+    """Run the requested tiers, and return the results. Tiers of a lane run one after the other."""
     started = []
     for lane in LANES:
-        runs = scripts([tier for tier in lane if tier in given.tier], given.test)
+        runs = scripts([tier for tier in lane if tier in arguments.tier], arguments.test)
         if runs:
             log = logs / f"{root.release}-{'-'.join(runs)}.log"
             started.append((root.popen("; ".join(runs.values()), log), log, runs))
@@ -151,7 +153,7 @@ def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list
         for process, log, runs in started:
             process.wait()
             outcomes += [outcome(root.release, slurm, tier, Path(f"{root.path}{junit(tier)}"), log) for tier in runs]
-        if given.test:  # the other lanes may still fail
+        if arguments.test:  # a known failure may be in a test that did not run
             outcomes = [replace(outcome, repaired=()) for outcome in outcomes]
     finally:
         for process, _, _ in started:
@@ -160,7 +162,7 @@ def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list
 
 
 def scripts(tiers: Iterable[str], tests: Sequence[str] | None, *options: str) -> dict[str, str]:
-    """Return a shell command for each tier that runs its tests of ``tests``, or all, and writes a JUnit file."""
+    """Return a shell command for each tier that runs all its tests, or those in ``tests``, and writes a JUnit file."""
     made = {}
     for tier in tiers:
         if paths := [path for path in tests or [f"tests/{tier}"] if path.startswith(f"tests/{tier}")]:
@@ -177,7 +179,7 @@ def outcome(release: str, slurm: str, tier: str, file: Path, log: Path) -> repor
     try:
         return report.of_junit(release, slurm, tier, file)
     except (OSError, ParseError):
-        cut = report.Failure(f"pytest tests/{tier}", f"did not come to its end, see {log}\n{tail(log)}")
+        cut = report.Failure(f"pytest tests/{tier}", f"did not finish, see {log}\n{tail(log)}")
         return report.Outcome(release, slurm, tier, 0, failures=[cut])
 
 

@@ -1,4 +1,4 @@
-"""Tests on another architecture: qemu-user(1) runs its programs; this machine builds the penroot packages."""
+"""Tests for another architecture: qemu-user(1) runs the programs; this machine builds the penroot packages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from packages.vendored import PLATFORMS
 
 from .roots import CHECKOUT, PROJECT, MatrixError, Root, mirror, output, place_of_roots
 
-# By Debian's name: the name in uname(2).
+# Debian's name of an architecture -> its name in uname(2).
 MACHINES = {"arm64": "aarch64"}
 MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
 # The header of a 64-bit little-endian program, and its mask without the OS byte: elf(5).
 HEADERS = {"arm64": r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00:" + MASK}
-# Debian 12's QEMU 7.2 does not know openat2(2).
+# The release of the emulators: QEMU 7.2 of Debian 12 does not know openat2(2).
 EMULATORS = "trixie"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 PACKAGES = "/srv/packages"
@@ -67,7 +67,7 @@ def installed(root: Root, arch: str, log: Path, say: Callable[[str], None]) -> R
 
 
 def _make_environment(venv: Path, python: str, machine: str, log: Path) -> None:
-    """Make the tests' Python environment with this machine's pip, since an emulated one takes a quarter of an hour."""
+    """Make the tests' Python environment with this machine's pip: an emulated pip takes a quarter of an hour."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {*project["dependencies"], *extras["test"], *extras["ssh"], *extras["signatures"], *extras["swarm"]}
@@ -84,8 +84,8 @@ def _make_environment(venv: Path, python: str, machine: str, log: Path) -> None:
 
 def _run(command: list[str], log: Path, **environ: str) -> None:
     """Run a command of this machine in the working tree. Raises MatrixError."""
-    words = {**os.environ, **environ}
+    environment = {**os.environ, **environ}
     with log.open("ab") as file:
-        done = subprocess.run(command, cwd=PROJECT, env=words, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        done = subprocess.run(command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     if done.returncode != 0:
         raise MatrixError(f"{' '.join(command)}: failed; its output is in {log}")

@@ -15,7 +15,7 @@ COLUMNS = ("release", "Slurm", "tier", "passed", "failed", "not ours", "skipped"
 
 @dataclass(frozen=True)
 class Failure:
-    """A test that failed, with pytest's text; ``known`` if the cause is not ours."""
+    """A test that failed, with pytest's text; ``known`` is set if the cause is not ours."""
 
     test: str
     text: str
@@ -44,7 +44,7 @@ class Outcome:
         return (self.release, self.slurm, self.tier, *map(str, counts), f"{self.seconds / 60:.1f}")
 
     def notes(self) -> Iterator[str]:
-        """Return a line for each failure of ours, each reason of other failures and skips, and each Known to drop."""
+        """Return a line for each failure of ours, each reason of other failures and skips, and each repaired Known."""
         where = f"{self.release} {self.tier}"
         for failure in self.ours:
             yield f"{where}: FAILED: {failure.test}: {failure.text.strip().partition(chr(10))[0]}"

@@ -25,7 +25,7 @@ MIRROR = "http://deb.debian.org/debian"
 SCRIPT = "/usr/share/debootstrap/scripts/sid"
 INCLUDED = ("ca-certificates", "git", "make")
 BUNDLE = "etc/ssl/certs/ca-certificates.crt"
-# This machine's access to the mirror, as far as other releases support it: apt.conf(5).
+# Settings of this machine's access to the mirror that other releases support too: apt.conf(5).
 FETCHING = re.compile(r"Acquire::(https?|Retries|ForceIPv4|Check-Valid-Until|Check-Date)\b")
 # Variables for pip and other programs that download, unless they name files of this machine.
 PASSED = re.compile(r"PIP_(?!FIND_LINKS|CONFIG|TARGET|PREFIX)\w+|\w+_proxy|\w+_PROXY")
@@ -45,7 +45,7 @@ class Root:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, *words: str) -> list[str]:
-        """Return the argument list that runs ``words`` there with root's login environment."""
+        """Return the argument list that runs ``words`` in the root with root's login environment."""
         home = {"HOME": "/root", "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8", "TERM": "dumb"}
         home |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **self.environ}
         return [str(ENTER), str(self.path), "env", "-i", *(f"{k}={v}" for k, v in home.items()), *words]
@@ -90,7 +90,7 @@ def prepared(
         if not path.exists():
             say(f"{release}: making {path} (once)")
             bootstrap(release, path, (*INCLUDED, *packages), log, arch)
-        # A lab names its cgroups after its directory, and two roots must not use the same.
+        # A lab names its cgroups after its directory, so two roots must not use the same directory.
         lab = f"/srv/matrix-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
         environ = {**passed, "CI": "true", "PENROOT_LAB": lab, "PENROOT_PREFIX": "/opt/penroot"}

@@ -1,4 +1,4 @@
-"""Slurm built from a user's source in a root, where it precedes the release's own."""
+"""Slurm built from a user's source in a root, where it takes precedence over the release's Slurm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends
 cd {{built}}
 test -e config.status || ./configure --quiet {OPTIONS} CFLAGS=-O1
 rm -rf {{installed}}
-# Without the manual and what others contribute.
+# Without the manual and contribs/.
 nice make --quiet -j"$(nproc)" -C src
 make --quiet -C src install DESTDIR={{installed}}
 make --quiet install-pkgincludeHEADERS DESTDIR={{installed}}
@@ -29,15 +29,15 @@ make --quiet install-pkgincludeHEADERS DESTDIR={{installed}}
 
 
 def built(root: Root, source: str, log: Path, say: Callable[[str], None]) -> Root:
-    """Yield the root with this Slurm as /usr/local; a rebuild compiles changed files only."""
+    """Return the root with this Slurm as /usr/local. A rebuild compiles changed files only."""
     if not os.path.exists(f"{source}/META"):
-        raise MatrixError(f"SLURM_SOURCE={source}: no Slurm there: it has no file META")
+        raise MatrixError(f"SLURM_SOURCE={source}: not a source of Slurm: it has no file META")
     key = hashlib.sha256(os.path.realpath(source).encode()).hexdigest()[:8]
-    place, installed = f"/usr/src/slurm-{key}", f"/opt/slurm-{key}"
+    build, installed = f"/usr/src/slurm-{key}", f"/opt/slurm-{key}"
     say(f"{root.release}: building {source}, see {log}")
-    # Copy newer files only, for make(1), and keep the checkout's links.
-    subprocess.run(["cp", "-a", "--update", f"{source}/.", f"{root.path}{place}"], check=True)
-    root.must(BUILD.format(built=place, installed=installed), log)
+    # Copy newer files only, so that make(1) compiles only these, and keep the checkout's links.
+    subprocess.run(["cp", "-a", "--update", f"{source}/.", f"{root.path}{build}"], check=True)
+    root.must(BUILD.format(built=build, installed=installed), log)
     root = replace(root, over=f"{root.path}{installed}/usr/local")
     root.must("ldconfig", log)
     return root

@@ -15,7 +15,7 @@ from .roots import CHECKOUT, MatrixError, Root, tail
 PACKAGES = ("libbpf1", "systemd-sysv", "dbus", "libpam-systemd", "dbus-user-session", "udev")
 DISK = "24G"  # sparse
 MEMORY = "6G"
-KERNEL_SPEAKS = "Linux version"
+KERNEL_BANNER = "Linux version"
 BOOT_TIMEOUT_S = 60  # seconds until the first line of the kernel, with KVM
 SERVICE = "etc/systemd/system/penroot-tests.service"
 UNIT = """\
@@ -37,7 +37,7 @@ TTYPath=/dev/{console}
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine for qemu(1): its name in uname(2), Debian's qemu package, and the model for each accelerator."""
+    """A machine for qemu(1): its name in uname(2), Debian's qemu package, and a processor for each accelerator."""
 
     name: str
     package: str
@@ -75,7 +75,7 @@ def native() -> str:
 
 
 def run(root: Root, arch: str, script: str, log: Path, say: Callable[[str], None]) -> Path:
-    """Run a shell command in the checkout of a machine made of ``root``; yield its disk after shutdown.
+    """Run a shell command in the checkout of a machine made of ``root``. Return its disk after shutdown.
 
     The console's text goes to ``log``. Raises MatrixError if the machine does not start.
     """
@@ -93,7 +93,7 @@ def run(root: Root, arch: str, script: str, log: Path, say: Callable[[str], None
             continue
         if boot(root, disk, machine, accelerator, log):
             return disk
-        say(f"{root.release}: its kernel does not start by {accelerator}, see {log}")
+        say(f"{root.release}: the kernel does not start with {accelerator}, see {log}")
     raise MatrixError(f"{root.release}: the virtual machine does not start\n{tail(log)}")
 
 
@@ -137,7 +137,7 @@ def boot(root: Root, disk: Path, machine: Machine, accelerator: str, log: Path) 
         qemu = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         deadline = time.monotonic() + BOOT_TIMEOUT_S
-        while accelerator == "kvm" and not (log.exists() and KERNEL_SPEAKS in log.read_text(errors="replace")):
+        while accelerator == "kvm" and not (log.exists() and KERNEL_BANNER in log.read_text(errors="replace")):
             if qemu.poll() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(1)

@@ -34,7 +34,7 @@ def lab() -> Iterator[Lab]:
     and are skipped elsewhere.
     """
     lab = Lab()
-    found = lab.is_up()
+    was_up = lab.is_up()
     try:
         lab.up(nodes=2, prefix=PREFIX)
     except PrerequisiteError as e:
@@ -42,7 +42,7 @@ def lab() -> Iterator[Lab]:
             pytest.fail(str(e), pytrace=False)
         pytest.skip(str(e))
     yield lab
-    if not found:
+    if not was_up:
         lab.down()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.images import entry, tar
 from tests.slurm.lab import Lab
 
-# The lab cannot reach Debian's mirrors: this script replaces apt-get, and installs git.
+# The lab cannot reach Debian's mirrors: this script replaces apt-get, and installs a fake git.
 APT = b"""#!/bin/sh
 [ "$1" != install ] || printf '#!/bin/sh\\necho git version 2.39.5\\n' > /usr/bin/git
 [ "$1" != install ] || exec chmod 755 /usr/bin/git

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-PLACE = "/run/jobspace"
+PID_FILE = "/run/jobspace"
 KINDS = {"user": 0x10000000, "pid": 0x20000000, "mnt": 0x20000}
 SLURMSTEPD = "/usr/sbin/slurmstepd"
 libc = ctypes.CDLL(None, use_errno=True)
@@ -24,7 +24,7 @@ def call(name, *arguments):
 
 
 def hold(text):
-    """Create the namespaces, and process 1 of the PID namespace. The main process writes its PID to PLACE."""
+    """Create the namespaces, and process 1 of the PID namespace. Write the pid of the process that holds them."""
     made, go = os.pipe(), os.pipe()
     parent = os.fork()
     if parent == 0:
@@ -50,13 +50,13 @@ def hold(text):
             file.write(text.replace(",", "\n"))
     os.write(go[1], b"1")
     os.read(made[0], 1)
-    with open(PLACE, "w") as file:
+    with open(PID_FILE, "w") as file:
         print(parent, file=file)
 
 
 def join(arguments):
-    """Be the slurmstepd of a step in these namespaces."""
-    with open(PLACE) as file:
+    """Run the slurmstepd of a step in these namespaces."""
+    with open(PID_FILE) as file:
         process = file.read().strip()
     spaces = [os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY) for name in ("user", "pid_for_children", "mnt")]
     for space in spaces:

@@ -26,12 +26,12 @@ PMIX = pytest.mark.usefixtures("pmix")  # requirements of srun --mpi=pmix
 
 
 def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:
-    """Run srun, which must succeed, and return its stdout; of several nodes n1 is one."""
+    """Run srun, which must succeed, on n1 (and on other nodes if more are requested). Return its stdout."""
     return lab.run(["srun", *ON_N1, *arguments], env=env, cwd=cwd).stdout
 
 
 def refused(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """Run srun, which must fail with messages for users, and return its stderr."""
+    """Run srun, which must fail without a traceback, and return its stderr."""
     done = lab.run(["srun", *ON_N1, *arguments], check=False, env=env)
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr, done.stderr
@@ -61,7 +61,7 @@ def sh(script: str) -> Sequence[str]:
 
 
 def on_node(lab: Lab, script: str, user: str = "root") -> str:
-    """Run commands on n1, which may fail, and return their output."""
+    """Run commands on n1 and return their stdout, even if they fail."""
     return lab.run(script, node="n1", user=user, check=False).stdout
 
 
@@ -78,7 +78,7 @@ def plugin_argument(lab: Lab, argument: str) -> Iterator[None]:
 
 @contextmanager
 def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
-    """Yield the lab with a changed line of slurm.conf."""
+    """Replace the text ``was`` by ``now`` in slurm.conf while the block runs."""
     text = pathlib.Path(lab.root, "etc/slurm/slurm.conf").read_text()
     assert was in text
     lab.configure("slurm.conf", text.replace(was, now))
@@ -91,9 +91,9 @@ def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
 
 
 def let_time_be_over(lab: Lab) -> None:
-    """End the time limit of the only job. Slurm refuses a time in the past, such as a "now" just passed: retry."""
-    over = "scontrol update JobId=$(squeue -h -o %i) EndTime=now"
-    until(lambda: lab.run(over, user="root", check=False).returncode == 0, "Slurm takes it")
+    """Set the end of the only job to now. Slurm refuses a time in the past, and "now" may have just passed: retry."""
+    command = "scontrol update JobId=$(squeue -h -o %i) EndTime=now"
+    until(lambda: lab.run(command, user="root", check=False).returncode == 0, "Slurm accepts the end time")
 
 
 def kill_helper(lab: Lab) -> None:
@@ -108,7 +108,7 @@ def clear(lab: Lab, more: str = "true") -> None:
 
 
 def assert_nothing_left(lab: Lab, *nodes: str) -> None:
-    """Fail this test, but no later one, if jobs have left something on ``nodes``, or on any node."""
+    """Fail this test, but no later test, if jobs have left something on ``nodes`` (default: all nodes)."""
     deadline = time.monotonic() + 120  # seconds for all nodes: less than a test's time limit
     left = [
         (node, line)
@@ -131,15 +131,15 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 def expect(step: subprocess.Popen[str], *lines: str) -> None:
     """Wait until a step has written these lines."""
-    late = threading.Timer(300, os.killpg, (step.pid, signal.SIGKILL))
-    late.start()
+    timeout = threading.Timer(300, os.killpg, (step.pid, signal.SIGKILL))
+    timeout.start()
     try:
         for line in lines:
             assert next_line(step) == f"{line}\n"
     finally:
-        late.cancel()
+        timeout.cancel()
 
 
 def end(step: subprocess.Popen[str], line: str = "go\n") -> tuple[str, str]:
-    """Send a step the line that it waits for, and return the rest of its output and its errors."""
+    """Send a step the line that it waits for, and return the rest of its stdout and stderr."""
     return step.communicate(line, timeout=300)

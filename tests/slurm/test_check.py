@@ -52,7 +52,7 @@ def unconfigured(lab: Lab) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("user", ["root", "alice"])
 def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
     out = lab.run(CHECK, node="n1", user=user).stdout
-    # Distributions differ in squashfuse and in Yama, which a step does not need.
+    # Leave out squashfuse and Yama: they differ between distributions, and a step does not need them.
     lines = [line for line in out.splitlines() if not re.search("squashfuse 0.5|one thread|ptrace_scope", line)]
     assert all(line.startswith("ok ") for line in lines), out
     assert any(f"loads {PLUGIN}, for Slurm" in line for line in lines)
@@ -63,7 +63,7 @@ def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
 @pytest.mark.clusters("A kernel that says no")
 @pytest.mark.parity("check: what is wrong with kernel")
 def test_no_user_namespaces(lab: Lab, directory: str) -> None:
-    # The limit counts for each user namespace: this one, which maps all users, allows no more.
+    # Each user namespace has its own limit. The check runs in one that maps all users and allows no user namespaces.
     mapped = f"""
         mkfifo {directory}/mapped
         unshare -U sh -c 'read line < {directory}/mapped

@@ -1,4 +1,4 @@
-"""A cluster whose nodes have no files of Slurm: slurmctld sends plugstack.conf, but none of its included files.
+"""A cluster whose nodes have no files of Slurm: slurmctld sends plugstack.conf, but not the files that it includes.
 
 See slurmd_config_files and client_config_files in fetch_config.c, 22.05 to 26.05. If an included directory exists only
 on ctl, no node loads its plugins: steps run on the host, and only `pyxis-py check` reports that.
@@ -19,7 +19,7 @@ from tests.waiting import until
 SITE = "/home/opt"  # all nodes of this lab see the directory, and no other lab does
 PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
 NAME = ("sh", "-c", "echo $IMAGE_NAME")
-WAY_OUT = "fix: on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
+FIX = "fix: on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def pyxis_py(site: Lab, verb: str, node: str, status: int = 0) -> str:
 
 
 def reconfigure(site: Lab, wanted: str) -> None:
-    """Let slurmctld send its files, until the node's copy of plugstack.conf is ``wanted``."""
+    """Make slurmctld send its files, and wait until n1's copy of plugstack.conf is ``wanted``."""
     site.run("scontrol reconfigure", user="root")
     copy = ["cat", "/run/slurm/conf/plugstack.conf"]
     until(lambda: site.run(copy, node="n1").stdout.strip() == wanted, "the new plugstack.conf on n1", 60)
@@ -57,10 +57,10 @@ def test_included_files_are_not_sent_to_nodes(site: Lab) -> None:
         "bad  /run/slurm/conf/plugstack.conf does not load spank_pyxis.so: slurmctld does not send included files"
         in out
     )
-    assert WAY_OUT in out
+    assert FIX in out
     assert "bad  srun does not load spank_pyxis.so" in pyxis_py(site, "check", "registry", 1)
     assert "warn slurmctld sends /etc/slurm/plugstack.conf to nodes without" in pyxis_py(site, "check", "ctl")
-    # On that host srun itself refuses the option.
+    # On n1, srun itself refuses the option.
     done = site.run(["srun", IMAGE, "true"], node="n1", check=False)
     assert "unrecognized option" in done.stderr
 

@@ -1,4 +1,4 @@
-"""Slurm's work around the tasks of a container: limits, cgroups, prologs, allocations, engines, a boot."""
+"""Container steps within Slurm: limits, cgroups, prologs, allocations, images of an engine, a reboot, a requeue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PROLOG = "#!/bin/sh\necho export FROM_PROLOG=yes\necho print of $IMAGE_NAME\ntes
 
 @pytest.mark.security("R4")
 def test_the_helper_is_in_the_cgroups_of_the_first_task(lab: Lab) -> None:
-    """It is also the helper that slurmstepd has started, unless a task needs another."""
+    """slurmstepd has started this helper ahead of the tasks. There is no other, because no task needs another."""
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo ready; read line")])
     assert next_line(step) == "ready\n"
     task = lab.run(["pgrep", "-u", "alice", "-x", "sh"], node="n1", user="root").stdout.split()[0]
@@ -82,8 +82,8 @@ def test_a_task_prolog_runs_inside(lab: Lab) -> None:
 def test_a_task_prolog_that_is_not_in_the_container_is_refused(lab: Lab) -> None:
     lab.run("cat > prolog; chmod 755 prolog", input=PROLOG)
     try:
-        said = refused(lab, "--task-prolog=/home/alice/prolog", IMAGE, "true")
-        assert "task_prolog can not be executed (/home/alice/prolog) No such file or directory" in said
+        stderr = refused(lab, "--task-prolog=/home/alice/prolog", IMAGE, "true")
+        assert "task_prolog can not be executed (/home/alice/prolog) No such file or directory" in stderr
     finally:
         lab.run(["rm", "prolog"])
 
@@ -115,7 +115,7 @@ def test_components_of_a_heterogeneous_job(lab: Lab) -> None:
     assert out == "minimal\nn1\nminimal\nminimal\n"
 
 
-# The id is the digest of the configuration, as in docker.
+# As in docker, the id of an image is the digest of its configuration.
 ENGINE = """#!/bin/sh
 case $1 in
 image) echo sha256:$(grep -oE '[0-9a-f]{64}[.]json' /home/alice/engine.json | cut -c-64) ;;
@@ -127,7 +127,7 @@ esac
 
 @pytest.fixture
 def engines(lab: Lab) -> Iterator[None]:
-    """Install docker and podman on n1 as an import needs them: inspect, pull and save, with one image."""
+    """Install fakes of docker and podman on n1, with one image and the verbs of an import: inspect, pull and save."""
     name = MINIMAL.partition("#")[2].partition(":")[0]
     copy = f"skopeo copy -q docker://registry.lab/{name}:docker docker-archive:engine.tar:minimal:1"
     lab.run(f"{copy} && tar -xOf engine.tar manifest.json > engine.json", node="n1")
@@ -154,7 +154,7 @@ def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     lab.run(["scancel", "--user=alice"])
     lab.restart_daemon("n1", "slurmd")
     step.communicate(timeout=300)
-    # Only the boot's id shows that the files on disk are old.
+    # After a boot there are no cgroups. Only the id of the boot shows that the files on disk are old.
     lab.run("find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +", node="n1", user="root", check=False)
     assert srun(lab, IMAGE, "--container-writable", "pwd") == "/srv/work\n"
     lab.run("penroot list | xargs -r penroot remove -f", node="n1")

@@ -73,13 +73,13 @@ def test_entrypoint_is_confined_like_a_task(lab: Lab, entry: str) -> None:
     assert "made" in srun(lab, entry, RUN, "--no-container-remap-root", *SHOW)
 
 
-def test_one_that_does_not_run_its_command_is_an_error(lab: Lab) -> None:
+def test_entrypoint_must_run_its_command(lab: Lab) -> None:
     broken = "printf '#!/bin/sh\\necho refused; exit 3\\n' > /etc/rc; rm -f /etc/rc.local"
     srun(lab, IMAGE, "--container-save=broken.sqsh", "--container-writable", *sh(broken))
     try:
-        said = refused(lab, "--container-image=./broken.sqsh", RUN, "true")
-        assert "status 3" in said
-        assert "refused" in said
+        stderr = refused(lab, "--container-image=./broken.sqsh", RUN, "true")
+        assert "status 3" in stderr
+        assert "refused" in stderr
         assert srun(lab, "--container-image=./broken.sqsh", "echo", "without") == "without\n"
     finally:
         lab.run(["rm", "broken.sqsh"])
@@ -116,8 +116,8 @@ def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
         if answer == "ran\n":
             assert srun(lab, "--container-image=./uses.sqsh", RUN, "echo", "ran") == answer
         else:
-            said = refused(lab, "--container-image=./uses.sqsh", RUN, "true")
-            assert answer in said and "leave descriptors 7 to 9 alone" in said
+            stderr = refused(lab, "--container-image=./uses.sqsh", RUN, "true")
+            assert answer in stderr and "leave descriptors 7 to 9 alone" in stderr
     finally:
         lab.run(["rm", "uses.sqsh"])
 
@@ -128,7 +128,7 @@ def test_silent_entrypoint_is_named(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, RUN, "--container-mounts=/home/alice/stuck.rc:/etc/rc", "true"])
     try:
         assert step.stderr
-        until(lambda: "waiting for the image's entrypoint" in step.stderr.readline(), "the step says so")
+        until(lambda: "waiting for the image's entrypoint" in step.stderr.readline(), "the step's message")
     finally:
         lab.run(["scancel", "--user=alice"])
         step.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""--environment: a file's settings reach the step even if nodes cannot see the file or it changes."""
+"""--environment: a file's settings reach the step even if nodes cannot see the file, or if it changes later."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def test_error_in_a_file_is_reported_at_submit(lab: Lab, command: str, text: str
 
 def test_error_that_only_the_node_finds_names_the_line(lab: Lab) -> None:
     write(lab, "bad", f'image = "{MINIMAL}"\nmounts = ["{LOGIN}:/x"]\n')
-    said = refused(lab, "--environment=bad", "true", env=ENV)
-    assert f"{LOGIN}/bad.toml:2: mounts: source path does not exist: {LOGIN}" in said
+    stderr = refused(lab, "--environment=bad", "true", env=ENV)
+    assert f"{LOGIN}/bad.toml:2: mounts: source path does not exist: {LOGIN}" in stderr
     write(lab, "bad", f'image = "{MINIMAL}"\nmounts = ["/etc/hostname:/x:sqsh"]\n')
-    said = refused(lab, "--environment=bad", "true", env=ENV)
-    assert f"{LOGIN}/bad.toml:2: mounts: /etc/hostname is not a squashfs file" in said and "Traceback" not in said
+    stderr = refused(lab, "--environment=bad", "true", env=ENV)
+    assert f"{LOGIN}/bad.toml:2: mounts: /etc/hostname is not a squashfs file" in stderr and "Traceback" not in stderr
     write(lab, "bad", f'image = "{MINIMAL}"\nworkdir = "/nowhere"\n')
-    said = refused(lab, "--environment=bad", "true", env=ENV)
-    assert f"working directory in the container ({LOGIN}/bad.toml:2: workdir): /nowhere: No such file" in said
+    stderr = refused(lab, "--environment=bad", "true", env=ENV)
+    assert f"working directory in the container ({LOGIN}/bad.toml:2: workdir): /nowhere: No such file" in stderr
     write(lab, "bad", f'image = "{MINIMAL}"\n\n[env]\nA = "${{NOBODY_HAS_IT}}"\n')
     assert f"{LOGIN}/bad.toml:4: A: the variable NOBODY_HAS_IT is not set" in refused(
         lab, "--environment=bad", "true", env=ENV
@@ -133,17 +133,17 @@ def test_error_that_only_the_node_finds_names_the_line(lab: Lab) -> None:
 @pytest.mark.parity("sbatch --environment: as the file was at submit")
 @pytest.mark.security("H10")
 def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
-    """Even if it is requeued, and whatever is exported."""
+    """The file applies as it was at submission, even if the job is requeued, and whatever variables are exported."""
     script = f'{INSIDE}; echo restart ${{SLURM_RESTART_COUNT:-0}} $WHO; test -n "$SLURM_RESTART_COUNT" || sleep 300'
     job = submit(lab, "--requeue", "--open-mode=append", "--hold", "--export=NONE", "--environment=it", script=script)
     write(lab, "it", "image = 'registry:5000#none:1'\n")
     lab.run(["scontrol", "release", job])
     until(lambda: "restart 0 lib\n" in lab.run("cat out || true").stdout, "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
-    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # two minutes by default
-    until(lambda: "restart 1 lib\n" in lab.run("cat out").stdout, "it runs again", 250)
-    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
+    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is queued again")
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
+    until(lambda: "restart 1 lib\n" in lab.run("cat out").stdout, "the job runs again", 250)
+    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job ends")
     assert lab.run("grep -c ^container out").stdout == "2\n"
 
 
@@ -192,8 +192,8 @@ def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
     try:
         job = ("--export=HOME,PYXIS_ENVIRONMENT=own",)
         assert srun(lab, *job, *sh(INSIDE)) == "container\n"
-        said = refused(lab, "--export=HOME,PYXIS_ENVIRONMENT=none", "true")
-        assert "there is no none.toml in /home/alice/.edf" in said and "the node n1 read the file itself" in said
+        stderr = refused(lab, "--export=HOME,PYXIS_ENVIRONMENT=none", "true")
+        assert "there is no none.toml in /home/alice/.edf" in stderr and "the node n1 read the file itself" in stderr
     finally:
         lab.run("rm -rf .edf")
 
@@ -226,9 +226,9 @@ def test_missing_hooks_are_reported_once(lab: Lab) -> None:
 
 
 @pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
-@pytest.mark.parametrize(("said", "rank"), [("", "0"), ("true", "0"), ("false", "none")])
-def test_names_of_tasks_for_pytorch(lab: Lab, said: str, rank: str) -> None:
-    annotation = f'[annotations]\ncom.pyxis.pytorch_remap_vars = "{said}"\n' if said else ""
+@pytest.mark.parametrize(("value", "rank"), [("", "0"), ("true", "0"), ("false", "none")])
+def test_names_of_tasks_for_pytorch(lab: Lab, value: str, rank: str) -> None:
+    annotation = f'[annotations]\ncom.pyxis.pytorch_remap_vars = "{value}"\n' if value else ""
     write(lab, "torch", f'{BASE}PYTORCH_VERSION = "2.7"\n{annotation}')
     assert srun(lab, "--environment=torch", *sh("echo ${RANK-none}"), env=ENV) == f"{rank}\n"
 
@@ -240,7 +240,7 @@ def test_a_heterogeneous_job(lab: Lab) -> None:
 
 @pytest.mark.parity("the examples of docs/reference/environments.md")
 def test_the_examples_of_the_documentation(lab: Lab) -> None:
-    """With an image and directories of the lab, and a program of that image."""
+    """Run the examples with an image and directories of the lab, and a program of that image."""
     here = {"nvcr.io#nvidia/pytorch:24.05-py3": MINIMAL, "/data/sets": "/usr/share"}
     lab.run(["mkdir", "-p", ".edf", "scratch/run"])
     try:
@@ -265,11 +265,11 @@ def test_the_examples_of_the_documentation(lab: Lab) -> None:
 
 @pytest.mark.parity("srun --edf")
 def test_edf_is_the_same_as_environment(lab: Lab) -> None:
-    """Sarus Suite's name of the option, and its expansion of variables."""
+    """--edf is the name of the option in Sarus Suite. A file may use the variable expansions of Sarus Suite."""
     write(lab, "sarus", f'image = "{MINIMAL}"\nworkdir = "/usr/${{PART:0:2}}b"\n[env]\nWHO = "${{PART^^}}"\n')
     assert srun(lab, "--edf=sarus", *sh("pwd; echo $WHO"), env=ENV).split() == ["/usr/lib", "LIB"]
-    said = refused(lab, "--edf=sarus", "--environment=it", "true", env=ENV)
-    assert "--edf and --environment contradict each other" in said or "--environment and --edf contradict" in said
+    stderr = refused(lab, "--edf=sarus", "--environment=it", "true", env=ENV)
+    assert "--edf and --environment contradict each other" in stderr or "--environment and --edf contradict" in stderr
     assert "--edf=none: there is no none.toml" in refused(lab, "--edf=none", "true", env=ENV)
     job = submit(lab, "--edf=sarus")
     until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, f"job {job} ends")

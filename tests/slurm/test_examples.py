@@ -75,7 +75,7 @@ def test_scancel_ends_all_sandboxes_of_a_step(lab: Lab, home: pathlib.Path) -> N
     finally:
         step.kill()
     lab.run([*SANDBOXES, "1", f"docker://{MINIMAL}", "true"], cwd="/home/alice/examples", env=PYTHON)
-    assert_nothing_left(lab)  # the start has removed the killed containers' files
+    assert_nothing_left(lab)  # the last start has removed the killed containers' files
 
 
 def test_steps_of_one_container(lab: Lab, home: pathlib.Path) -> None:
@@ -104,7 +104,7 @@ def test_mpirun_of_the_host(lab: Lab, home: pathlib.Path) -> None:
 
 @PMIX
 def test_bandwidth_of_nccl(lab: Lab, home: pathlib.Path) -> None:
-    """MPI ranks that share the GPUs of two nodes, with settings for NCCL and UCX."""
+    """MPI ranks share the GPUs of two nodes, and get settings for NCCL and UCX."""
     show = 'test -n "$NCCL_DEBUG$CUDA_VISIBLE_DEVICES" && echo $UCX_TLS $CUDA_VISIBLE_DEVICES'
     program = f"{show} && env -u UCX_TLS hello"
     options = ["--gpus-per-node=2", "--ntasks-per-node=2"]
@@ -147,12 +147,12 @@ FETCH = "for i in $(seq 1200); do curl -fs http://n2:28888/ && exit; sleep 0.2; 
 
 @pytest.fixture
 def mpi_home(lab: Lab, home: pathlib.Path) -> str:
-    """Collect the machine's Open MPI in one directory, as at a site, and none of it in an image."""
+    """Collect the machine's Open MPI in one directory, as a site would install it. The image has no Open MPI."""
     lib = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
     made = home / "openmpi"
     inside = made / "lib" / lib.name / "openmpi/lib"
     inside.mkdir(parents=True)
-    for directory in (lib / "openmpi/lib").glob("openmpi*"):  # the components' directory, if it is not the library's
+    for directory in (lib / "openmpi/lib").glob("openmpi*"):  # components outside of the library's directory
         shutil.copytree(directory, inside / directory.name)
     shutil.copytree("/usr/share/openmpi", made / "share/openmpi")
     shutil.copytree(lib / "pmix2", made / "pmix2", symlinks=True)
@@ -160,7 +160,7 @@ def mpi_home(lab: Lab, home: pathlib.Path) -> str:
     plugins = [str(path) for path in inside.glob("openmpi*/*.so")]
     listed = subprocess.run(["ldd", home / "hello", *plugins], capture_output=True, text=True, check=False).stdout
     for path in {line.split()[2] for line in listed.splitlines() if " => /" in line}:
-        # The C library is the image's.
+        # The image has a C library.
         if not path.rpartition("/")[2].startswith(("libc.", "libm.", "libdl.", "libpthread.", "librt.", "ld-")):
             shutil.copy(path, made / "lib")
     return "/home/alice/examples/openmpi"

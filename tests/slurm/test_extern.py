@@ -1,4 +1,4 @@
-"""PrologFlags=RunInJob of Slurm 24.05: slurmd does not call the plugin's epilog, so the extern step does its work.
+"""PrologFlags=RunInJob of Slurm 24.05: slurmd does not call the plugin's epilog, so the extern step cleans up instead.
 
 With an older Slurm, the test builds the plugin as for a newer one, and starts slurmd before the plugin is configured:
 that slurmd has no plugin epilog to call.
@@ -27,7 +27,7 @@ def newer(lab: Lab) -> bool:
 
 @pytest.fixture(scope="module")
 def extern(lab: Lab, newer: bool) -> Iterator[Lab]:
-    """Yield a cluster of one node, with jobs that have an extern step, and containers removed with their jobs."""
+    """Yield a cluster of one node, where jobs have an extern step, and containers are removed with their jobs."""
     more = Lab(lab.root + "-extern")
     flags = "RunInJob" if newer else "Contain"
     conf = [f"PrologFlags={flags}", "KillWait=60", *(["SlurmctldParameters=enable_stepmgr"] if newer else [])]
@@ -49,7 +49,7 @@ def containers(extern: Lab) -> str:
 def test_containers_of_a_job_end_with_its_extern_step(extern: Lab) -> None:
     sbatch(extern, "-o", "out", "--wrap", f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list")
     assert "_one" in extern.run("cat out; rm out").stdout
-    until(lambda: not containers(extern), "the extern step has removed it")
+    until(lambda: not containers(extern), "the extern step has removed the container")
     assert extern.residue("n1") == []
 
 
@@ -68,14 +68,14 @@ def test_container_in_use_stays_until_its_step_ends(extern: Lab, newer: bool) ->
     step.communicate(timeout=300)
     if not newer:
         extern.run("penroot list | xargs penroot remove -f; rm /run/pyxis/2001/pyxis_*", node="n1")
-    until(lambda: not containers(extern), "the extern step has removed it")
+    until(lambda: not containers(extern), "the extern step has removed the container")
     extern.run("rm go")
     assert extern.residue("n1") == []
 
 
 @pytest.mark.parity("srun --async")
 def test_async_step_runs_in_its_container(extern: Lab) -> None:
-    """srun returns at once, and the job's step manager, without srun's options, launches the step."""
+    """srun returns at once. The job's step manager launches the step, and does not have srun's options."""
     if "--async" not in extern.run(["srun", "--help"]).stdout:
         pytest.skip("this Slurm has no srun --async")
     script = "sleep 0.5; cd /home/alice && test -e /etc/lab-release && hostname > async.new && mv async.new async"

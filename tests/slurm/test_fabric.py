@@ -51,7 +51,7 @@ def test_the_annotation_brings_libfabric_to_each_node(lab: Lab) -> None:
 
 @pytest.mark.parity("com.hooks.aws_ofi_nccl")
 def test_plugin_of_nccl_in_the_requested_variant(lab: Lab, cray: dict[str, str]) -> None:
-    """libfabric comes with the plugin, and so do the Slingshot devices that Slurm names."""
+    """With the plugin, the container gets libfabric, and the Slingshot devices that Slurm names."""
     text = '[annotations.com.hooks.aws_ofi_nccl]\nenabled = "true"\nvariant = "cuda12"\n'
     lab.run("cat > it.toml", input=FILE + text)
     script = f"echo $NCCL_NET_PLUGIN $FI_PROVIDER_PATH; ls /dev/cxi* {LIB}/libnccl-net-ofi.so {LIB}/libfabric.so.1"
@@ -68,7 +68,7 @@ def test_plugin_of_nccl_in_the_requested_variant(lab: Lab, cray: dict[str, str])
 
 @pytest.mark.parity("the examples of docs/howto/fabric.md")
 def test_the_examples_of_the_documentation(lab: Lab, cray: dict[str, str]) -> None:
-    """With an image of the lab."""
+    """Run the examples with an image of the lab."""
     docs = (pathlib.Path(__file__).parents[2] / "docs/howto/fabric.md").read_text()
     file = re.search(r"```toml\n# ~/\.edf/nccl\.toml\n(.*?)```", docs, re.S)
     lines = re.search(r"```console\n(.*?)```", docs, re.S)

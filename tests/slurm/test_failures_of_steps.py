@@ -61,8 +61,8 @@ def test_failure_of_a_step_is_a_clear_error(lab: Lab, files: None, name: str) ->
         lab.run("rm -rf ~/.config/enroot")
     assert done.returncode > 0
     assert part in done.stderr
-    said = re.sub(r"/\S*/hooks\.d/\S*\.py", "", done.stderr)
-    assert not re.search(r"Traceback|  File \"|a bug in|\[Errno|\.py\b|\b[A-Z]\w*(Error|Exception)\b", said), said
+    text = re.sub(r"/\S*/hooks\.d/\S*\.py", "", done.stderr)
+    assert not re.search(r"Traceback|  File \"|a bug in|\[Errno|\.py\b|\b[A-Z]\w*(Error|Exception)\b", text), text
 
 
 def test_failures_leave_nothing(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""GPUs that Slurm allocates, on nodes with the driver of a fake DGX: the images request nothing."""
+"""GPUs that Slurm allocates, on nodes with the driver of a fake DGX. The images do not request GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_allocated_and_no_others(lab: Lab, dgx: dict[str, str]) -> None:
 
 
 def test_jobs_side_by_side_have_each_its_own(lab: Lab, dgx: dict[str, str]) -> None:
-    """The second job's numbers count all GPUs of the node; CUDA counts the container's."""
+    """Device files of the second job have the numbers of the node's GPUs. CUDA numbers the container's GPUs from 0."""
     say = f"echo up; echo $({GPUS}) $CUDA_VISIBLE_DEVICES; read line"
     first = lab.popen(["srun", "-w", "n1", "--gres=gpu:2", IMAGE, "sh", "-c", say], env=dgx)
     expect(first, "up")
@@ -63,7 +63,7 @@ def test_every_task_of_a_step_sees_its_gpus(lab: Lab, dgx: dict[str, str]) -> No
 
 @pytest.mark.parity("--gpus-per-task")
 def test_each_task_learns_its_own_gpu(lab: Lab, dgx: dict[str, str]) -> None:
-    """With --gpus-per-task the container has the GPUs of all tasks, whichever came first."""
+    """With --gpus-per-task the container has the GPUs of all tasks, whichever task came first."""
     script = 'for n in 0 1; do test -e /dev/nvidia$n || echo missing $n; done; echo "$CUDA_VISIBLE_DEVICES"'
     assert sorted(srun(lab, dgx, "-n2", "--gpus-per-task=1", script=script)) == ["0", "1"]
 
@@ -77,13 +77,13 @@ def test_tasks_that_are_bound_to_gpus(lab: Lab, dgx: dict[str, str], bind: str) 
 def test_tasks_that_are_not_bound_have_the_gpus_too(lab: Lab, dgx: dict[str, str]) -> None:
     """Slurm names the GPUs since 23.11; earlier releases give only their number."""
     script = 'test -e /dev/nvidia0 && test -e /dev/nvidia1 && echo "both$CUDA_VISIBLE_DEVICES"'
-    told = "0,1" if slurm_version() >= (23, 11) else ""
-    assert srun(lab, dgx, "-n2", "--gres=gpu:2", "--gpu-bind=none", script=script) == [f"both{told}"] * 2
+    names = "0,1" if slurm_version() >= (23, 11) else ""
+    assert srun(lab, dgx, "-n2", "--gres=gpu:2", "--gpu-bind=none", script=script) == [f"both{names}"] * 2
 
 
 @pytest.mark.parametrize("option", ["--gpus-per-task=1", "--gpu-bind=none"])
 def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: dict[str, str], option: str) -> None:
-    """On one node the job's GPUs are the batch script's, so the container can have the GPUs of all tasks."""
+    """On one node, the batch script has all GPUs of the job, so the container can have the GPUs of all tasks."""
     script = "\n".join(
         [
             "#!/bin/bash",
@@ -95,7 +95,8 @@ def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: d
     assert lab.run(["cat", "out.bound"]).stdout.split() == ["nvidia0", "nvidia1"] * 2
 
 
-# An open that fails for a missing driver has passed the cgroup; a denied one has not.
+# If open(2) fails because there is no driver, the device cgroup has allowed it. If the cgroup denies it, the error is
+# EPERM.
 OPENED = """
 for n in 0 1 2 3; do
     test -e /dev/nvidia$n || continue
@@ -111,9 +112,12 @@ done
 
 @pytest.fixture
 def constrained(lab: Lab) -> Iterator[dict[str, str]]:
-    """Yield the same on n1 with ConstrainDevices: this host's GPUs have the numbers of Slurm's device files."""
+    """Yield variables for a fake host with four GPUs, on n1 with ConstrainDevices.
+
+    The GPUs have the device numbers of the files in the lab's gres.conf.
+    """
     if not os.path.isdir("/sys/fs/cgroup/devices"):
-        pytest.skip("the device cgroup of this machine is made of eBPF, which Slurm asks of systemd")
+        pytest.skip("this machine's device cgroup is eBPF, for which Slurm needs systemd")
     host = fakehost.FakeHost(pathlib.Path(lab.root, "home/alice/four"))
     host.standard_nodes()
     host.driver()
@@ -137,7 +141,7 @@ def constrained(lab: Lab) -> Iterator[dict[str, str]]:
     [
         (("--gres=gpu:2",), ["0", "1"]),
         (("-n2", "--gres=gpu:3"), ["0", "1", "2"] * 2),
-        # Bound tasks: the container has all nodes, and Slurm denies those outside of the step.
+        # Bound tasks: the container has all device nodes, and Slurm denies each task all GPUs but its own.
         (("-n2", "--gpus-per-task=1"), ["0", "no1", "no2", "no3", "no0", "1", "no2", "no3"]),
         # A step without GPUs, even if the image requests them.
         ((), ["no0", "no1", "no2", "no3"]),
@@ -151,7 +155,7 @@ def test_device_cgroup_agrees(
     assert sorted(srun(lab, {**constrained, **visible}, "-w", "n1", *options, script=OPENED)) == sorted(opened)
 
 
-def test_variable_of_another_day_is_reported(lab: Lab, dgx: dict[str, str]) -> None:
+def test_stale_gpu_variable_is_reported(lab: Lab, dgx: dict[str, str]) -> None:
     env = {**dgx, "NVIDIA_VISIBLE_DEVICES": "5"}
     done = lab.run(["srun", "--gres=gpu:1", IMAGE, "sh", "-c", GPUS], env=env)
     assert done.stdout.split() == ["nvidia0"]
@@ -159,7 +163,7 @@ def test_variable_of_another_day_is_reported(lab: Lab, dgx: dict[str, str]) -> N
 
 
 def test_gpus_of_other_vendors(lab: Lab) -> None:
-    """By name or by path, in variables: Slurm's AMD and Intel GPUs have these nodes."""
+    """A variable gives the device nodes by name or by path. AMD and Intel GPUs of Slurm have these device nodes."""
     host = fakehost.other_vendors(pathlib.Path(lab.root, "home/alice/amd"))
     env = {"PENROOT_HOST_ROOT": "/home/alice/amd", "ENROOT_RESTRICT_DEV": "yes"}
     script = "find /dev/kfd /dev/dri -type c 2> /dev/null; true"
@@ -169,8 +173,8 @@ def test_gpus_of_other_vendors(lab: Lab) -> None:
             ("intel.com/gpu=card2,/dev/kfd", ["/dev/dri/card2", "/dev/dri/renderD130", "/dev/kfd"]),
             ("", []),
         ):
-            given = {**env, "ENROOT_DEVICES": devices} if devices else env
-            assert sorted(srun(lab, given, "--gres=gpu:1", script=script)) == expected
+            environ = {**env, "ENROOT_DEVICES": devices} if devices else env
+            assert sorted(srun(lab, environ, "--gres=gpu:1", script=script)) == expected
         command = ["srun", "--gres=gpu:1", IMAGE, "true"]
         done = lab.run(command, env={**env, "ENROOT_DEVICES": "amd.com/gpu=7"}, check=False)
         assert done.returncode != 0
@@ -216,7 +220,10 @@ def test_batch_script_with_steps(lab: Lab, dgx: dict[str, str]) -> None:
 
 @pytest.mark.parity("ROCR_VISIBLE_DEVICES")
 def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
-    """The second job's numbers count all GPUs of the node; ROCm counts the container's, and HIP those left by ROCm."""
+    """Device files of the second job have the numbers of the node's GPUs.
+
+    ROCm numbers the container's GPUs from 0. HIP numbers the GPUs that ROCm shows.
+    """
     host = fakeaccelerators.mi300x(pathlib.Path(lab.root, "home/alice/mi300x"))
     env = {"PENROOT_HOST_ROOT": "/home/alice/mi300x", "ENROOT_RESTRICT_DEV": "yes"}
     say = "echo $(cd /dev/dri && ls -d render*) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"
@@ -225,9 +232,10 @@ def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
     try:
         out = srun(lab, env, "-w", "n1", "--gres=gpu:2", script=say)
         assert out == ["renderD130", "renderD131", "0,1", "0,1"]
-        # Slurm does not name the GPUs of a step with bound tasks: the step has all, and each task has its number.
-        told = "echo $(ls -d /dev/dri/render* | wc -l) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"
-        bound = srun(lab, env, "-w", "n1", "-n2", "--gres=gpu:2", "--gpu-bind=single:1", script=told)
+        # Slurm does not name the GPUs of a step with bound tasks. The container has all GPUs, and each task gets the
+        # number of its own.
+        count = "echo $(ls -d /dev/dri/render* | wc -l) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"
+        bound = srun(lab, env, "-w", "n1", "-n2", "--gres=gpu:2", "--gpu-bind=single:1", script=count)
         assert sorted(bound) == sorted(["8", "2", "0", "8", "3", "0"])
     finally:
         out, _ = end(first)

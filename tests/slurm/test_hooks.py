@@ -39,7 +39,7 @@ def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> N
 
 
 def test_path_is_that_of_slurmd(lab: Lab, site: Path) -> None:
-    """Never the PATH of the job, which the user controls; env(1), coreutils and scontrol are on it."""
+    """Hooks never get the job's PATH, which the user controls. slurmd's PATH has env(1), coreutils and scontrol."""
     bashhooks.write(site, {"50-path": 'printf "SEEN=%s\\n" "${PATH}" >> "${ENROOT_ENVIRON}"\n'})
     out = srun(lab, IMAGE, *sh("echo $SEEN"), env={"PATH": "/home/alice/bin:/usr/bin:/bin"}).strip().split(":")
     assert out[0].endswith("/libexec")
@@ -49,8 +49,8 @@ def test_path_is_that_of_slurmd(lab: Lab, site: Path) -> None:
 
 def test_output_of_a_hook_is_shown(lab: Lab, site: Path) -> None:
     bashhooks.write(site, {"50-bad": 'echo "the disk is missing" >&2; common::err "cannot go on"\n'})
-    said = refused(lab, "-n2", IMAGE, "true")
-    lines = [line.partition("pyxis: ")[2] for line in said.splitlines() if "pyxis: n1: " in line]
+    stderr = refused(lab, "-n2", IMAGE, "true")
+    lines = [line.partition("pyxis: ")[2] for line in stderr.splitlines() if "pyxis: n1: " in line]
     assert lines[:2] == ["n1: the disk is missing", "n1: cannot go on"]
     assert "50-bad.sh failed with status 1" in lines[2]
     assert len(lines) < 6
@@ -66,7 +66,7 @@ def test_warnings_of_a_hook_are_shown(lab: Lab, site: Path) -> None:
 @PMIX
 @pytest.mark.parametrize("tasks", [("-N1", "-n2"), ("-N2", "--ntasks-per-node=2")])
 def test_pmi_of_a_hook_and_of_penroot(lab: Lab, site: Path, tasks: tuple[str, str]) -> None:
-    """One mount of PMIx, no credential type that the image lacks, and separate variables for each task."""
+    """PMIx is mounted once, uses no credential type that the image lacks, and each task has its own variables."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     script = (
         'hello; echo "mounted $(grep -c " ${PMIX_SERVER_TMPDIR%/} " /proc/self/mountinfo)"; '
@@ -107,7 +107,7 @@ def test_pmi2_of_a_hook_and_of_penroot(lab: Lab, site: Path) -> None:
 
 
 def test_second_step_in_a_container_has_own_variables(lab: Lab, site: Path) -> None:
-    """Not the variables that a hook has copied from the first step."""
+    """The second step does not get the variables that a hook has copied from the first step."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-name=own", *sh("echo up; read line; echo $SLURM_JOB_ID")])
     expect(step, "up")
@@ -125,9 +125,9 @@ FLOOD = 20_000_000  # lines: more than a step of 100 MB can keep in memory
 def test_output_of_bash_hook_is_bounded(lab: Lab, site: Path) -> None:
     flood = f"echo first words >&2; seq {FLOOD} >&2; echo last words >&2; exit {{}}\n"
     bashhooks.write(site, {"50-flood": flood.format(1)})
-    said = refused(lab, *ON_N1, "--mem=100", IMAGE, "true")
-    assert "first words" in said and "last words" in said and "failed with status 1" in said
-    assert "bytes of output are omitted here" in said and len(said) < 1_000_000
+    stderr = refused(lab, *ON_N1, "--mem=100", IMAGE, "true")
+    assert "first words" in stderr and "last words" in stderr and "failed with status 1" in stderr
+    assert "bytes of output are omitted here" in stderr and len(stderr) < 1_000_000
     bashhooks.write(site, {"50-flood": flood.format(0)})
     assert srun(lab, *ON_N1, "--mem=100", IMAGE, "echo", "up") == "up\n"
 
@@ -142,23 +142,23 @@ def test_output_of_python_hook_is_bounded(lab: Lab, site: Path) -> None:
     python_hook(site, flood)
     assert srun(lab, *ON_N1, "--mem=100", IMAGE, "echo", "up") == "up\n"
     python_hook(site, f"{flood}    raise ValueError('broken')\n")
-    said = refused(lab, *ON_N1, "--mem=100", IMAGE, "true")
-    assert "last words" in said and "ValueError: broken" in said and len(said) < 1_000_000
+    stderr = refused(lab, *ON_N1, "--mem=100", IMAGE, "true")
+    assert "last words" in stderr and "ValueError: broken" in stderr and len(stderr) < 1_000_000
 
 
 def test_python_hook_that_ends_the_process_is_named(lab: Lab, site: Path) -> None:
     python_hook(site, "    os._exit(0)\n")
-    said = refused(lab, *ON_N1, IMAGE, "true")
-    assert "50-hook.py:3 failed" in said and "return from the hook instead" in said
+    stderr = refused(lab, *ON_N1, IMAGE, "true")
+    assert "50-hook.py:3 failed" in stderr and "return from the hook instead" in stderr
 
 
 def test_python_hook_that_leaves_a_thread_is_named(lab: Lab, site: Path) -> None:
     python_hook(site, "    import _thread\n    _thread.start_new_thread(time.sleep, (600,))\n")
-    said = refused(lab, *ON_N1, IMAGE, "true")
-    assert "leaves a thread running" in said and "join the thread before run() returns" in said
+    stderr = refused(lab, *ON_N1, IMAGE, "true")
+    assert "leaves a thread running" in stderr and "join the thread before run() returns" in stderr
 
 
-# The daemon has its own stderr, or keeps writing to the hook's.
+# One daemon closes its stderr, the other keeps writing to it.
 DAEMONS = {
     "python": "    if os.fork() == 0:\n        os.close(2); time.sleep(600); os._exit(0)\n",
     "python that writes": "    if os.fork() == 0:\n        while True: os.write(2, b'x' * 50000); time.sleep(0.01)\n",

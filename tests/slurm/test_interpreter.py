@@ -26,7 +26,7 @@ def tools(lab: Lab) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("/p/tool", "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container"),
         ("tool", "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container"),
@@ -35,33 +35,33 @@ def tools(lab: Lab) -> Iterator[None]:
         ("/p/closed", "cannot run /p/closed: its interpreter /p/data is not executable"),
     ],
 )
-def test_interpreter_that_cannot_run_is_named_once(lab: Lab, command: str, said: str) -> None:
+def test_interpreter_that_cannot_run_is_named_once(lab: Lab, command: str, message: str) -> None:
     options = ("-n2", "-N2", IMAGE, MOUNT, "--container-env=PATH=/p:/bin")
     done = lab.run(["srun", *options, command], check=False)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "its interpreter" in line]
-    assert lines and all(said in line for line in lines), done.stderr
+    assert lines and all(message in line for line in lines), done.stderr
     assert len(lines) <= 2 * 2  # from slurmstepd and on stderr, for each node
 
 
 def test_mount_that_covers_an_interpreter_is_named(lab: Lab) -> None:
     options = (IMAGE, MOUNT, "--container-remap-root", "--container-mount-home")
     done = lab.run(["srun", *options, "/p/covered"], check=False)
-    said = "its interpreter /p/bin/python3 leads to /root/py/bin/python3, which does not exist in the container"
-    assert f"{said}; /root is mounted from " in done.stderr
+    message = "its interpreter /p/bin/python3 leads to /root/py/bin/python3, which does not exist in the container"
+    assert f"{message}; /root is mounted from " in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("/p/bin/python3", "cannot run /p/bin/python3: No such file or directory: it leads to /root/py/bin/python3"),
         ("python3", "cannot run /p/bin/python3: No such file or directory: it leads to /root/py/bin/python3"),
         ("/p/data", "cannot run /p/data: Permission denied: it is not executable"),
     ],
 )
-def test_program_that_cannot_run_is_explained(lab: Lab, command: str, said: str) -> None:
+def test_program_that_cannot_run_is_explained(lab: Lab, command: str, message: str) -> None:
     options = (IMAGE, MOUNT, "--container-env=PATH=/p/bin:/bin")
-    assert said in refused(lab, *options, command)
+    assert message in refused(lab, *options, command)
 
 
 def test_program_that_does_not_exist_gets_no_line(lab: Lab) -> None:
@@ -71,17 +71,17 @@ def test_program_that_does_not_exist_gets_no_line(lab: Lab) -> None:
 def test_interpreter_of_a_step_in_a_running_container_is_named(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, MOUNT, "--container-name=interp", *sh("echo up; read line")])
     expect(step, "up")
-    said = refused(lab, "--container-name=interp:exec", "/p/tool")
+    stderr = refused(lab, "--container-name=interp:exec", "/p/tool")
     end(step)
     clear(lab)
-    assert "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container" in said
+    assert "cannot run /p/tool: its interpreter /opt/none/sh2 does not exist in the container" in stderr
 
 
 def test_interpreter_of_a_batch_script_is_named(lab: Lab) -> None:
     script = "#!/opt/none/bash\necho x\n"
     sbatch(lab, "-o", "interp.out", IMAGE, input=script, check=False)
-    said = lab.run("cat interp.out; rm interp.out").stdout
-    assert "its interpreter /opt/none/bash does not exist in the container" in said
+    output = lab.run("cat interp.out; rm interp.out").stdout
+    assert "its interpreter /opt/none/bash does not exist in the container" in output
 
 
 @pytest.mark.parametrize("command", [("good",), ("/p/good",), ("sh", "-c", "echo good"), ("cat", "/p/good")])

@@ -17,32 +17,32 @@ from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, ki
 from tests.waiting import until
 
 HERE = Path(__file__).parent
-PLACE = "/home/jobspace"
+DIRECTORY = "/home/jobspace"
 MAPS = {"all": "0 0 4294967295", "few": "0 0 1,2001 2001 1,3001 3001 1"}
 
 
 def hold(lab: Lab, users: str) -> None:
-    lab.run(["python3", f"{PLACE}/jobspace.py", "hold", MAPS[users]], node="n1", user="root")
+    lab.run(["python3", f"{DIRECTORY}/jobspace.py", "hold", MAPS[users]], node="n1", user="root")
 
 
 def release(lab: Lab, jobs: int = 0) -> None:
-    """End the namespaces once only ``jobs`` jobs remain: leftovers of a step would end with the namespaces."""
+    """Wait until only ``jobs`` jobs remain, then end the namespaces, which kills the leftovers of their steps."""
     until(lambda: len(lab.run(["squeue", "-h"]).stdout.splitlines()) == jobs, f"{jobs} jobs")
     lab.run("kill -KILL -- -$(cat /run/jobspace); rm /run/jobspace", node="n1", user="root")
 
 
 @pytest.fixture(scope="module")
 def stepd(lab: Lab) -> Iterator[None]:
-    """Run a slurmd on n1 that starts each step in the namespaces of PLACE."""
-    script = f'#!/bin/sh\nexec python3 {PLACE}/jobspace.py "$@"\n'
-    lab.run(f"mkdir {PLACE}; cat > {PLACE}/stepd; chmod 755 {PLACE}/stepd", user="root", input=script)
-    lab.run(f"cat > {PLACE}/jobspace.py", user="root", input=(HERE / "jobspace.py").read_text())
+    """Run a slurmd on n1 that starts each step in the namespaces that `hold` has made."""
+    script = f'#!/bin/sh\nexec python3 {DIRECTORY}/jobspace.py "$@"\n'
+    lab.run(f"mkdir {DIRECTORY}; cat > {DIRECTORY}/stepd; chmod 755 {DIRECTORY}/stepd", user="root", input=script)
+    lab.run(f"cat > {DIRECTORY}/jobspace.py", user="root", input=(HERE / "jobspace.py").read_text())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DAEMONS, "slurmd", ["slurmd", "-d", f"{PLACE}/stepd"])
+        patch.setitem(DAEMONS, "slurmd", ["slurmd", "-d", f"{DIRECTORY}/stepd"])
         lab.restart_daemon("n1", "slurmd")
         yield
     lab.restart_daemon("n1", "slurmd")
-    lab.run(["rm", "-r", PLACE], user="root")
+    lab.run(["rm", "-r", DIRECTORY], user="root")
 
 
 @pytest.fixture(params=list(MAPS))
@@ -63,13 +63,13 @@ def test_containers_in_the_namespaces_of_a_job(lab: Lab, space: str) -> None:
 
 @pytest.mark.parity("a job with user and PID namespaces of its own")
 def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
-    """Another process finishes the step, whose real group may be unmapped in the user namespace."""
+    """Another process finishes the step. Its real group may be unmapped in the user namespace."""
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
     expect(step, "up")
     kill_helper(lab)
     _, err = end(step)
     assert (step.returncode, "cannot become the user" in err) == (0, False)
-    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "it is removed")
+    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the container is removed")
 
 
 @pytest.mark.parity("a job with user and PID namespaces of its own")
@@ -81,9 +81,9 @@ def test_a_container_of_another_job(lab: Lab, space: str) -> None:
     lab.run("mv /run/jobspace /run/jobspace.1", node="n1", user="root")
     hold(lab, space)
     try:
-        said = refused(lab, IMAGE, name, "true")
-        assert "the container pyxis_one runs in step" in said
-        assert "whose job has separate namespaces" in said
+        stderr = refused(lab, IMAGE, name, "true")
+        assert "the container pyxis_one runs in step" in stderr
+        assert "whose job has separate namespaces" in stderr
     finally:
         release(lab, jobs=1)
         lab.run("mv /run/jobspace.1 /run/jobspace", node="n1", user="root")

@@ -47,7 +47,7 @@ def test_slurm_offers_mpi_plugins(lab: Lab, kind: str, request: pytest.FixtureRe
 
 @PMIX
 def test_mpi_runs_over_both_nodes(lab: Lab) -> None:
-    """Without a container: the machine's Open MPI, Slurm's PMIx, the lab's network."""
+    """Use the machine's Open MPI, Slurm's PMIx and the lab's network, without a container."""
     program = Path(lab.root, "home", "alice", "hello")
     subprocess.run(["mpicc", "-o", program, HELLO], check=True)
     program.chmod(0o755)
@@ -123,7 +123,7 @@ def test_jobs_leave_nothing(lab: Lab) -> None:
     assert {node: lab.residue(node) for node in lab.nodes} == {"n1": [], "n2": []}
 
 
-SLEEP = "setsid --fork sleep 54321 </dev/null >/dev/null 2>&1"  # the process may not have executed its program yet
+SLEEP = "setsid --fork sleep 54321 </dev/null >/dev/null 2>&1"  # may return before the child has executed sleep
 PLANTS = {
     "processes": f"{SLEEP}; until pgrep -x sleep >/dev/null; do :; done; echo 'pkill -x sleep'",
     "files": "mkdir -p /var/tmp/enroot-data-2001/pyxis_1.0; echo 'rm -r /var/tmp/enroot-data-2001'",
@@ -193,7 +193,7 @@ def test_a_daemon_can_be_restarted(lab: Lab) -> None:
 
 @pytest.fixture
 def second(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> Iterator[Lab]:
-    """Return the directory of a second lab."""
+    """Yield a second lab, which a test may start."""
     second = Lab(lab.root + "-second")
     yield second
     second.down()
@@ -224,10 +224,10 @@ def test_up_makes_a_half_started_lab_anew(second: Lab) -> None:
 
 
 def half_start(lab: Lab, processes: int) -> None:
-    """Kill an ``up`` once the lab has so many processes, which remain."""
+    """Kill ``up`` once the lab has at least ``processes`` processes, which keep running."""
     environ = {**os.environ, "PENROOT_LAB": lab.root}
     up = subprocess.Popen([sys.executable, "-m", "tests.slurm.lab", "up"], cwd=REPOSITORY, env=environ)
-    until(lambda: len(cgroups.processes(lab.branch)) >= processes, "it has begun")
+    until(lambda: len(cgroups.processes(lab.branch)) >= processes, "the lab has begun")
     up.send_signal(signal.SIGKILL)
     up.wait()
 

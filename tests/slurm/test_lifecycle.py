@@ -44,7 +44,7 @@ def file(lab: Lab) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """Start a step whose time limit has passed, on the other cluster. Slurm notices within half a minute."""
+    """Start a step on the cluster ``four``, and let its time limit pass. Slurm notices within half a minute."""
     srun(four, IMAGE, "--container-save=over.sqsh", "true")
     seconds = 10 if request.config.option.soak else 1
     with saving(four, "--container-image=./over.sqsh", seconds, "--time=1") as step:
@@ -56,19 +56,22 @@ def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.P
 
 @pytest.mark.parametrize("writable", ["--container-readonly", "--container-writable"])
 def test_signals_to_all_processes_reach_the_programs(lab: Lab, file: str, writable: str) -> None:
-    """Slurm 23.11 does so for scancel --signal if cgroup.conf has SignalChildrenProcesses: proctrack_p_signal."""
+    """Slurm 23.11 signals all processes for scancel --signal if cgroup.conf has SignalChildrenProcesses.
+
+    See Slurm's proctrack_p_signal.
+    """
     script = "echo up; read line; cat /etc/lab-release > /dev/null && echo on"
     step = lab.popen(["srun", *ON_N1, file, writable, *sh(script)])
     expect(step, "up")
-    found = f"for p in $(pgrep -f {HELPER}) $(pgrep -f {SERVER}); do"
-    assert len(on_node(lab, f"{found} echo $p; done").split()) == 2
-    # Not KILL, STOP, and the signals that the C library reserves.
-    on_node(lab, f"{found} for s in $(seq 1 64); do case $s in 9|19|32|33) ;; *) kill -$s $p ;; esac; done; done")
+    loop = f"for p in $(pgrep -f {HELPER}) $(pgrep -f {SERVER}); do"
+    assert len(on_node(lab, f"{loop} echo $p; done").split()) == 2
+    # All signals except KILL, STOP, and those that the C library reserves.
+    on_node(lab, f"{loop} for s in $(seq 1 64); do case $s in 9|19|32|33) ;; *) kill -$s $p ;; esac; done; done")
     out, err = end(step)
     assert (step.returncode, out) == (0, "on\n"), err
 
 
-@pytest.mark.usefixtures("overtime")  # its job runs during these tests; its own test is below
+@pytest.mark.usefixtures("overtime")  # starts a job that runs during these tests, and has its own test below
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
 def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
@@ -80,7 +83,7 @@ def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None
     assert out.count("done") == 8 or step.returncode != 0
 
 
-# An entrypoint that waits: as long as the gate is closed, the container is being set up and no task has joined.
+# While the gate is closed, this entrypoint waits: the container is being set up, and no task has joined.
 GATE = """
 cat > /etc/rc <<'END'
 #!/bin/sh
@@ -97,7 +100,7 @@ CALLS = f"for p in $({WAITING}); do cut -d' ' -f1 /proc/$p/syscall; done | sort"
 
 
 def all_wait(lab: Lab, tasks: int) -> None:
-    """Wait until all tasks exist and wait: earlier, others may be in poll(2) for another reason."""
+    """Wait until all tasks exist and wait. Before that, more than one task may be in poll(2), for another reason."""
     until(lambda: on_node(lab, CALLS).split() == ["7"] + ["72"] * (tasks - 1), f"{tasks} tasks wait")
 
 
@@ -214,7 +217,7 @@ def test_kill_after_all_tasks_have_joined(lab: Lab, eight: subprocess.Popen[str]
 def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     lab.run(["penroot", "cache", "prune"], node="n1")
     step = lab.popen(["srun", *ON_N1, "--container-image=registry:5000#mpi:1", "true"])
-    # A new container exists before it has its name.
+    # A new image is in tmp/ before it has its name.
     on_node(lab, f"until ls /var/tmp/enroot-cache-2001/tmp/*; do :; done; pkill -KILL -f {HELPER}")
     _, err = end(step)
     assert step.returncode != 0
@@ -250,11 +253,11 @@ def test_the_first_task_ends_before_the_others(lab: Lab, file: str) -> None:
 
 @contextmanager
 def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a step that reads its files for some seconds after it is told to end."""
-    # Cold: dd drops the pages, so the server must read them again.
+    """Run a step that reads its files for ``seconds`` seconds after SIGTERM."""
+    # dd drops the pages from the cache, so the server must read them again.
     read = "for f in /usr/bin/*; do dd if=$f of=/dev/null iflag=nocache || exit 1; done 2>/dev/null"
     save = f"e=$(($(date +%s) + {seconds})); while [ $(date +%s) -lt $e ]; do {read}; done; echo saved; exit 0"
-    # Slurm kills after KillWait, and the machine may be slow.
+    # Slurm sends SIGKILL after KillWait, and the machine may be slow.
     with configured(lab, "KillWait=3", "KillWait=60"):
         step = lab.popen(["srun", *ON_N1, *options, file, *sh(f"trap '{save}' TERM; echo up; sleep 600 & wait")])
         expect(step, "up")
@@ -284,7 +287,7 @@ def test_wait_sees_no_child_but_its_own(lab: Lab) -> None:
 def test_a_terminal(lab: Lab) -> None:
     inside = f"test -t 0 && echo terminal; wait; {CHILDREN}"
     command = f"srun -w n1 --overlap --pty {IMAGE} sh -c '{inside}'"
-    # Its stdin stays open: at end of file script(1) types a character, which the terminal may show.
+    # Keep stdin of script(1) open: at end of file, it types a character, which the terminal may show.
     with lab.popen(["script", "-qec", command, "/dev/null"]) as process:
         assert process.stdout
         out = process.stdout.read().replace("\r", "").splitlines()
@@ -297,15 +300,15 @@ DEBUG = ("SlurmdDebug=verbose", "SlurmdDebug=debug2")
 
 @pytest.mark.parity("srun waits for nothing of ours")
 def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str) -> None:
-    # It would kill the process, and sleep for a second before the next check: srun would return later.
+    # slurmstepd would kill a remaining process, and sleep for a second before it checks again. srun would return later.
     with open(f"{lab.root}/nodes/n1/var/log/slurmd.log") as lines, configured(lab, *DEBUG):
         lines.seek(0, 2)
         srun(lab, file, "-n2", "true")
         srun(lab, IMAGE, "--container-writable", "true")
         assert_nothing_left(lab, "n1")
-        said = lines.read()
-    assert len(re.findall("done with (?:job|step)$", said, re.M)) == 2  # the wording changed in Slurm 23.11
-    assert "proctrack_p_signal: killing process" not in said
+        text = lines.read()
+    assert len(re.findall("done with (?:job|step)$", text, re.M)) == 2  # the wording changed in Slurm 23.11
+    assert "proctrack_p_signal: killing process" not in text
 
 
 @pytest.mark.parity("SIGTERM leaves a program its files")
@@ -318,7 +321,7 @@ def test_a_program_whose_time_is_over_can_read_its_files(overtime: subprocess.Po
 @pytest.mark.parity("many steps at once", "unnamed containers go with their step")
 @pytest.mark.soak
 def test_soak(lab: Lab, soak: bool, rng: random.Random) -> None:
-    """Steps in a row, some at once, some cancelled at random moments: all others exit 0."""
+    """Run many steps, several at the same time. Cancel some at random moments; all others exit 0."""
     count, at_once, cancelled = (200, 50, 30) if soak else (20, 10, 4)
     doomed = set(rng.sample(range(count), cancelled))
     running: list[tuple[int, subprocess.Popen[str]]] = []

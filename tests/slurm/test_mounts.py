@@ -1,4 +1,4 @@
-"""--container-mounts in variables of the job, which no shell has parsed; and data in squashfs files."""
+"""--container-mounts with variables of the job that no shell has expanded, and with data in squashfs files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_variables_in_sbatch_lines(lab: Lab) -> None:
 
 
 def test_a_variable_that_is_not_set_is_named(lab: Lab) -> None:
-    said = refused(lab, IMAGE, "--container-mounts=$NO_SUCH/x:/x", "true")
-    assert "$NO_SUCH is not set in the job's environment" in said
+    stderr = refused(lab, IMAGE, "--container-mounts=$NO_SUCH/x:/x", "true")
+    assert "$NO_SUCH is not set in the job's environment" in stderr
 
 
 def test_a_quoted_variable_is_the_job_s(lab: Lab) -> None:
@@ -51,7 +51,7 @@ def data(lab: Lab) -> Iterator[str]:
 
 @pytest.mark.parity("srun --container-mounts=FILE:DIRECTORY:sqsh")
 def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
-    """On each node, for all tasks."""
+    """The data is mounted on each node, for all tasks."""
     mounts = f"--container-mounts={data}:/data:sqsh,$HOME/{data}:/again:sqsh+noexec"
     out = lab.run(["srun", "-N2", "-n4", IMAGE, mounts, *sh("cat /data/file /again/file")]).stdout
     assert out == "of data\n" * 8
@@ -59,7 +59,7 @@ def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
 
 @pytest.mark.parity("the examples of docs/howto/mount-data.md")
 def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
-    """With another image, and a command of that image."""
+    """Run the example with another image, and a command of that image."""
     text = (Path(__file__).parents[2] / "docs/howto/mount-data.md").read_text()
     (line,) = re.findall(r"^\$ (srun .*:sqsh) python train.py$", text, re.M)
     words = shlex.split(line.replace("pytorch.sqsh", MINIMAL).replace("imagenet.sqsh", data))
@@ -68,13 +68,13 @@ def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
 
 @pytest.mark.parity("a directory, a device")
 def test_data_without_squashfs_is_refused_before_the_image(lab: Lab, data: str) -> None:
-    """Before a task runs, and at submit if srun can see the file."""
+    """The error comes before a task runs, and at submit if srun can see the file."""
     missing = f"--container-image={MINIMAL}-not-there"
-    said = refused(lab, missing, "--container-mounts=./data:/data:sqsh", "true")
-    assert "--container-mounts: /home/alice/./data is a directory, not a squashfs file" in said
+    stderr = refused(lab, missing, "--container-mounts=./data:/data:sqsh", "true")
+    assert "--container-mounts: /home/alice/./data is a directory, not a squashfs file" in stderr
     assert "none.sqsh: No such file" in refused(lab, missing, "--container-mounts=none.sqsh:/data:sqsh", "true")
-    said = refused(lab, IMAGE, f"--container-mounts={data}:/data:sqsh+rw", "true")
-    assert "a squashfs file is mounted read-only" in said
+    stderr = refused(lab, IMAGE, f"--container-mounts={data}:/data:sqsh+rw", "true")
+    assert "a squashfs file is mounted read-only" in stderr
 
 
 def test_entering_a_container_names_the_server_of_its_data(lab: Lab, data: str) -> None:

@@ -61,7 +61,7 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
 def test_penroot_as_the_program_of_a_launcher(
     lab: Lab, launcher: tuple[str, ...], image: str, request: pytest.FixtureRequest
 ) -> None:
-    """Over two nodes, where the plugin is not involved: Slurm runs orted and Hydra's proxies as ordinary programs."""
+    """Ranks on two nodes do not need the plugin: Slurm runs orted and Hydra's proxies as ordinary programs."""
     if "--mpi=pmix" in launcher:
         request.getfixturevalue("pmix")
     done = lab.run([*launcher, "penroot", "start", f"docker://registry:5000#{image}:1", "hello"])
@@ -86,7 +86,7 @@ def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
 
 @pytest.mark.parity("MPICH by PMI2")
 @pytest.mark.parametrize(
-    ("image", "kind", "said"),
+    ("image", "kind", "hint"),
     [
         (MPICH, "pmix", "use --mpi=pmi2"),
         (MPICH, "none", ""),
@@ -96,13 +96,13 @@ def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
     ],
 )
 def test_an_mpi_that_does_not_speak_what_srun_offers_is_said(
-    lab: Lab, image: str, kind: str, said: str, request: pytest.FixtureRequest
+    lab: Lab, image: str, kind: str, hint: str, request: pytest.FixtureRequest
 ) -> None:
     if kind == "pmix":
         request.getfixturevalue("pmix")
     done = lab.run(["srun", *TWO_NODES, f"--mpi={kind}", image, "true"])
-    assert done.stderr.count("the image's MPI is") == (1 if said else 0)
-    assert said in done.stderr
+    assert done.stderr.count("the image's MPI is") == (1 if hint else 0)
+    assert hint in done.stderr
 
 
 @pytest.mark.parity("mpi4py")
@@ -118,19 +118,19 @@ def test_mpi4py(lab: Lab) -> None:
 @PMIX
 @pytest.mark.parametrize("version", ["4", "5"])
 def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
-    """Slurm's PMIx is 4, and offers MUNGE, which these versions do not support."""
+    """Slurm has PMIx 4 and offers MUNGE, which the images' PMIx 3 and 5 do not support."""
     image = f"--container-image=registry:5000#openmpi:{version}"
     done = lab.run(["srun", *ON_N1, "-n2", "--mpi=pmix", image, "hello"])
     assert "sum 1" in done.stdout.splitlines()
     assert "requested component was not found" not in done.stderr
-    said = refused(lab, image, "-n2", "--mpi=pmix", "--container-remap-root", "hello")
-    assert "the image has no libmunge.so.2 (PMIX_SECURITY_MODE=munge,native)" in said
-    assert "do not be root inside" in said
+    stderr = refused(lab, image, "-n2", "--mpi=pmix", "--container-remap-root", "hello")
+    assert "the image has no libmunge.so.2 (PMIX_SECURITY_MODE=munge,native)" in stderr
+    assert "do not be root inside" in stderr
     clear(lab)
 
 
 def test_files_of_crays_pmi_are_in_the_container(lab: Lab) -> None:
-    """The Slurm plugin of HPE's systems: libpmi can read its files at their paths."""
+    """mpi/cray_shasta is the Slurm plugin for HPE's systems. libpmi finds the plugin's files at their paths."""
     show = 'test -s "$PALS_APINFO" && touch "$PALS_SPOOL_DIR/$PALS_RANKID" && echo $PALS_RANKID'
     out = srun(lab, IMAGE, "-n2", "--mpi=cray_shasta", *sh(show))
     assert sorted(out.splitlines()) == ["0", "1"]
@@ -157,7 +157,7 @@ def native(lab: Lab, pmix: None) -> Iterator[None]:
 
 
 def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
-    """The inner step inherits the outer one's PMIx variables; without MPI, Slurm does not set SLURM_MPI_TYPE."""
+    """The inner step inherits the outer step's PMIx variables. Without MPI, Slurm does not set SLURM_MPI_TYPE."""
     inner = [
         "srun",
         *ON_N1,
@@ -177,11 +177,12 @@ def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
 
 @pytest.mark.parity("PMIx as root without MUNGE")
 def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) -> None:
-    said = refused(lab, MPI, "-n2", "--mpi=pmix", "--container-remap-root", "./hello")
-    assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in said
-    assert "use --no-container-remap-root" in said
+    stderr = refused(lab, MPI, "-n2", "--mpi=pmix", "--container-remap-root", "./hello")
+    assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in stderr
+    assert "use --no-container-remap-root" in stderr
     assert "sum 1" in srun(lab, MPI, "-n2", "--mpi=pmix", "--no-container-remap-root", "./hello")
-    # One task need not be an MPI program. An MPI program must not fail in MPI_Init: its slurmstepd would hang.
+    # A single task is not refused, because it need not be an MPI program. With more tasks, an MPI program that fails in
+    # MPI_Init would make slurmstepd hang.
     alone = lab.run(["srun", *ON_N1, MPI, "-n1", "--mpi=pmix", "--container-remap-root", "./hello"], check=False)
     assert "MPI will not work with --container-remap-root" in alone.stderr
     clear(lab, "rm -f /dev/shm/sm_segment.*")  # leftovers of an Open MPI 5 that gives up

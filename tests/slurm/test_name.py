@@ -40,7 +40,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def running(lab: Lab, *options: str, before: str = "true", after: str = "true") -> Iterator[subprocess.Popen[str]]:
-    """Run a step in the container until the block ends, with the shell commands ``before`` and ``after``."""
+    """Run a step until the block ends. It runs the shell command ``before`` first, and ``after`` at its end."""
     script = f"{before}; echo up; read line; {after}"
     step = lab.popen(["srun", *ON_N1, *options, *sh(script)])
     expect(step, "up")
@@ -57,7 +57,7 @@ def test_attaching_joins_the_namespaces(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-remap-root", "--container-writable", before=mount):
         assert srun(lab, NAME, "ls", "/m") == "x\n"
         assert srun(lab, NAME + ":exec", "sh", "-c", "pwd; echo $IMAGE_NAME") == "/srv/work\nminimal\n"
-        # A separate container on the same files.
+        # With :no_exec, the step has a separate container on the same files.
         assert srun(lab, NAME + ":no_exec", "ls", "/m") == ""
 
 
@@ -120,7 +120,7 @@ def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     second = lab.popen(["srun", *ON_N1, name, *sh("echo up; read line; cat /kept; echo 2 > /kept; cat /kept")])
     expect(second, "up")
     end(first)
-    # Its job has ended, and the epilog must not remove the container either.
+    # The first job has ended. Its epilog must not remove the container either.
     until(lambda: len(lab.run(["squeue", "-h", "-u", "alice"]).stdout.splitlines()) == 1, "the first job is gone")
     assert srun(lab, name + ":exec", "cat", "/kept") == "1\n"
     out, _ = end(second)
@@ -144,7 +144,7 @@ def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
 
 @contextmanager
 def step_of(lab: Lab, *options: str, before: str = "true") -> Iterator[str]:
-    """Run a step that waits until the block ends. Yield its name, which is the container's if that has no name."""
+    """Run a step that waits until the block ends. Yield JOB.STEP, which is also the name of an unnamed container."""
     step = lab.popen(["srun", *ON_N1, *options, *sh(f"{before}; echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
     try:
         yield next_line(step).strip()
@@ -168,34 +168,36 @@ def suspended(lab: Lab, step: str) -> Iterator[str]:
 
 @pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
-    """A step that asked the suspended job's helper waited for half a minute, and blocked all others meanwhile."""
+    """Before the fix, a step asked the suspended job's helper, waited for half a minute, and blocked all others."""
     with step_of(lab, IMAGE, NAME) as first, suspended(lab, first) as job:
-        said = refused(lab, NAME, "true")
-        assert f"step {first} runs the container one, and its helper process does nothing: its job is suspended" in said
-        assert f"scontrol resume {job} lets a suspended job go on" in said
+        error = refused(lab, NAME, "true")
+        assert (
+            f"step {first} runs the container one, and its helper process does nothing: its job is suspended" in error
+        )
+        assert f"scontrol resume {job} lets a suspended job go on" in error
 
 
 @pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
-    """Another step uses the container and would admit ours, but reading a file would wait for the suspended one."""
+    """Another step in the container would admit ours, but reads of its files would wait for the suspended job."""
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
     try:
         with step_of(lab, "--container-image=./name.sqsh") as first, step_of(lab, f"--container-name={first}"):
             with suspended(lab, first):
-                said = refused(lab, f"--container-name={first}", "true")
-            assert f"step {first} runs the container {first}, and its helper process does nothing: its job is" in said
+                stderr = refused(lab, f"--container-name={first}", "true")
+            assert f"step {first} runs the container {first}, and its helper process does nothing: its job is" in stderr
     finally:
         lab.run(["rm", "-f", "name.sqsh"])
 
 
 @pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
-    """All other steps with that name waited for the lock, without a message."""
+    """Before the fix, all other steps with that name waited for the lock, without a message."""
     directory = "/run/pyxis/2001/running/pyxis_one"
     lock = f"mkdir -p {directory}; exec flock {directory} sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line'"
     with step_of(lab, before=lock) as first, suspended(lab, first):
-        said = refused(lab, IMAGE, NAME, "true")
-    assert f"suspended) of job {first.partition('.')[0]} makes no progress making or removing" in said
+        stderr = refused(lab, IMAGE, NAME, "true")
+    assert f"suspended) of job {first.partition('.')[0]} makes no progress making or removing" in stderr
 
 
 @pytest.mark.parity("fifty reuses; exec when stopped", "--container-name=:create")
@@ -225,8 +227,8 @@ def test_removed_container_is_not_the_new_one_of_its_name(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-writable"):
         done = lab.run(["penroot", "remove", "--force", "pyxis_one"], node="n1", check=False)
         assert done.returncode == 1 and "runs in the container pyxis_one" in done.stderr
-        place = "/var/tmp/enroot-data-2001"
-        lab.run(f"chmod -R u+rwX {place}/pyxis_one; rm -rf {place}/pyxis_one {place}/.pyxis_one.node", node="n1")
+        data = "/var/tmp/enroot-data-2001"
+        lab.run(f"chmod -R u+rwX {data}/pyxis_one; rm -rf {data}/pyxis_one {data}/.pyxis_one.node", node="n1")
         with running(lab, IMAGE, NAME, "--container-writable", before="echo new > /made"):
             assert srun(lab, NAME, "cat", "/made") == "new\n"
 
@@ -268,8 +270,8 @@ def test_unshare_must_fit_what_runs(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-unshare=uts"):
         assert srun(lab, NAME, "--container-unshare=uts", "true") == ""
         for kind, word in (("net", "network"), ("ipc", "IPC")):
-            said = refused(lab, NAME, f"--container-unshare={kind}", "true")
-            assert f"is not in a separate {word} namespace" in said
+            stderr = refused(lab, NAME, f"--container-unshare={kind}", "true")
+            assert f"is not in a separate {word} namespace" in stderr
 
 
 def test_a_killed_helper_does_not_hide_the_container(lab: Lab) -> None:
@@ -295,7 +297,7 @@ def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
     sbatch(lab, "-w", "n1", "-o", "job.out", "job.sh")
     out = lab.run("cat job.out; rm job.out job.sh").stdout
     assert "_one" in out, out
-    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the epilog has removed it")
+    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the epilog has removed the container")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
 
 
@@ -321,11 +323,11 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
     lab.run(["scancel", "--user=alice"])
     step.communicate(timeout=300)
     find = ["find", "/run/pyxis/2001", "/var/tmp/enroot-data-2001", "-mindepth", "1", "!", "-name", ".records"]
-    until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed it")
+    until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed the files")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
     # Leftovers of a slurmstepd that could not clean up.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
-    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
+    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "the job's cgroups are empty")
 
 
 @pytest.mark.parity("a node that is rebooted")
@@ -347,7 +349,7 @@ def test_next_start_removes_leftovers_from_before_a_boot(lab: Lab) -> None:
 
 @pytest.mark.parity("the display of srun --x11 in a running container")
 def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
-    """Until the last step of its job ends; slurmstepd creates the file for srun --x11."""
+    """The container has the key until the job's last step ends. For srun --x11, slurmstepd creates the key file."""
     key = "/tmp/.Xauthority-job"
     with running(lab, IMAGE, NAME, after=f"! grep -q Xauthority /proc/self/mountinfo && ! test -s {key}"):
         lab.run(f"echo key > {key}", node="n1")
@@ -393,5 +395,5 @@ def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: 
 def test_missing_image_of_a_name_is_reported_once(lab: Lab, registry: Server) -> None:
     with front(lab, registry) as shown:
         words = ("-N2", "--container-name=none", f"--container-image={shown.host}#names/none:a", "true")
-        said = refused(lab, *words)
-        assert said.count("no repository names/none") == 1, said
+        stderr = refused(lab, *words)
+        assert stderr.count("no repository names/none") == 1, stderr

@@ -37,8 +37,8 @@ def batch(lab: Lab, *options: str, lines: str = "", script: str = INSIDE, env: d
     return lab.run("cat out", cwd="/home/alice/way").stdout
 
 
-def submitted(lab: Lab, *command: str, env: dict[str, str] | None = None) -> str:
-    """Return the error of a command that must fail with nothing queued."""
+def refused_submission(lab: Lab, *command: str, env: dict[str, str] | None = None) -> str:
+    """Run a command that must fail without queuing a job, and return its stderr."""
     before = lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout
     done = lab.run(list(command), check=False, cwd="/home/alice/way", env=env)
     assert done.returncode != 0, done.stdout
@@ -52,7 +52,7 @@ def submitted(lab: Lab, *command: str, env: dict[str, str] | None = None) -> str
 @pytest.mark.security("H7", "H8")
 @pytest.mark.parametrize("file", ["FOO=1", "PATH=/usr/bin:/bin\\0HOME=/home/alice"])
 def test_an_export_file(lab: Lab, file: str) -> None:
-    """sbatch clears its environment for --export-file, and the script gets the file's."""
+    """sbatch clears its environment for --export-file, and the script gets the variables of the file."""
     lab.run(f"printf '{file}\\0' > file", cwd="/home/alice/way")
     assert batch(lab, "--export-file=file", IMAGE, "--container-mounts=/usr:/mnt/of it").endswith("container\n")
     flags = (IMAGE, "--container-name=flags", "--container-readonly")
@@ -86,10 +86,10 @@ def test_a_job_that_is_requeued(lab: Lab) -> None:
     show = "grep -c restarts out || true"
     until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "1\n", "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
-    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # two minutes by default
-    until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "2\n", "it runs again", 250)
-    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
+    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is queued again")
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
+    until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "2\n", "the job runs again", 250)
+    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job ends")
     out = lab.run("grep -v ^pyxis: out", cwd="/home/alice/way").stdout
     assert [line for line in out.splitlines() if line in ("container", "host")] == ["container", "container"]
 
@@ -106,7 +106,7 @@ def test_arrays_and_wrapped_commands(lab: Lab) -> None:
 
 @pytest.mark.security("H14")
 def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
-    """Or only on the nodes, or for a client other than sbatch."""
+    """The node also refuses the job if only nodes have the options switched off, or if the client is not sbatch."""
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
     held = ["sbatch", "--parsable", "--hold", "-w", "n1", "-o", "out", IMAGE, "job.sh"]
     job = lab.run(held, cwd="/home/alice/way").stdout.strip()
@@ -124,7 +124,7 @@ def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
 @pytest.mark.security("H16")
 @pytest.mark.parametrize("line", [f"#SBATCH {LINE}", "#SBATCH -t 5 --container-name=x", f'#SBATCH "{LINE}"'])
 def test_lines_of_a_wrapped_script(lab: Lab, line: str) -> None:
-    """sbatch does not read them, and slurmrestd reads those of no script."""
+    """sbatch does not read #SBATCH lines of a wrapped script. slurmrestd does not read them in any script."""
     out = batch(lab, f"--wrap={line}\n{INSIDE}")
     assert "host\n" not in out
     assert "Slurm has not read this line of the script" in out
@@ -160,17 +160,17 @@ def test_lines_of_a_script_count_for_sbatch(lab: Lab) -> None:
 @pytest.mark.security("H18")
 def test_components_of_a_batch_job(lab: Lab) -> None:
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
-    said = submitted(lab, "sbatch", "-w", "n1", "-o", "out", ":", "-w", "n2", IMAGE, "job.sh")
-    assert "--container-image: the script of a heterogeneous job runs in its first component" in said
+    stderr = refused_submission(lab, "sbatch", "-w", "n1", "-o", "out", ":", "-w", "n2", IMAGE, "job.sh")
+    assert "--container-image: the script of a heterogeneous job runs in its first component" in stderr
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n#SBATCH hetjob\n#SBATCH {LINE}\n{INSIDE}\n")
-    assert "give it before the first ':' or #SBATCH hetjob" in submitted(lab, "sbatch", "-o", "out", "job.sh")
+    assert "give it before the first ':' or #SBATCH hetjob" in refused_submission(lab, "sbatch", "-o", "out", "job.sh")
     assert batch(lab, IMAGE, ":", "-w", "n2").endswith("container\n")
 
 
 @pytest.mark.security("H19")
 @pytest.mark.parametrize("first", [(IMAGE,), ()])
 def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
-    """Slurm passes the options of all components to each."""
+    """Slurm passes the options of all components to each component."""
     then = () if first else (IMAGE,)
     done = lab.run(["srun", "-w", "n1", *first, "sh", "-c", INSIDE, ":", "-w", "n2", *then, "sh", "-c", INSIDE])
     assert done.stdout == "container\ncontainer\n"
@@ -181,8 +181,8 @@ def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
 
 @pytest.mark.security("H21")
 def test_an_allocation_without_a_shell(lab: Lab) -> None:
-    said = submitted(lab, "salloc", "--no-shell", "-w", "n1", IMAGE)
-    assert "--no-shell: salloc passes container options" in said
+    stderr = refused_submission(lab, "salloc", "--no-shell", "-w", "n1", IMAGE)
+    assert "--no-shell: salloc passes container options" in stderr
 
 
 @pytest.mark.security("H20")
@@ -202,7 +202,7 @@ def test_an_interactive_step(lab: Lab) -> None:
 
 @pytest.mark.security("H22")
 def test_a_step_that_another_job_runs(lab: Lab) -> None:
-    """srun --jobid from outside has its own options, like each srun."""
+    """srun --jobid from outside the job has its own options, like any other srun."""
     holder = lab.popen(["salloc", "-Q", "-w", "n1", "sh", "-c", "echo $SLURM_JOB_ID; read line"])
     assert holder.stdout is not None
     job = holder.stdout.readline().strip()
@@ -228,7 +228,7 @@ if [ -z "$PMI_SPAWNED" ]; then
 spawnssofar=1\\npreput_num=0\\ninfo_num=0\\nendcmd\\n'
     touch /home/alice/way/answered
 else
-    # The answer to who spawned it comes by its srun, and is lost where that ends at once.
+    # The spawning process gets its answer through this process's srun, and loses the answer if that srun ends at once.
     until test -e /home/alice/way/answered; do sleep 0.1; done
 fi
 ask 'cmd=finalize\\n'
@@ -244,7 +244,7 @@ def test_processes_that_mpi_spawns(lab: Lab, export: str) -> None:
     assert srun(lab, *options, env={"SLURM_OVERLAP": "1"}) == "container\ncontainer\n"
 
 
-# ---- a node that does not load the plugin: only Slurm could know, and it does not report it
+# ---- a node that does not load the plugin: only Slurm could notice that, and Slurm does not report it
 
 
 @pytest.mark.security("H27")

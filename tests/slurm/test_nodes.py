@@ -30,7 +30,7 @@ def names(nodes: int) -> list[str]:
 
 
 def on_first(nodes: int) -> list[str]:
-    """Return the options that start a step on the first of the nodes."""
+    """Return the srun command that starts a step on the first ``nodes`` nodes."""
     return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
 
 
@@ -70,9 +70,9 @@ def test_failure_on_one_node_is_reported_once(four: Lab, nodes: int) -> None:
         for node in good:
             four.run(["rm", "-f", "/tmp/here.sqsh"], node=node)
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if "/tmp/here.sqsh" in line and "error: pyxis" in line]
-    assert len(said) == 1, done.stderr
-    assert f" {bad}: " in said[0]
+    lines = [line for line in done.stderr.splitlines() if "/tmp/here.sqsh" in line and "error: pyxis" in line]
+    assert len(lines) == 1, done.stderr
+    assert f" {bad}: " in lines[0]
 
 
 @pytest.mark.parity("one import on a node")
@@ -81,10 +81,10 @@ def test_failure_everywhere_is_reported_once_by_each(four: Lab, nodes: int) -> N
         [*on_first(nodes), "--ntasks-per-node=2", "--container-image=/tmp/nowhere.sqsh", "true"], check=False
     )
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if "/tmp/nowhere.sqsh" in line and "error: pyxis" in line]
-    assert len(said) == nodes, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "/tmp/nowhere.sqsh" in line and "error: pyxis" in line]
+    assert len(lines) == nodes, done.stderr
     for node in names(nodes):
-        assert sum(f" {node}: " in line for line in said) == 1, done.stderr
+        assert sum(f" {node}: " in line for line in lines) == 1, done.stderr
 
 
 def test_refusal_by_the_registry_is_reported_once_for_all(four: Lab, nodes: int) -> None:
@@ -110,7 +110,7 @@ def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) ->
     expect(step, *["up"] * 2 * nodes)
 
     def ended() -> bool:
-        four.run(end, check=False)  # srun wants a second SIGINT within a second
+        four.run(end, check=False)  # srun ends after two SIGINTs within one second
         four.run(end, check=False)
         return step.poll() is not None
 

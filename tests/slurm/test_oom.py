@@ -59,7 +59,7 @@ def test_an_import_that_exceeds_the_memory_of_the_step(lab: Lab, image: str) -> 
     assert done.stdout == ""
     assert "killed" in done.stderr
     assert "--mem" in done.stderr
-    assert "oom" in done.stderr.lower()  # Slurm's own count: the kernel has charged the step
+    assert "oom" in done.stderr.lower()  # from Slurm, because the kernel has charged the step
     assert "Traceback" not in done.stderr
     assert_nothing_left(lab, "n1")
     # The next step has enough memory, and no leftovers block it.

@@ -21,23 +21,23 @@ def debian(lab: Lab) -> None:
 
 
 # Names in the pages, and their replacements in the lab.
-PLACES = {
+REPLACEMENTS = {
     "/usr/lib/penroot": LIBRARY,
     "/local/": "/var/tmp/",
     "/scratch": "/media",
     "registry.example.org": "registry.lab",
 }
-WHO = {"$": {"user": "alice"}, "#": {"user": "root", "node": "n1"}}
+CALLERS = {"$": {"user": "alice"}, "#": {"user": "root", "node": "n1"}}
 
 
 def follow(lab: Lab, page: str) -> None:
     """Run all commands of a page. Lines about a job that waits for its node are ignored."""
     for example in examples(ROOT / "docs" / page):
         command = example.command
-        for there, here in PLACES.items():
+        for there, here in REPLACEMENTS.items():
             command = command.replace(there, here)
-        printed = run(lab, command, **WHO[example.prompt])
-        for there, here in PLACES.items():
+        printed = run(lab, command, **CALLERS[example.prompt])
+        for there, here in REPLACEMENTS.items():
             printed = printed.replace(here, there)
         assert example.fits(printed), f"{page}: {example.prompt} {example.command}\n{printed}"
 
@@ -65,7 +65,7 @@ def site(lab: Lab) -> Iterator[None]:
     for name in ("penroot.yaml", "registries.conf", "environ.d", "mounts.d"):
         lab.run(["rm", "-rf", f"/etc/enroot/{name}"], user="root")
     for node in lab.nodes:
-        # The parsed penroot.yaml is kept in place of XDG_RUNTIME_DIR: the lab has no /run/user.
+        # The lab has no /run/user, so the parsed penroot.yaml is in /tmp/penroot-UID.
         kept = ("/var/tmp/enroot", "/var/log/penroot", "/tmp/penroot-2001", "/tmp/penroot-0")
         lab.run(["rm", "-rf", *kept], user="root", node=node)
         assert_nothing_left(lab, node)
@@ -88,9 +88,9 @@ def test_how_to_guide(lab: Lab, debian: None, home: None, page: str) -> None:
 
 
 def test_recording_shows_what_the_commands_print(lab: Lab, debian: None) -> None:
-    """If this fails: .venv/bin/python -m tests.docs.recording."""
+    """If this fails, record again: .venv/bin/python -m tests.docs.recording."""
     assert [command for command, _ in recording.recorded()] == list(recording.COMMANDS)
-    recording.run(lab, recording.COMMANDS[0])  # the recording also shows a pull, if the image is not stored
+    recording.run(lab, recording.COMMANDS[0])  # not compared: it prints more if the image is not stored yet
     for command, lines in recording.recorded()[1:]:
         printed = [recording.steady(line) for line in recording.run(lab, command)]
         assert sorted(printed) == sorted(map(recording.steady, lines)), command

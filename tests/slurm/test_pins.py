@@ -79,7 +79,7 @@ def show(lab: Lab, job: str) -> str:
     return lab.run(["scontrol", "show", "job", job]).stdout.replace(" \n", "\n")
 
 
-def slurm(lab: Lab) -> list[str]:
+def slurm_mounts(lab: Lab) -> list[str]:
     """Return the mounts that srun needs in a container."""
     with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
         plugin = file.read().split()[1]
@@ -111,9 +111,9 @@ def test_requeued_job_keeps_its_pin(lab: Lab, tag: Tag) -> None:
     until(lambda: "restart 0 1\n" in lab.run("cat out || true").stdout, "the job runs")
     tag.move()
     lab.run(["scontrol", "requeue", job], user="root")
-    until(lambda: "PENDING" in show(lab, job), "it is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # two minutes by default
-    until(lambda: "restart 1 1\n" in lab.run("cat out").stdout, "it runs again", 250)
+    until(lambda: "PENDING" in show(lab, job), "the job is queued again")
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
+    until(lambda: "restart 1 1\n" in lab.run("cat out").stdout, "the job runs again", 250)
     assert output(lab, job) and tag.asked == ["HEAD"]
 
 
@@ -121,7 +121,7 @@ def test_requeued_job_keeps_its_pin(lab: Lab, tag: Tag) -> None:
 def test_steps_of_a_script_keep_its_pin(lab: Lab, tag: Tag) -> None:
     """srun within the script's container uses the pinned digest for the same image."""
     step = f"/usr/bin/srun --overlap -n1 --container-image={tag.image} {SHOW}"
-    mounts = f"--container-mounts={','.join(slurm(lab))}"
+    mounts = f"--container-mounts={','.join(slurm_mounts(lab))}"
     job = submit(lab, "--hold", f"--container-image={tag.image}", mounts, script=f"echo $({SHOW}) $({step})")
     tag.move()
     lab.run(["scontrol", "release", job])
@@ -185,7 +185,7 @@ def test_a_job_in_a_job_has_its_own(lab: Lab, tag: Tag) -> None:
 @pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("words", [("--container-pin=no",), ()])
 def test_jobs_whose_steps_resolve_their_own_tags(lab: Lab, tag: Tag, words: tuple[str, ...]) -> None:
-    """By an option, or by the plugin's argument."""
+    """An option or an argument of the plugin switches pins off."""
     site = contextlib.nullcontext() if words else plugin_argument(lab, "pin_tags=no")
     with site:
         job = submit(lab, "--hold", f"--container-image={tag.image}", *words)
@@ -207,7 +207,7 @@ def test_latest_is_implied_and_docker_is_the_same(lab: Lab, registry: Server, sh
 
 @pytest.mark.parity("digests, squashfs files")
 def test_without_a_tag_submit_needs_no_registry(lab: Lab, tag: Tag) -> None:
-    """An image by digest, a file, and a job without any image."""
+    """An image by digest, a file, and a job without an image cause no request to the registry."""
     by_digest = f"{tag.image.removesuffix(':a')}@{tag.digest}"
     srun(lab, f"--container-image={tag.image}", "--container-save=./a.sqsh", "true")
     before = len(tag.shown.seen)
@@ -245,15 +245,15 @@ def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
     with lab.unreachable("ctl", "registry"):
         lab.run("cat > job.sh", input=f"#!/bin/sh\n{SHOW}\n")
         done = lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"])
-        said = f"--container-image={tag.image} cannot be looked up now; each step will look it up: "
-        assert done.stderr.count(said) == 1, done.stderr
+        warning = f"--container-image={tag.image} cannot be looked up now; each step will look it up: "
+        assert done.stderr.count(warning) == 1, done.stderr
         assert output(lab, done.stdout.strip()).endswith("1\n")
         refused = lab.run(["sbatch", *words, "--container-pin=yes", "job.sh"], check=False)
         assert refused.returncode != 0 and "cannot be pinned: " in refused.stderr
         assert not lab.run(["squeue", "-h"]).stdout
-        said = run_refused(lab, *words, "--container-pin=yes", "true")
-        assert "--container-pin: neither sbatch nor srun has resolved" in said
-        assert "use --container-pin=no to let each node" in said
+        stderr = run_refused(lab, *words, "--container-pin=yes", "true")
+        assert "--container-pin: neither sbatch nor srun has resolved" in stderr
+        assert "use --container-pin=no to let each node" in stderr
 
 
 @pytest.mark.parity("a registry that says nothing is not waited for")
@@ -358,7 +358,7 @@ def test_a_step_has_the_digest_of_the_lock_file(lab: Lab, tag: Tag, lock: str, e
 @pytest.mark.parity("PYXIS_CONTAINER_LOCK", "sbatch --container-lock")
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_a_batch_job_has_the_lock_file_as_it_was(lab: Lab, tag: Tag, lock: str, way: str) -> None:
-    """The script, which runs on the host, and its steps, on any node."""
+    """The script runs on the host. Its steps, on any node, use the lock file as it was at submission."""
     words = (lock,) if way == "option" else ()
     env = {} if words else {"PYXIS_CONTAINER_LOCK": LOCK}
     script = f"cd /tmp; srun --container-image={tag.image} {SHOW}; srun --container-image={tag.image}x true; echo $?"
@@ -407,8 +407,8 @@ def test_error_is_reported_before_anything_is_queued(lab: Lab, command: str, tex
 
 
 def test_options_that_contradict_a_lock(lab: Lab, tag: Tag, lock: str) -> None:
-    said = run_refused(lab, lock, "--container-pin=no", f"--container-image={tag.image}", "true")
-    assert "--container-pin and --container-lock contradict each other" in said
+    stderr = run_refused(lab, lock, "--container-pin=no", f"--container-image={tag.image}", "true")
+    assert "--container-pin and --container-lock contradict each other" in stderr
 
 
 def test_image_without_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
@@ -427,16 +427,16 @@ def test_node_reads_a_lock_file_that_nobody_has_read(lab: Lab, tag: Tag, lock: s
     lab.run(f"cp {LOCK} team.lock")
     variables = f"--export=HOME,PYXIS_CONTAINER_IMAGE={tag.image},PYXIS_CONTAINER_LOCK"
     assert srun(lab, f"{variables}=team.lock", *SHOW.split()) == "1\n"
-    said = run_refused(lab, f"{variables}=none.lock", "true")
-    assert "there is no lock file /home/alice/none.lock" in said
+    stderr = run_refused(lab, f"{variables}=none.lock", "true")
+    assert "there is no lock file /home/alice/none.lock" in stderr
 
 
 @pytest.mark.parity("an image that is not in it")
 def test_a_locked_digest_that_is_gone(lab: Lab, tag: Tag, lock: str, registry: Server) -> None:
     old = lab.run(["cat", LOCK]).stdout.split()[-1]
     delete(registry, "pins/a-locked-digest-that-is-gone", old)
-    said = run_refused(lab, lock, f"--container-image={tag.image}", "true")
-    assert f"{LOCK} locks it to {old}" in said and f"penroot lock {LOCK}" in said
+    stderr = run_refused(lab, lock, f"--container-image={tag.image}", "true")
+    assert f"{LOCK} locks it to {old}" in stderr and f"penroot lock {LOCK}" in stderr
 
 
 @pytest.mark.parity("a lock file where nothing of penroot is at submit")
@@ -464,9 +464,9 @@ def test_comment_of_the_job_names_the_image(lab: Lab, tag: Tag) -> None:
         job = submit(lab, "--requeue", "--comment=mine; a=b", f"--container-image={tag.image}", script="sleep 300")
         until(lambda: f"Comment=mine; a=b; {pinned}\n" in show(lab, job), "the comment")
         lab.run(["scontrol", "requeue", job], user="root")
-        until(lambda: "PENDING" in show(lab, job), "it is queued again")
+        until(lambda: "PENDING" in show(lab, job), "the job is queued again")
         lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")
-        until(lambda: "RUNNING" in show(lab, job) and "Restarts=1" in show(lab, job), "it runs again", 250)
+        until(lambda: "RUNNING" in show(lab, job) and "Restarts=1" in show(lab, job), "the job runs again", 250)
         assert show(lab, job).count(pinned) == 1
         lab.run(["scancel", job])
 
@@ -484,7 +484,7 @@ def test_the_comment_of_each_job_of_an_array(lab: Lab, tag: Tag) -> None:
 
 @pytest.mark.parity("the examples of docs/howto/pins.md")
 def test_the_examples_of_the_documentation(lab: Lab, tag: Tag) -> None:
-    """With an image of the lab, and a program of that image."""
+    """Run the examples with an image of the lab, and a program of that image."""
     block = re.search(r"```console\n(.*?)```", DOCS, re.S)
     assert block
     commands = [line.removeprefix("$ ").partition("  #")[0].strip() for line in block[1].splitlines()]

@@ -64,9 +64,9 @@ def test_a_runtime_path_that_goes_while_a_step_runs(lab: Lab) -> None:
 @pytest.mark.parity("unknown arguments are an error")
 def test_unknown_arguments_are_said_by_srun(lab: Lab, plugin: str) -> None:
     lab.install_plugin(f"{plugin} runtime=/run/pyxis")
-    said = refused(lab, IMAGE, "true")
-    assert "unknown argument 'runtime=/run/pyxis'" in said
-    assert "runtime_path" in said
+    stderr = refused(lab, IMAGE, "true")
+    assert "unknown argument 'runtime=/run/pyxis'" in stderr
+    assert "runtime_path" in stderr
 
 
 @pytest.mark.parity("use_enroot_load")
@@ -78,16 +78,16 @@ def test_ineffective_arguments_are_accepted(lab: Lab, plugin: str, yes: str) -> 
 
 @pytest.fixture
 def hook(lab: Lab) -> Iterator[None]:
-    """Install a site hook that copies the job's variables that it sees into a container's environment."""
+    """Install a site hook that copies its variables of the plugin and the job into the container's environment."""
     names = "PYXIS_RUNTIME_PATH PYXIS_VERSION SLURM_JOB_UID SLURM_JOB_GID SLURM_JOB_ID"
     script = f'#!/bin/sh\nfor n in {names}; do eval echo "SEEN_$n=\\$$n"; done >> "$ENROOT_ENVIRON"\n'
-    place = Path(lab.root, "etc/enroot/hooks.d/50-seen.sh")
-    place.parent.mkdir(exist_ok=True)
-    place.write_text(script)
-    place.chmod(0o755)
+    path = Path(lab.root, "etc/enroot/hooks.d/50-seen.sh")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(script)
+    path.chmod(0o755)
     yield
-    place.unlink()
-    place.parent.rmdir()
+    path.unlink()
+    path.parent.rmdir()
 
 
 @pytest.mark.parity("PYXIS_RUNTIME_PATH")

@@ -1,4 +1,4 @@
-"""slurmd in a pod, as tests/pod.py makes one: docs/howto/pods.md."""
+"""slurmd in a pod that tests/pod.py makes: docs/howto/pods.md."""
 
 from __future__ import annotations
 
@@ -55,37 +55,37 @@ def test_steps_of_a_privileged_pod(lab: Lab) -> None:
         assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"
 
 
-# With neither CAP_SYS_ADMIN, CAP_SYS_NICE nor writable cgroups.
+# Changes to slurm.conf for a pod that has no CAP_SYS_ADMIN, no CAP_SYS_NICE and no writable cgroups.
 ORDINARY = {"proctrack/cgroup": "proctrack/linuxproc", "task/affinity,task/cgroup": "task/none"}
 
 
 @pytest.mark.parity("steps of a slurmd in a pod without CAP_SYS_ADMIN")
 def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
-    """Root of the pod has no CAP_SYS_ADMIN, read-only cgroups, and no /dev/fuse."""
+    """The pod has read-only cgroups and no /dev/fuse, and root of the pod has no CAP_SYS_ADMIN."""
     with slurmd_in_pod(lab, conf=ORDINARY):
         assert srun(lab, "grep", "CapBnd", "/proc/self/status").split()[1] == "00000000a80425fb"
         assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"
         assert srun(lab, IMAGE, "-n2", "--container-writable", *sh("echo x > /x; cat /x")) == "x\nx\n"
         assert srun(lab, IMAGE, "--container-remap-root", "id", "-u") == "0\n"
         assert srun(lab, IMAGE, "--container-unshare=net", "ls", "/sys/class/net")
-        told = srun(lab, "sh", "-c", CHECK)
-        assert "bad " not in told
-        assert "warn ProctrackType=proctrack/linuxproc does not track the helper of a step" in told
-        assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in told
+        report = srun(lab, "sh", "-c", CHECK)
+        assert "bad " not in report
+        assert "warn ProctrackType=proctrack/linuxproc does not track the helper of a step" in report
+        assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in report
 
 
 @pytest.mark.parity("pyxis-py check says what a step there says")
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("--seccomp", "cannot create a user namespace: Operation not permitted"),
         ("--apparmor", "in a user namespace: Permission denied"),
     ],
 )
-def test_step_and_check_name_what_a_pod_forbids(lab: Lab, option: str, said: str) -> None:
+def test_step_and_check_name_what_a_pod_forbids(lab: Lab, option: str, message: str) -> None:
     with slurmd_in_pod(lab, option, conf=ORDINARY):
-        told = srun(lab, "sh", "-c", CHECK)
-        [line] = [line for line in told.splitlines() if "an ordinary user cannot start a container" in line]
+        report = srun(lab, "sh", "-c", CHECK)
+        [line] = [line for line in report.splitlines() if "an ordinary user cannot start a container" in line]
         assert line.startswith("bad ")
-        assert line.endswith(said)
-        assert said in refused(lab, IMAGE, "true")
+        assert line.endswith(message)
+        assert message in refused(lab, IMAGE, "true")

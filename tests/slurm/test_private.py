@@ -19,7 +19,7 @@ X11_PORTS = 6000  # X11_TCP_PORT_OFFSET of Slurm: display 0's port
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Iterator[Lab]:
-    """Yield a node on which each job has its own /tmp, and --x11."""
+    """Yield a cluster of one node, where each job has its own /tmp, and srun has --x11."""
     private = Lab(lab.root + "-private")
     lines = ("JobContainerType=job_container/tmpfs", "PrologFlags=Contain,X11")
     private.up(nodes=1, prefix=PREFIX, slurm_conf=lines)

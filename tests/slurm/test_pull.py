@@ -23,7 +23,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, next_line, plugin_argument
 from tests.waiting import until
 
-STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
+STORE = "/var/tmp/enroot-cache-2001"  # alice's store on each node: lab/etc.py
 BLOBS = "blobs"  # in alice's home, which all nodes share
 
 
@@ -37,14 +37,14 @@ def front(lab: Lab, registry: Server, *faults: Fault) -> Iterator[Faulty]:
 
 @pytest.fixture
 def blobs(lab: Lab, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Return the setting for a directory that nodes share."""
-    where: Lab = request.getfixturevalue("four") if "four" in request.fixturenames else lab
+    """Yield the setting for a directory of blobs that all nodes share."""
+    cluster: Lab = request.getfixturevalue("four") if "four" in request.fixturenames else lab
     yield {"ENROOT_SHARED_BLOBS": f"/home/alice/{BLOBS}"}
-    where.run(["rm", "-rf", BLOBS])
+    cluster.run(["rm", "-rf", BLOBS])
 
 
 def empty_stores(lab: Lab) -> None:
-    """Empty the nodes' stores: images of other tests share some layers with these."""
+    """Empty the nodes' stores: they may have layers of the test's image from other tests."""
     for node in lab.nodes:
         lab.run(["rm", "-rf", STORE], user="root", node=node)
 
@@ -55,9 +55,9 @@ def numbered(number: int) -> Image:
 
 def layout(lab: Lab, image: Image, name: str) -> None:
     """Create an OCI layout in alice's home, for all nodes."""
-    place = Path(lab.root, "home/alice", name)
+    directory = Path(lab.root, "home/alice", name)
     index = images.index([(image, {"os": "linux", "architecture": image.architecture})])
-    images.write_layout(place, (image.config(), image.manifest(), *(layer.blob for layer in image.layers)), index)
+    images.write_layout(directory, (image.config(), image.manifest(), *(layer.blob for layer in image.layers)), index)
     lab.run(["chown", "-R", "alice:", f"/home/alice/{name}"], user="root")
 
 
@@ -70,27 +70,27 @@ def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
             lab.run("tar -cf image.tar -C layout .")
         elif form == "docker-archive":
             lab.run(["skopeo", "--insecure-policy", "copy", "-q", "oci:layout", "docker-archive:image.tar:test/file:a"])
-        place = "layout" if form == "oci" else "image.tar"
-        step = ["srun", "-N2", f"--container-image={form}:{place}"]
+        path = "layout" if form == "oci" else "image.tar"
+        step = ["srun", "-N2", f"--container-image={form}:{path}"]
         assert lab.run([*step, "cat", "/number"]).stdout == "8\n8\n"
         lab.run(["rm", "-rf", "layout", "image.tar"])
         done = lab.run([*step, "true"], check=False)
         assert done.returncode != 0
-        assert place in done.stderr
+        assert path in done.stderr
         assert "Traceback" not in done.stderr
     finally:
         lab.run(["rm", "-rf", "layout", "image.tar"])
 
 
-def after_request(step: str) -> Callable[[Callable[[], object]], Fault]:
-    """Return a fault without an error: it calls a function right after a request for the tag ``step``."""
+def after_request(tag: str) -> Callable[[Callable[[], object]], Fault]:
+    """Return a constructor of faults that change no reply, but call a function right after a request for ``tag``."""
 
     def then(happens: Callable[[], object]) -> Fault:
         def change(body: bytes) -> bytes:
             happens()
             return body
 
-        return Fault(f"/manifests/{step}", change=change)
+        return Fault(f"/manifests/{tag}", change=change)
 
     return then
 
@@ -133,10 +133,10 @@ def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, regist
         done = lab.run(["srun", "-N2", image, "cat", "/number"], check=False)
         assert done.returncode != 0
         assert done.stdout == "3\n"  # n1 has the image
-        said = next(line for line in done.stderr.splitlines() if "resolved it to" in line)
-        assert old.digest() in said
-        assert new.digest() in said
-        assert "n2" in said
+        error = next(line for line in done.stderr.splitlines() if "resolved it to" in line)
+        assert old.digest() in error
+        assert new.digest() in error
+        assert "n2" in error
 
 
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
@@ -197,9 +197,9 @@ def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, regis
 def test_missing_image_is_reported_once_for_all_nodes(lab: Lab, image: str, why: str) -> None:
     done = lab.run(["srun", "-N2", "--ntasks-per-node=2", f"--container-image={image}", "true"], check=False)
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if "pyxis: " in line and "importing" not in line]
-    assert said[0] == f"srun: error: pyxis: failed to import docker image: {image}: {why} (--container-image)"
-    assert len(said) == 2  # followed by a hint
+    lines = [line for line in done.stderr.splitlines() if "pyxis: " in line and "importing" not in line]
+    assert lines[0] == f"srun: error: pyxis: failed to import docker image: {image}: {why} (--container-image)"
+    assert len(lines) == 2  # followed by a hint
     assert_nothing_left(lab)
 
 
@@ -369,8 +369,8 @@ def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
             ]
             job = lab.popen(command, node="n1", env=env)
             assert next_line(job) == "up\n"
-        said = lab.run(["penroot", "cache", "prune"], node="n2", env=env).stderr
-        assert "a start on n1" in said
+        stderr = lab.run(["penroot", "cache", "prune"], node="n2", env=env).stderr
+        assert "a start on n1" in stderr
         assert job.communicate("", timeout=300)[0] == "9\n"
         lab.run("touch -d '40 days ago' store/leases/*.n1")
         lab.run(["penroot", "cache", "prune", "--dry-run"], node="n2", env=env)

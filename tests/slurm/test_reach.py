@@ -42,7 +42,7 @@ def test_two_that_do_not_are_one_line(four: Lab) -> None:
             walls.enter_context(four.unreachable(node, other))
         one, two = sorted(check(four, "n[1-4]"))
     assert one.startswith("bad  n2 and n3 do not reach each other: ") and one.endswith(": No route to host")
-    assert two.startswith("bad  n2 and n4 do not reach each other: ")  # n4's answer is blocked, too
+    assert two.startswith("bad  n2 and n4 do not reach each other: ")  # n4 cannot answer n2 either
 
 
 @pytest.mark.parity("pyxis-py check --nodes")

@@ -51,7 +51,7 @@ def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
 
 @pytest.mark.parity("sbatch: #SBATCH")
 def test_options_in_the_script_itself(lab: Lab) -> None:
-    # For Slurm a plain # begins a comment.
+    # In an #SBATCH line, a plain # begins a comment.
     escaped = MINIMAL.replace("#", r"\#")
     assert "minimal" in batch(lab, f"#SBATCH --container-image={escaped}\necho $IMAGE_NAME")
 
@@ -162,7 +162,7 @@ def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ..
 
 @pytest.mark.parity("sbatch: the script of a job that joins a running container")
 def test_two_batch_jobs_with_one_new_name_both_run(lab: Lab) -> None:
-    """The job that made the container ends first; the other one keeps using it."""
+    """The job that made the container ends first. The other job keeps using the container."""
     body = "echo begun $1; while ! test -e ~/go$1; do sleep 0.1; done; echo ended $1"
     lab.run("cat > job.sh", input=f"#!/bin/sh\n{body}\n")
     options = ("--parsable", "-n1", "-w", "n1", IMAGE, NAME, "--container-mount-home")

@@ -21,7 +21,7 @@ SIZE = 6_000_000  # bytes that compress badly
 
 
 def make(lab: Lab, node: str, name: str) -> None:
-    """Make an image in a file of this name, with the name inside."""
+    """Make the image NAME.sqsh on ``node``. The file /name in the image contains NAME."""
     script = f"""set -e; mkdir -p {HERE}; cd {HERE}
         penroot import -o base.sqsh docker://registry:5000#minimal:1
         penroot create --name base base.sqsh
@@ -33,7 +33,7 @@ def make(lab: Lab, node: str, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def made(four: Lab) -> Iterator[Lab]:
-    """Return x.sqsh, which only srun's host has."""
+    """Yield a cluster in which only srun's host has x.sqsh."""
     make(four, "ctl", "x")
     yield four
     four.run(["rm", "-rf", HERE])
@@ -71,7 +71,7 @@ def test_a_file_of_srun_s_host(made: Lab) -> None:
     assert re.search(rf"^pyxis: bcast:{HERE}/x.sqsh: [0-9.]+ MB on 4 nodes in [0-9.]+ s$", done.stderr, re.MULTILINE)
     for node in NODES:
         assert f"bcast:{HERE}/x.sqsh" in made.run(["penroot", "cache", "list"], node=node).stdout
-    # All nodes have stored the file: not a byte is sent, under any name.
+    # All nodes have stored the file, so nothing is sent, even if the file has another name.
     made.run(["ln", "-f", f"{HERE}/x.sqsh", f"{HERE}/z.sqsh"])
     with contextlib.ExitStack() as slow:
         slow.enter_context(made.slowed("ctl", 1_000_000))
@@ -138,7 +138,7 @@ def test_a_node_without_room_is_the_only_one_to_fail(made: Lab) -> None:
     try:
         output = refused(made, step(3, *sh("cat /name")))
     finally:
-        until(lambda: not made.run(["umount", STORE], user="root", node="n2", check=False).returncode, "it is let go")
+        until(lambda: not made.run(["umount", STORE], user="root", node="n2", check=False).returncode, "the unmount")
     assert output.count("No space left on device") == 1, output
     assert "n2" in output
 
@@ -148,7 +148,7 @@ def test_a_file_that_is_changed_on_the_way(made: Lab) -> None:
     with made.slowed("ctl", 8_000_000):
         running = made.popen(["srun", "-N4", f"--container-image=bcast:{HERE}/w.sqsh", "true"])
         begun = f"head -c 4 {STORE}/tmp/images-*/image.sqsh | grep -q hsqs"
-        until(lambda: made.run(begun, node="n3", check=False).returncode == 0, "it comes")
+        until(lambda: made.run(begun, node="n3", check=False).returncode == 0, "the transfer has begun")
         made.run(f"head -c 4096 /dev/urandom | dd of={HERE}/w.sqsh bs=4096 seek=200 conv=notrunc status=none")
         _, err = running.communicate(timeout=280)
     assert running.returncode != 0
@@ -172,7 +172,7 @@ def test_srun_that_is_killed(made: Lab) -> None:
     with made.slowed("ctl", 8_000_000):
         running = made.popen(step(4, "true"))
         begun = f"head -c 4 {STORE}/tmp/images-*/image.sqsh | grep -q hsqs"
-        until(lambda: made.run(begun, node="n3", check=False).returncode == 0, "it comes")
+        until(lambda: made.run(begun, node="n3", check=False).returncode == 0, "the transfer has begun")
         running.kill()
         running.communicate()
         until(lambda: not listening(made), "nobody listens on srun's host")

@@ -1,4 +1,4 @@
-"""A step whose squashfuse dies, and squashfs images of other owners."""
+"""Steps from squashfs files: squashfuse dies, or the image's files belong to other users."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def image(lab: Lab) -> Iterator[str]:
 
 @pytest.mark.parametrize("options", [(), ("--container-remap-root",), ("--container-writable",)], ids=" ".join)
 def test_image_of_other_owners_runs_in_steps(lab: Lab, image: str, options: tuple[str, ...]) -> None:
-    me = "0" if "--container-remap-root" in options else "2001"
-    assert srun(lab, image, *options, "stat", "-c", "%u", "/etc", "/bin/sh") == f"{me}\n{me}\n"
+    uid = "0" if "--container-remap-root" in options else "2001"
+    assert srun(lab, image, *options, "stat", "-c", "%u", "/etc", "/bin/sh") == f"{uid}\n{uid}\n"
 
 
 def test_step_names_killed_squashfuse(lab: Lab, image: str) -> None:
@@ -47,7 +47,7 @@ def test_step_says_nothing_of_squashfuse_that_ended(lab: Lab, image: str) -> Non
 
 
 def test_containers_of_a_step_share_a_server(lab: Lab, image: str) -> None:
-    """Containers of two tasks. Another step has its own server, which outlives the first step."""
+    """The containers of two tasks share a server. Another step has its own server, which outlives the first step."""
     start = f"{PREFIX}/bin/penroot start ./own.sqsh sh -c 'echo up; read line; /bin/ls /bin > /dev/null && echo read'"
     steps = []
     try:

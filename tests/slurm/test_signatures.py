@@ -1,4 +1,4 @@
-"""Images that must be signed: srun refuses others before they are queued, and each node verifies them too."""
+"""Images that must be signed: srun refuses other images before it queues a job, and each node verifies them too."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_nodes_get_signatures_from_srun(lab: Lab, registry: Server) -> None:
         option = f"--container-image={shown.host}#test/signed:1"
         assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout.split() == ["11"]
         asked = shown.asked(".sig")
-        assert asked == 2  # by srun at submit, and by its tracker: by no node
+        assert asked == 2  # by srun at submit, and by its tracker. No node asks.
         shown.seen.clear()
         assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout == "11"
         assert shown.asked(".sig") == 1  # by srun: the nodes have the signature in their stores
@@ -70,10 +70,10 @@ def test_unsigned_image_is_refused_before_it_is_queued(lab: Lab, registry: Serve
         sign(registry.pusher, "test/other", digest, OTHER, f"{shown.host}/test/other")
         for name, why in (("plain", "it has no signature"), ("other", f"none of 1 signature is by {KEY}")):
             option = f"--container-image={shown.host}#test/{name}:1"
-            said = refused(lab, option, "true")
-            assert f"{option}: {shown.host}/test/{name}:1 (" in said
-            assert f"is not signed as {POLICY}: default[0] (default) requires: {why}" in said
-            assert "queued" not in said and "srun: job" not in said
+            stderr = refused(lab, option, "true")
+            assert f"{option}: {shown.host}/test/{name}:1 (" in stderr
+            assert f"is not signed as {POLICY}: default[0] (default) requires: {why}" in stderr
+            assert "queued" not in stderr and "srun: job" not in stderr
             lab.run("cat > job.sh", input="#!/bin/sh\necho ran > ran\n")
             done = sbatch(lab, option, "job.sh", check=False)
             assert done.returncode != 0 and why in done.stderr and done.stdout == ""
@@ -81,8 +81,8 @@ def test_unsigned_image_is_refused_before_it_is_queued(lab: Lab, registry: Serve
 
 
 @pytest.mark.parametrize("way", ["lock", "pin"])
-def test_of_a_tag_that_is_pinned_the_digest_has_to_be_signed(lab: Lab, registry: Server, way: str) -> None:
-    """Not the tag's current image."""
+def test_digest_of_a_pinned_tag_must_be_signed(lab: Lab, registry: Server, way: str) -> None:
+    """The signature of the tag's current image does not matter."""
     with front(lab, registry) as shown:
         name = f"{shown.host}#test/{way}:1"
         option = f"--container-image={name}"
@@ -105,8 +105,8 @@ def test_of_a_tag_that_is_pinned_the_digest_has_to_be_signed(lab: Lab, registry:
         # The reverse: a signed tag, pinned to an unsigned digest.
         lab.run(["penroot", "lock", "my.lock", name])
         sign(registry.pusher, f"test/{way}", image(registry, way, 5), SIGNER, f"{shown.host}/test/{way}")
-        said = refused(lab, "--container-lock=my.lock", option, "true")
-        assert f"({unsigned[:19]}" in said and "it has no signature" in said and "queued" not in said
+        stderr = refused(lab, "--container-lock=my.lock", option, "true")
+        assert f"({unsigned[:19]}" in stderr and "it has no signature" in stderr and "queued" not in stderr
         lab.run("rm my.lock")
 
 
@@ -127,9 +127,9 @@ def test_each_node_looks_for_itself(lab: Lab, registry: Server) -> None:
         wrong = payload(f"{shown.host}/test/stripped", digest)
         push(registry.pusher, "test/stripped", digest, [(wrong, OTHER.sign(wrong))])
         lab.run(["scontrol", "release", job], user="root")
-        said, _ = step.communicate(timeout=300)
+        output, _ = step.communicate(timeout=300)
         assert step.returncode != 0
-        assert "is not signed as" in said and "none of 1 signature" in said
+        assert "is not signed as" in output and "none of 1 signature" in output
 
 
 @pytest.mark.parity("squashfs files, bcast:")
@@ -151,14 +151,14 @@ def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
     write(lab, ACCEPT)
     srun(lab, f"--container-image={MINIMAL}", "--container-name=kept", "true")
     write(lab, REJECT)
-    said = refused(lab, "--container-name=kept", "true")
-    assert f"registry:5000/minimal:1 is rejected by {POLICY}: default[0] (default)" in said
+    stderr = refused(lab, "--container-name=kept", "true")
+    assert f"registry:5000/minimal:1 is rejected by {POLICY}: default[0] (default)" in stderr
     lab.run(["penroot", "remove", "-f", "pyxis_kept"], node="n1")
 
 
 @pytest.mark.parity("srun, sbatch: refused before anything is queued")
 def test_policy_of_the_user_applies_before_anything_is_queued(lab: Lab) -> None:
-    """Even without a policy of the site."""
+    """The user's policy applies even without a policy of the site."""
     lab.run("mkdir -p .config/enroot; cat > .config/enroot/policy.json", input=json.dumps({"default": [REJECT]}))
     try:
         os.unlink(f"{lab.root}{POLICY}")
@@ -178,8 +178,8 @@ def test_srun_inside_asks_the_policy_of_the_site(lab: Lab) -> None:
     write(lab, ACCEPT, docker={"registry:5000/minimal": [REJECT]})
     inner = f"srun --overlap --mem=50 --chdir=/ --container-image={MINIMAL} true"
     outer = [f"--container-image={otherimages.debian()}", "--container-slurm", "--mem=500", *sh(inner)]
-    said = refused(lab, *outer)
-    assert f"srun: error: pyxis: --container-image={MINIMAL}: registry:5000/minimal:1 is rejected by" in said, said
+    stderr = refused(lab, *outer)
+    assert f"srun: error: pyxis: --container-image={MINIMAL}: registry:5000/minimal:1 is rejected by" in stderr, stderr
 
 
 @pytest.mark.security("S3")

@@ -30,7 +30,7 @@ def debian() -> str:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[pathlib.Path]:
+def shared() -> Iterator[pathlib.Path]:
     """Return a directory that all nodes see and users can read."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-inside-", dir="/srv"))
     path.chmod(0o755)
@@ -39,8 +39,8 @@ def place() -> Iterator[pathlib.Path]:
 
 
 @pytest.fixture(scope="module")
-def musl(place: pathlib.Path) -> str:
-    return f"--container-image={otherimages.musl(place)}"
+def musl(shared: pathlib.Path) -> str:
+    return f"--container-image={otherimages.musl(shared)}"
 
 
 def inside(lab: Lab, image: str, script: str, *more: str, **where: object) -> str:
@@ -73,7 +73,7 @@ def test_an_image_of_another_release_asks_slurm(lab: Lab, debian: str) -> None:
 
 @pytest.mark.parity("srun inside: steps on nodes and in containers")
 def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str) -> None:
-    """As from outside: a step without a container runs on the node, each other step in its own container."""
+    """A step without a container runs on the node, and each other step in its own container, as from outside."""
     both = f"{STEP} -N2 -n2"
     script = (
         f"test $SLURM_PROCID = 0 || exit 0; {both} sh -c 'hostname; {INSIDE}'; "
@@ -116,14 +116,14 @@ def test_a_job_is_cancelled_and_files_are_sent_from_inside(lab: Lab, debian: str
 
 @pytest.mark.parity("in an image of musl and busybox, without /etc/passwd")
 def test_musl_and_busybox(lab: Lab, musl: str) -> None:
-    """Without /etc/passwd, glibc or glibc's loader."""
+    """The image has no /etc/passwd, no glibc and no loader of glibc."""
     script = f"hello; squeue -h -j $SLURM_JOB_ID -o %u; {STEP} hostname; {STEP} {IMAGE} sh -c '{INSIDE}'"
     assert inside(lab, musl, script) == "hello of musl\nalice\nn1\ncontainer\n"
 
 
 @pytest.mark.parity("penroot-slurm")
 def test_other_programs_get_no_library_of_slurm(lab: Lab, debian: str) -> None:
-    """Nor do the image's or the user's libraries reach Slurm's programs; the job keeps its own variables."""
+    """Slurm's programs get no library of the image or of the user. The job keeps its own variables."""
     preload = "/usr/lib/x86_64-linux-gnu/libm.so.6"
     script = (
         "ls $LD_LIBRARY_PATH > /dev/null; ldd /bin/ls | grep -c penroot; env | grep -c '^LD_'; "
@@ -138,9 +138,9 @@ def test_other_programs_get_no_library_of_slurm(lab: Lab, debian: str) -> None:
 
 
 @pytest.mark.parity("nothing of an image is replaced")
-def test_nothing_of_the_image_is_replaced(lab: Lab, place: pathlib.Path) -> None:
+def test_nothing_of_the_image_is_replaced(lab: Lab, shared: pathlib.Path) -> None:
     """An image with its own Slurm keeps all of its files."""
-    where = place / "own"
+    where = shared / "own"
     where.mkdir()
     make = (
         "mkdir -p etc/slurm usr/lib/x86_64-linux-gnu/slurm-wlm run/munge; echo own > etc/slurm/slurm.conf; "
@@ -172,11 +172,11 @@ def test_the_default_of_a_site(lab: Lab, debian: str) -> None:
 
 
 @pytest.mark.parity("ENROOT_SLURM")
-def test_by_an_environment_file(lab: Lab, debian: str, place: pathlib.Path) -> None:
+def test_by_an_environment_file(lab: Lab, debian: str, shared: pathlib.Path) -> None:
     image = debian.partition("=")[2]
-    (place / "it.toml").write_text(f'image = "{image}"\n[annotations]\ncom.pyxis.slurm = "true"\n')
-    assert srun(lab, f"--environment={place}/it.toml", *sh("command -v squeue")) == f"{HERE}/bin/squeue\n"
-    started = lab.run(["penroot", "start", "--environment", f"{place}/it.toml", *sh("squeue -h; command -v squeue")])
+    (shared / "it.toml").write_text(f'image = "{image}"\n[annotations]\ncom.pyxis.slurm = "true"\n')
+    assert srun(lab, f"--environment={shared}/it.toml", *sh("command -v squeue")) == f"{HERE}/bin/squeue\n"
+    started = lab.run(["penroot", "start", "--environment", f"{shared}/it.toml", *sh("squeue -h; command -v squeue")])
     assert started.stdout.endswith(f"{HERE}/bin/squeue\n")
 
 
@@ -206,25 +206,25 @@ def test_root_learns_that_srun_fails_inside(lab: Lab) -> None:
 
 
 def privately(lab: Lab, change: str, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on n1 with a change by root that only this command sees; /etc/slurm is a copy."""
+    """Run a command on n1, after root has made a change that only this command sees. /etc/slurm is a copy."""
     copy = "mount -t tmpfs none /mnt && cp -a /etc/slurm/. /mnt && mount --bind /mnt /etc/slurm"
     words = ["unshare", "--mount", "bash", "-c", f"{copy} && {change} && {command}"]
     return lab.run(words, node="n1", user="root", check=False, env={"HOME": "/home/alice", "USER": "alice"})
 
 
 PLUGINS = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
-LEFT = (
+LEFT_SOCKET = (
     "mount -t tmpfs none /run/munge && "
     "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/run/munge/munge.socket.2')\""
 )
 BAD = {
     "socket": ("mount -t tmpfs none /run/munge", "n1 has no socket /run/munge/munge.socket.2 for auth/munge"),
     "left socket": (
-        f"{LEFT} && chmod 777 /run/munge/munge.socket.2",
+        f"{LEFT_SOCKET} && chmod 777 /run/munge/munge.socket.2",
         "n1: cannot connect to the socket /run/munge/munge.socket.2 of auth/munge: Connection refused",
     ),
     "closed socket": (
-        f"{LEFT} && chmod 700 /run/munge/munge.socket.2",
+        f"{LEFT_SOCKET} && chmod 700 /run/munge/munge.socket.2",
         "n1: cannot connect to the socket /run/munge/munge.socket.2 of auth/munge: Permission denied",
     ),
     "pipe": (
@@ -272,9 +272,9 @@ with socket.socket(socket.AF_UNIX) as daemon:
 
 
 @pytest.mark.parity("Slurm's own authentication")
-def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, place: pathlib.Path) -> None:
-    """Programs get the path of sackd's or slurmd's socket. Slurm 22.05 has no such plugin, so env(1) checks."""
-    (place / "sack.py").write_text(SACK)
+def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, shared: pathlib.Path) -> None:
+    """Programs get the path of sackd's or slurmd's socket. Slurm 22.05 has no such plugin, so env(1) replaces sdiag."""
+    (shared / "sack.py").write_text(SACK)
     change = (
         "sed -i 's/^AuthType=.*/AuthType=auth\\/slurm/' /etc/slurm/slurm.conf && mount -t tmpfs none /run && "
         "mkdir /run/slurm && mount --bind /usr/bin/env /usr/bin/sdiag"
@@ -282,16 +282,16 @@ def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, place: p
     script = f"sh -c 'sdiag; ls {HERE}/auth; grep ^Auth {HERE}/etc/slurm.conf'"
     start = f"penroot start --slurm {debian.partition('=')[2]} {script}"
     become = "setpriv --reuid=alice --regid=alice --init-groups"
-    done = privately(lab, change, f"umask 0; python3 {place}/sack.py {become} {start}")
+    done = privately(lab, change, f"umask 0; python3 {shared}/sack.py {become} {start}")
     lines = done.stdout.splitlines()
     assert f"SLURM_SACK_SOCKET={HERE}/auth/sack.socket" in lines, done.stderr + done.stdout
     assert lines[-2:] == ["sack.socket", "AuthType=auth/slurm"]
 
 
 @pytest.mark.parametrize("theirs", ["", "munge:x:77:77::/:/bin/sh"], ids=["none", "another"])
-def test_slurms_user_has_his_number_in_any_image(lab: Lab, place: pathlib.Path, theirs: str) -> None:
+def test_slurms_user_has_his_number_in_any_image(lab: Lab, shared: pathlib.Path, theirs: str) -> None:
     """Slurm's programs fail without an entry for SlurmUser; the image may have another user of that name."""
-    where = pathlib.Path(tempfile.mkdtemp(dir=place))
+    where = pathlib.Path(tempfile.mkdtemp(dir=shared))
     where.chmod(0o755)
     image = otherimages.musl(where, f"echo '{theirs}' > etc/passwd")
     number = lab.run(["id", "-u", "munge"]).stdout.strip()
@@ -313,18 +313,18 @@ LINKS = {
 @pytest.mark.parity("nothing of an image is replaced")
 @pytest.mark.security("I7")
 @pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
-def test_links_of_an_image_are_not_followed(lab: Lab, place: pathlib.Path, make: str) -> None:
+def test_links_of_an_image_are_not_followed(lab: Lab, shared: pathlib.Path, make: str) -> None:
     """The step does not run."""
-    where = pathlib.Path(tempfile.mkdtemp(dir=place))
+    where = pathlib.Path(tempfile.mkdtemp(dir=shared))
     where.chmod(0o755)
-    said = refused(lab, f"--container-image={otherimages.musl(where, make)}", "--container-slurm", *sh("echo ran"))
-    assert f"cannot mount {HERE}: the path has a symbolic link in the image" in said and "ran" not in said
+    stderr = refused(lab, f"--container-image={otherimages.musl(where, make)}", "--container-slurm", *sh("echo ran"))
+    assert f"cannot mount {HERE}: the path has a symbolic link in the image" in stderr and "ran" not in stderr
 
 
 @pytest.mark.parity("slurm.conf stays as closed as it is")
 @pytest.mark.security("I7")
 def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
-    """Unneeded files beside slurm.conf stay outside. Files that only root can read are never inside."""
+    """The container has only the needed files of /etc/slurm. Users cannot read files that only root can read."""
     etc = pathlib.Path(lab.root, "etc/slurm")
     for name in ("slurmdbd.conf", "jwt_hs256.key", "slurm.key", "private.conf"):
         (etc / name).write_text("secret\n")
@@ -360,7 +360,7 @@ def test_explain_shows_the_files_of_slurm(lab: Lab, debian: str) -> None:
 
 @pytest.mark.parity("the examples of docs/howto/slurm-inside.md")
 def test_the_examples_of_the_documentation(lab: Lab, debian: str) -> None:
-    """With the image of Debian as a file, in a directory of alice's."""
+    """Run the examples with the image of Debian as a file, in a directory of alice's."""
     page = (pathlib.Path(__file__).parents[2] / "docs/howto/slurm-inside.md").read_text()
     workflow, lines = re.search(r"```sh\n(.*?)```", page, re.S), re.search(r"```console\n(.*?)```", page, re.S)
     assert workflow and lines

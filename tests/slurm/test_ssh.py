@@ -22,7 +22,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 LAPTOP = "registry"  # a machine of the lab outside of the cluster
-WHO = "bob"  # the user there; the cluster's user is alice
+LAPTOP_USER = "bob"  # on the cluster, the user is alice
 PORT = 2222
 DOCS = (pathlib.Path(__file__).parents[2] / "docs/howto/ssh.md").read_text()
 SSHD = f"""\
@@ -52,21 +52,21 @@ PROXY = "[s]sh-proxy"
 
 @dataclass
 class Laptop:
-    """The host of the ssh client: without Slurm, penroot, or the cluster's home."""
+    """The host of the ssh client. It has neither Slurm nor penroot, and does not see the cluster's home."""
 
     lab: Lab
 
     def run(self, *command: str, check: bool = True, input: str = "") -> subprocess.CompletedProcess[str]:
-        return self.lab.run(command, user=WHO, node=LAPTOP, check=check, input=input)
+        return self.lab.run(command, user=LAPTOP_USER, node=LAPTOP, check=check, input=input)
 
     def popen(self, *command: str) -> subprocess.Popen[str]:
-        return self.lab.popen(command, user=WHO, node=LAPTOP)
+        return self.lab.popen(command, user=LAPTOP_USER, node=LAPTOP)
 
     def ssh(self, *arguments: str, **how: Any) -> str:
         return self.run("ssh", *arguments, **how).stdout
 
     def refused(self, host: str) -> list[str]:
-        """Return the error of an ssh that cannot connect, without its last line."""
+        """Run an ssh that must fail to connect, and return its stderr without the lines of ssh itself."""
         done = self.run("ssh", host, "true", check=False)
         assert done.returncode == 255, done.stdout
         lines = done.stderr.splitlines()
@@ -75,7 +75,7 @@ class Laptop:
 
 @pytest.fixture(scope="module")
 def laptop(lab: Lab) -> Iterator[Laptop]:
-    """Return the laptop, with the ~/.ssh/config of the documentation."""
+    """Yield the laptop with a ~/.ssh/config as in the documentation."""
     keygen = "ssh-keygen -q -t ed25519 -N ''"
     made = f"mkdir -m 700 login && {keygen} -f login/host && {keygen} -f login/user && cat > login/sshd_config"
     lab.run(made, input=SSHD)
@@ -100,7 +100,7 @@ def laptop(lab: Lab) -> Iterator[Laptop]:
 def job(
     lab: Lab, *options: str, command: Sequence[str] = sh("echo up $SLURM_JOB_ID; exec sleep 1000"), user: str = "alice"
 ) -> Iterator[str]:
-    """Run a job with one step until the block ends. Yield its number."""
+    """Run a job with one step until the block ends. Yield the job's id."""
     step = lab.popen(["srun", "-w", "n1", "--mem=500", *options, *command], user=user)
     up, _, number = next_line(step).strip().partition(" ")
     assert up == "up", step.communicate()
@@ -113,7 +113,7 @@ def job(
 
 @contextmanager
 def connected(laptop: Laptop, host: str, *options: str) -> Iterator[None]:
-    """Let all ssh to ``host`` share one connection while the block runs."""
+    """Make every ssh to ``host`` share one connection while the block runs."""
     first = laptop.popen("ssh", "-M", *options, host, "echo up; exec cat")
     assert next_line(first) == "up\n", first.communicate()
     try:
@@ -167,7 +167,7 @@ def test_a_terminal(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("sftp, scp")
 def test_files(lab: Lab, laptop: Laptop) -> None:
-    """sftp(1) and scp(1) use the server's own sftp, rsync(1) runs itself in the container."""
+    """sftp(1) and scp(1) use the server's own sftp; rsync(1) starts rsync in the container."""
     laptop.run("sh", "-c", "rm -rf tree && mkdir -p tree/sub && head -c 3000000 /dev/urandom > tree/sub/data")
     with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number, connected(laptop, host := f"{number}.cluster"):
         laptop.run("scp", "-rq", "tree", f"{host}:/tmp/copy")
@@ -222,7 +222,7 @@ def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
         with job(lab, IMAGE) as number:
             with connected(laptop, f"{number}.cluster", "-R", "9001:localhost:9000"):
                 ask = ("ssh", f"{number}.cluster", "wget -qO- http://localhost:9001/")
-                until(lambda: laptop.run(*ask, check=False).stdout == "page\n", "it comes by -R")
+                until(lambda: laptop.run(*ask, check=False).stdout == "page\n", "the page comes by -R")
                 assert ":9001 " not in on_node(lab, "ss -Hltn | grep -v -e 127.0.0.1: -e '\\[::1\\]:'")
             asked = ("-o", "ExitOnForwardFailure=yes", "-R", "*:9001:localhost:9000", f"{number}.cluster", "id")
             done = laptop.run("ssh", *asked, check=False)
@@ -249,7 +249,7 @@ def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("the steps of VS Code's Remote-SSH")
 def test_steps_of_an_editor(lab: Lab, laptop: Laptop) -> None:
-    """VS Code's way: bash over ssh -T with a SOCKS port, a script on its stdin, and a server that the script starts."""
+    """Do as VS Code does: run bash by ssh -T with a SOCKS port, and a script on its stdin that starts a server."""
     script = HTTPD.format("127.0.0.1:8890").replace("exec", "nohup") + " > /tmp/log 2>&1 < /dev/null & echo ready\n"
     with job(lab, IMAGE) as number:
         editor = laptop.popen("ssh", "-T", "-D", "8005", f"{number}.cluster", "bash")
@@ -258,11 +258,11 @@ def test_steps_of_an_editor(lab: Lab, laptop: Laptop) -> None:
         editor.stdin.flush()
         assert next_line(editor) == "ready\n"
         until(
-            lambda: reachable(laptop, "--socks5-hostname", "localhost:8005", "http://localhost:8890/"), "it is served"
+            lambda: reachable(laptop, "--socks5-hostname", "localhost:8005", "http://localhost:8890/"), "the page comes"
         )
         os.killpg(editor.pid, signal.SIGKILL)
         editor.communicate()
-        until(lambda: not on_node(lab, f"pgrep -f '{SERVER}|busybox http[d]'"), "nothing of it stays")
+        until(lambda: not on_node(lab, f"pgrep -f '{SERVER}|busybox http[d]'"), "all its processes end")
 
 
 @pytest.mark.parity("memory and CPUs of the job hold")
@@ -276,7 +276,7 @@ def test_the_limits_of_the_job_hold(lab: Lab, laptop: Laptop) -> None:
 
 
 def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop) -> None:
-    """The user has no processes left on the node; earlier sessions go on."""
+    """The user has reached the limit of processes on the node. Earlier sessions continue."""
     with job(lab, IMAGE) as number:
         shared = ("-o", "ControlPath=/tmp/control", f"{number}.cluster")
         first = laptop.popen("ssh", "-M", *shared, "echo here; exec cat")
@@ -307,11 +307,11 @@ def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) ->
 
 
 def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Laptop) -> None:
-    """A program in a container with /run/pyxis changes the user's notes to name another directory."""
+    """A program in a container that sees /run/pyxis makes the note about the keys point to another directory."""
     with job(lab, IMAGE) as number:
         laptop.ssh(f"{number}.cluster", "true")
-        # The connection outlives the client, and removes the keys of ended jobs.
-        until(lambda: lab.run(f"pgrep -f '{PROXY}'", check=False).returncode == 1, "the login node is done with it")
+        # The proxy outlives the client, and removes the keys of ended jobs.
+        until(lambda: lab.run(f"pgrep -f '{PROXY}'", check=False).returncode == 1, "the proxy has ended")
         lab.run("mkdir -p papers && touch papers/thesis")
         on_node(lab, f"ln -sfn /home/alice/papers /run/pyxis/2001/pyxis_{number}.ssh")
     until(lambda: not on_node(lab, f"ls -d /run/pyxis/2001/pyxis_{number}.*"), "the job has been tidied up")
@@ -339,7 +339,7 @@ def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
         unknown = ("-F", "none", "-i", "~/.ssh/login", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no")
         refused = laptop.run("ssh", *unknown, "-o", proxy, host, "echo in", check=False)
         assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
-        # A server with another key: the job's is replaced after the laptop has requested it.
+        # A server with another key: replace the job's key after the laptop has requested it.
         lab.run(f"cd .config/enroot/ssh/lab.{number}; cp host kept; cp /home/alice/login/host host")
         hidden = ("ssh", "-F", "/tmp/config", host, "echo in")
         laptop.run("sh", "-c", "sed 's/exec \".*\"//' ~/.ssh/config > /tmp/config")
@@ -444,11 +444,11 @@ def test_another_suffix(lab: Lab, laptop: Laptop) -> None:
 @pytest.mark.parity("an image reaches neither the keys nor the server")
 @pytest.mark.security("I11")
 def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> None:
-    """Root of the container inspects neighbouring processes; planted files lie in Python's import path."""
+    """Root of the container inspects neighbouring processes, and plants modules in Python's import path."""
     evil = "import os; open('/tmp/imported', 'w')"
-    places = f"{LIBRARY} {os.path.dirname(os.__file__)}"
+    directories = f"{LIBRARY} {os.path.dirname(os.__file__)}"
     write = f'for m in pwd grp encodings ssl this; do echo "{evil}" > $d/$m.py; done'
-    plant = f"for d in {places}; do mkdir -p $d; {write}; done"
+    plant = f"for d in {directories}; do mkdir -p $d; {write}; done"
     with job(lab, IMAGE, "--container-remap-root", "--container-writable") as number:
         host = f"{number}.cluster"
         laptop.ssh(host, plant)
@@ -465,7 +465,7 @@ def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> N
 
 @pytest.mark.parity("the examples of docs/howto/ssh.md")
 def test_the_examples_of_the_documentation(lab: Lab, laptop: Laptop) -> None:
-    """Run each line of the console; end lines that keep running, and replace placeholders."""
+    """Run each command of the page, with its placeholders replaced. End the commands that keep running."""
     first, *examples = re.findall(r"^\$ (.*?)(?: +#.*)?$", DOCS, re.M)
     assert first == "ssh login /opt/penroot/bin/penroot ssh-config login >> ~/.ssh/config"  # like the fixture
     command = sh("echo up $SLURM_JOB_ID; " + HTTPD.format("8888"))

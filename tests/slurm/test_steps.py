@@ -35,7 +35,7 @@ def test_pmix_files_and_variables(lab: Lab) -> None:
     script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_SECURITY_MODE'
     out = srun(lab, "-n2", "--mpi=pmix", image(), "bash", "-c", script)
     assert sorted(out.splitlines()) == ["0 native", "1 native"]  # the image has no MUNGE
-    # A list of modules would be of Slurm's PMIx, not of the image's: only modules that every PMIx has.
+    # Slurm's PMIx may list modules that the image's PMIx lacks. Only modules that every PMIx has may be in the list.
     out = srun(lab, "-n2", "--mpi=pmix", "--container-image=registry:5000#mpi:1", "sh", "-c", "echo =$PMIX_MCA_gds")
     assert set(out.split()) <= {"=", "=hash"}
 
@@ -60,7 +60,7 @@ def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
     "ranks share a user namespace", "--container-image: a reference to a registry", "one set-up for the tasks of a node"
 )
 def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
-    # All alive at once: the kernel reuses the number of a namespace that has ended.
+    # All tasks must be alive at the same time: the kernel reuses the number of a namespace that has ended.
     script = "echo $(for n in user mnt cgroup; do readlink /proc/self/ns/$n; done); read line"
     for nodes, tasks in ((1, 4), (2, 2)):
         step = lab.popen(["srun", f"-N{nodes}", f"-n{tasks}", "-l", image(), "sh", "-c", script])
@@ -161,13 +161,13 @@ def test_limits_of_the_step_are_those_seen_inside(lab: Lab) -> None:
 def test_workdir(lab: Lab) -> None:
     assert srun(lab, image(), "pwd") == "/srv/work\n"
     assert srun(lab, image(), "--container-workdir=/usr", "pwd") == "/usr\n"
-    said = refused(lab, image(), "--container-workdir=/no/such", "pwd")
-    assert "working directory in the container (--container-workdir): /no/such: No such file" in said
+    stderr = refused(lab, image(), "--container-workdir=/no/such", "pwd")
+    assert "working directory in the container (--container-workdir): /no/such: No such file" in stderr
 
 
 @pytest.mark.parity("PWD and SHLVL are those of a shell in the container")
 def test_tasks_know_their_directory(lab: Lab) -> None:
-    """In PWD, which kept the host's directory. No shell is involved, which would correct it."""
+    """PWD names the directory in the container, not on the host. A shell would correct PWD, so none is involved."""
     env = {"PWD": "/tmp", "SHLVL": "7"}
 
     def shown(*options: str) -> set[str]:
@@ -233,9 +233,9 @@ BAD = [
 )
 @pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
 def test_failure_on_a_node_names_the_node_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
-    said = refused(lab, "-n2", *options, "true")
-    lines = [line for line in said.splitlines() if word in line and "pyxis" in line and "error" in line]
-    assert len(lines) == 1, said
+    stderr = refused(lab, "-n2", *options, "true")
+    lines = [line for line in stderr.splitlines() if word in line and "pyxis" in line and "error" in line]
+    assert len(lines) == 1, stderr
     assert "n1" in lines[0]
 
 
@@ -257,10 +257,10 @@ def test_failure_on_a_node_names_the_node_once(lab: Lab, options: tuple[str, ...
 def test_mistakes_are_refused_at_submit(lab: Lab, option: str) -> None:
     jobs = ["squeue", "-h", "-t", "all", "-o", "%i"]
     before = lab.run(jobs).stdout.split()
-    said = refused(lab, image(), option, "true") if "image" not in option else refused(lab, option, "true")
-    assert option.partition("=")[0] in said
-    assert "spank:" not in said  # Slurm adds no lines of its own
-    assert set(lab.run(jobs).stdout.split()) <= {*before}  # Slurm forgets old ones
+    stderr = refused(lab, image(), option, "true") if "image" not in option else refused(lab, option, "true")
+    assert option.partition("=")[0] in stderr
+    assert "spank:" not in stderr  # Slurm adds no lines of its own
+    assert set(lab.run(jobs).stdout.split()) <= {*before}  # Slurm forgets old jobs
 
 
 def test_a_truncated_image(lab: Lab, squashfs: str) -> None:
@@ -271,22 +271,22 @@ def test_a_truncated_image(lab: Lab, squashfs: str) -> None:
 def test_disk_full(lab: Lab) -> None:
     lab.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "tmpfs", "/var/tmp"], node="n2", user="root")
     try:
-        said = refused(lab, "-w", "n2", image(MPI), "true")
-        assert "No space left" in said
-        assert "n2" in said
+        stderr = refused(lab, "-w", "n2", image(MPI), "true")
+        assert "No space left" in stderr
+        assert "n2" in stderr
     finally:
         lab.run(["umount", "/var/tmp"], node="n2", user="root")
 
 
 def test_read_only_step_needs_no_writable_data_path(lab: Lab) -> None:
-    place = "/var/tmp/enroot-data-2001"
-    lab.run(["mkdir", "-p", place], node="n1")
-    lab.run(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}", node="n1", user="root")
+    data = "/var/tmp/enroot-data-2001"
+    lab.run(["mkdir", "-p", data], node="n1")
+    lab.run(f"mount --bind {data} {data} && mount -o remount,bind,ro {data}", node="n1", user="root")
     try:
         assert "error" not in lab.run(["srun", "-w", "n1", image(), "true"]).stderr
         assert "is read-only: set ENROOT_DATA_PATH" in refused(lab, image(), "--container-writable", "true")
     finally:
-        lab.run(["umount", place], node="n1", user="root")
+        lab.run(["umount", data], node="n1", user="root")
 
 
 @pytest.mark.parity("cancel and Ctrl-C during an import", "cancelled steps leave nothing")

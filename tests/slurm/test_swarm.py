@@ -1,4 +1,4 @@
-"""One pull of an image for all nodes of a step, which share it."""
+"""The nodes of a step pull an image once, and share it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NODES = ("n1", "n2", "n3", "n4")
 def nothing_left(four: Lab) -> Iterator[None]:
     yield
     assert_nothing_left(four)
-    until(lambda: not any(listening(four, node) for node in ("ctl", *NODES)), "the end of all ports")
+    until(lambda: not any(listening(four, node) for node in ("ctl", *NODES)), "no node listens")
 
 
 def listening(lab: Lab, node: str) -> str:
@@ -41,7 +41,7 @@ def listening(lab: Lab, node: str) -> str:
 
 
 def layered(number: int, layers: int = 4, size: int = 2_000_000) -> Image:
-    """Return an image of several layers that compress badly. Each number has other layers."""
+    """Return an image of several layers that compress badly. Each ``number`` gives different layers."""
     rng = random.Random(number)
     image = images.busybox(entry("number", b"%d\n" % number))
     image.layers += [Layer(tar([entry(f"fill{number}.{n}", rng.randbytes(size))])) for n in range(layers)]
@@ -53,7 +53,7 @@ def step(host: str, name: str, *command: str, nodes: int = 4) -> list[str]:
 
 
 def sh_of_all(host: str, name: str, script: str) -> list[str]:
-    """A step of four nodes. Each task waits until all have begun, as a node's uploads end with its tasks."""
+    """Return a step of four nodes. Each task waits until all have begun: a node's uploads end with its tasks."""
     meet = "mine=/home/alice/meet.$SLURM_JOB_ID; : >$mine.$SLURM_NODEID; until set -- $mine.*; [ $# = 4 ]; do sleep .1"
     command = step(host, name, *sh(f"{meet}; done; {script}"))
     return [*command[:-3], "--container-mount-home", *command[-3:]]
@@ -77,7 +77,7 @@ def test_registry_gets_each_request_once_for_all_nodes(four: Lab, registry: Serv
         assert re.search(line, done.stderr, re.MULTILINE)
         shown.seen.clear()
         assert four.run(step(shown.host, "once", "cat", "/number")).stdout == "1\n" * 4
-        assert four.run(["ls", f"{STORE}/swarms"]).stdout  # the note by which srun starts no tracker
+        assert four.run(["ls", f"{STORE}/swarms"]).stdout  # because of this note, srun starts no tracker
         assert [request.method for request in shown.seen] == ["HEAD"]  # all nodes have the image
 
 
@@ -161,7 +161,7 @@ def test_kept_layers_are_uploaded_to_other_nodes(four: Lab, registry: Server) ->
 
 @pytest.mark.security("N2")
 def test_changed_layer_of_a_node_is_fetched_again(four: Lab, registry: Server) -> None:
-    """A kept layer of two nodes was changed on disk."""
+    """Two nodes have kept a layer, which has been changed on disk."""
     image = layered(41, layers=1)
     registry.pusher.image("test/changed", "a", image)
     with front(four, registry) as shown, plugin_argument(four, "swarm_keep=50M"):
@@ -225,7 +225,7 @@ int slurm_spank_init(spank_t sp, int argc, char **argv)
 
 @contextlib.contextmanager
 def late(lab: Lab, nodes: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Have slurmstepd wait in a plugin that runs before ours, until the returned function is called."""
+    """Make slurmstepd on ``nodes`` wait in a plugin that runs before ours. Yield a function that ends the wait."""
     library = f"{lab.root}/etc/slurm/late.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=LATE, text=True, check=True)
     first = "plugstack.conf.d/00-late.conf"
@@ -250,22 +250,22 @@ def helpers(lab: Lab, node: str) -> str:
 
 
 def test_host_of_srun_has_two_addresses(four: Lab, registry: Server) -> None:
-    """Nodes connect to the address at which Slurm has seen srun, not to that of the host's name."""
+    """Nodes connect to the address at which Slurm has seen srun, not to the address of the host's name."""
     registry.pusher.image("test/two", "a", layered(43))
     other = "10.78.0.1"
-    ways = "$(ip -o route get {to} | grep -o 'dev [^ ]*')"
+    device = "$(ip -o route get {to} | grep -o 'dev [^ ]*')"
     with front(four, registry) as shown, contextlib.ExitStack() as undo:
         for node, command in (
-            ("ctl", f"ip address {{}} {other}/32 {ways.format(to=f'{SUBNET}.11')}"),
-            *((node, f"ip route {{}} {other}/32 {ways.format(to=f'{SUBNET}.1')}") for node in NODES),
+            ("ctl", f"ip address {{}} {other}/32 {device.format(to=f'{SUBNET}.11')}"),
+            *((node, f"ip route {{}} {other}/32 {device.format(to=f'{SUBNET}.1')}") for node in NODES),
         ):
             four.run(command.format("add"), user="root", node=node)
             undo.callback(four.run, command.format("del"), user="root", node=node)
         for number in range(1, 5):
             to = f"{SUBNET}.{10 + number}/32"
-            way = f"ip route {{}} {to} {ways.format(to=f'{SUBNET}.{10 + number}')} src {other}"
-            four.run(way.format("add"), user="root")
-            undo.callback(four.run, way.format("del"), user="root")
+            route = f"ip route {{}} {to} {device.format(to=f'{SUBNET}.{10 + number}')} src {other}"
+            four.run(route.format("add"), user="root")
+            undo.callback(four.run, route.format("del"), user="root")
         done = four.run(step(shown.host, "two", *sh("cat /number; env | grep LAUNCH_NODE")))
         assert done.stdout.splitlines().count("43") == 4
         assert done.stdout.count(f"SLURM_LAUNCH_NODE_IPADDR={other}") == 4
@@ -305,11 +305,11 @@ def test_only_helpers_see_the_key(four: Lab, registry: Server) -> None:
             file.seek(size)
             written += file.read()
     assert "debug3" in err + written
-    for place in (out, attached, prolog, epilog):
-        assert "SLURM_JOB_ID" in place
-    for place in (out, err, attached, prolog, epilog, written):
-        assert "SLURM_PYXIS_SWARM" not in place
-        assert not re.search(r"\b[0-9a-f]{64}\b", re.sub("sha256:[0-9a-f]{64}", "", place))
+    for text in (out, attached, prolog, epilog):
+        assert "SLURM_JOB_ID" in text
+    for text in (out, err, attached, prolog, epilog, written):
+        assert "SLURM_PYXIS_SWARM" not in text
+        assert not re.search(r"\b[0-9a-f]{64}\b", re.sub("sha256:[0-9a-f]{64}", "", text))
 
 
 def log_files(lab: Lab) -> list[str]:
@@ -349,7 +349,7 @@ def test_nodes_without_registry_use_the_host_of_srun(four: Lab, registry: Server
 
 @pytest.mark.clusters("Firewalls")
 def test_nodes_with_a_firewall_between_them_get_the_image(four: Lab, registry: Server) -> None:
-    """n1 stays reachable: slurmstepd of the other nodes reports the end of tasks to it."""
+    """n1 stays reachable, because slurmstepd on the other nodes reports the end of tasks to n1."""
     registry.pusher.image("test/apart", "a", layered(9))
     with front(four, registry) as shown, contextlib.ExitStack() as walls:
         for node, other in (("n2", "n3"), ("n3", "n4"), ("n4", "n2")):
@@ -380,7 +380,7 @@ def test_quiet_srun_shows_no_progress(four: Lab, registry: Server) -> None:
 
 
 def test_killed_peer_does_not_stop_the_others(four: Lab, registry: Server) -> None:
-    """The fetchers are killed: other peers take over, and the nodes of the killed ones ask the registry."""
+    """Kill the peers that fetch. Other peers take over, and the nodes of the killed peers ask the registry."""
     registry.pusher.image("test/killed", "a", layered(10, size=4_000_000))
     with front(four, registry) as shown, contextlib.ExitStack() as slow:
         slow.enter_context(four.slowed("registry", 40_000_000))
@@ -394,7 +394,7 @@ def test_killed_peer_does_not_stop_the_others(four: Lab, registry: Server) -> No
 
 
 def kill(lab: Lab, what: str, node: str, seconds: float) -> None:
-    """Kill or cut off one of KILLS on a node."""
+    """Kill ``what`` (of KILLS) on ``node``. For "links", cut the node's links for ``seconds`` seconds instead."""
     peer = "ss -Htlnp | grep python3 | grep -o 'pid=[0-9]*' | cut -d= -f2 | xargs -r kill -KILL"
     if what == "helper":
         lab.run(f"pkill -KILL -f {HELPER}", user="root", node=node, check=False)
@@ -406,7 +406,7 @@ def kill(lab: Lab, what: str, node: str, seconds: float) -> None:
         lab.run("pkill -KILL -f '(^|/)slurmd( |$)'", user="root", node=node)  # its threads have other names
         time.sleep(seconds)
         lab.restart_daemon(node, "slurmd")
-    else:  # but not the links that Slurm needs
+    else:  # cut all links but those that Slurm needs
         with contextlib.ExitStack() as cut:
             for other in {"registry", *NODES[1:]} - {node}:
                 cut.enter_context(lab.unreachable(node, other))
@@ -419,7 +419,7 @@ KILLS = ("helper", "peer", "tracker", "slurmd", "links")
 @pytest.mark.soak
 @pytest.mark.parametrize("what", KILLS)
 def test_random_kills_stop_no_other(four: Lab, registry: Server, what: str, soak: bool, rng: random.Random) -> None:
-    """Nodes with a living helper start their tasks; the other node reports the loss in one line."""
+    """Nodes with a living helper start their tasks. A node whose helper was killed reports the loss in one line."""
     for number in range(20 if soak else 1):
         node, name = rng.choice(NODES), f"{what}{number}"
         registry.pusher.image(f"test/{name}", "a", layered(rng.randrange(1000, 1 << 30), size=1_500_000))
@@ -459,7 +459,7 @@ def test_no_port_is_open_if_all_nodes_have_the_image(four: Lab, registry: Server
 
 
 def test_steps_of_salloc_and_sbatch_share_images(four: Lab, registry: Server) -> None:
-    """srun in salloc, and two srun at once in a batch script."""
+    """Run srun in salloc, and two srun at the same time in a batch script."""
     for number, name in ((20, "alloc"), (21, "batch")):
         registry.pusher.image(f"test/{name}", "a", layered(number))
     with front(four, registry) as shown:
@@ -495,11 +495,11 @@ def test_end_of_a_step_ends_its_download(four: Lab, registry: Server, how: str) 
             if how == "the job is cancelled":
                 four.run("scancel -u alice")
             else:
-                for _ in range(1 if how == "srun is killed" else 2):  # the first ^C only asks
+                for _ in range(1 if how == "srun is killed" else 2):  # at the first ^C, srun only reports its tasks
                     four.run(f"kill -{'KILL' if how == 'srun is killed' else 'INT'} {pid}", check=False)
             running.communicate(timeout=120)
             assert running.returncode != 0
-            if how == "srun is killed":  # only the user tells Slurm
+            if how == "srun is killed":  # the job goes on until the user cancels it
                 four.run("scancel -u alice")
             until(lambda: not four.run("squeue -h").stdout, "the end of the job")
         # The next import deletes the unfinished files of killed processes.

@@ -1,4 +1,4 @@
-"""Installations that are replaced while steps run: no step fails, and none has modules of two versions.
+"""Installations that are replaced while steps run: no step fails, and no step mixes modules of two versions.
 
 Two builds differ in their version, which each module checks when it is imported, and in the protocol between plugin and
 helper. The functions of `make install` and the packages activate them, in a separate cluster.
@@ -24,8 +24,8 @@ from tests.waiting import until
 SITE = "/home/opt"  # all nodes of this lab see the directory, and no other lab does
 LINK = f"{SITE}/lib/penroot"
 PLUGIN = f"{LINK}/spank_pyxis.so"
-BUILDS = {"2.0": 20, "2.1": 21}  # and the protocol of each
-STARTS = 3  # seconds to keep a version at least, instead of a minute
+BUILDS = {"2.0": 20, "2.1": 21}  # version: protocol
+MAX_START_S = 3  # a version is kept for at least this time, instead of a minute
 SRUN = ("srun", "--oversubscribe", "--mem=150")  # so that all steps of a wave run at once
 
 MARK = """
@@ -53,7 +53,7 @@ cp -a {ROOT}/.venv/lib/python3*/site-packages/_cffi_backend* "$new"
 find "$new" -name __pycache__ -path '*_py/*' -exec rm -r {{}} +
 sed -i "s/^__version__ = .*/__version__ = \\"$1\\"/" "$new/enroot_py/__init__.py"
 sed -i "s/^PROTOCOL = .*/PROTOCOL = $2/" "$new/pyxis_py/request/job.py"
-sed -i "s/^_MAX_START_S = .*/_MAX_START_S = {STARTS}/" "$new/enroot_py/base/versions.py"
+sed -i "s/^_MAX_START_S = .*/_MAX_START_S = {MAX_START_S}/" "$new/enroot_py/base/versions.py"
 find "$new/enroot_py" "$new/pyxis_py" -name '*.py' ! -path '*/enroot_py/__init__.py' \\
     ! -path '*/enroot_py/base/__init__.py' ! -path '*/enroot_py/base/pack.py' | while read -r file; do
     printf '%s' "$3" >> "$file"
@@ -67,8 +67,8 @@ chmod 755 {SITE}/bin/penroot
 /usr/bin/python3 -c "from packages import library; library.archive_modules(library.Path('$new'))"
 run "$new" 'from enroot_py.base import packing; packing.write()'
 """
-# As in packages/scripts/packaged, but with copies that are compiled once: a file shared by two versions would count as
-# open in both.
+# Like packages/scripts/packaged, but copy a build that was compiled once. The versions must not share files: a shared
+# file would count as open in both.
 INSTALL = f"""{PYTHON}
 set -eu
 new=$(mktemp -d {SITE}/lib/penroot-versions/$1-XXXXXX)
@@ -144,7 +144,7 @@ class Step:
 
 
 def wave(site: Lab, number: int, size: int) -> None:
-    """Run ``size`` steps of each kind, which outlive restarts of slurmd and save; then steps from the saved images."""
+    """Run ``size`` steps of each kind, then steps from the images that some save. All outlive restarts of slurmd."""
     steps, attached, files = [], [], []
     for each in range(size):
         name, file = f"--container-name=wave{number}-{each}", f"/home/alice/wave{number}-{each}.sqsh"
@@ -196,11 +196,11 @@ def assert_only_used_ones_stay(site: Lab) -> None:
     """A version that slurmd has mapped stays, and so does the version in use."""
     site.restart_daemon("n1", "slurmd")
     loaded = current(site)
-    time.sleep(STARTS + 1)
+    time.sleep(MAX_START_S + 1)
     install(site, "2.0")
     assert versions(site) == sorted((loaded, current(site)))
     site.restart_daemon("n1", "slurmd")
-    time.sleep(STARTS + 1)
+    time.sleep(MAX_START_S + 1)
     install(site, "2.1")
     assert loaded not in versions(site)
 
@@ -213,7 +213,7 @@ def test_a_step_that_waited_in_the_queue_while_it_was_replaced(site: Lab) -> Non
         batch = site.run(["sbatch", "--parsable", "--output=/home/alice/out", IMAGE, "--wrap=echo ran"]).stdout.strip()
         until(lambda: len(site.run(["squeue", "-h", "-t", "PD"]).stdout.splitlines()) == 2, "both wait")
         for version in ("2.1", "2.0", "2.1"):
-            time.sleep(STARTS)
+            time.sleep(MAX_START_S)
             install(site, version)
         first.communicate("end\n", timeout=100)
     waiting.begin()
@@ -240,9 +240,12 @@ def test_a_node_may_have_another_version_than_the_host_of_srun(site: Lab, older:
         site.run(f"umount {SITE}", user="root", node="n1")
 
 
-@pytest.mark.parametrize(("version", "said"), [("2.0", "is gone, and"), ("2.1", "protocol 20, not 21")])
-def test_a_step_whose_version_is_gone(site: Lab, version: str, said: str) -> None:
-    """Removed by force, or on a shared disk after a month: the current version ends the step, or the error says why."""
+@pytest.mark.parametrize(("version", "message"), [("2.0", "is gone, and"), ("2.1", "protocol 20, not 21")])
+def test_a_step_whose_version_is_gone(site: Lab, version: str, message: str) -> None:
+    """A version is removed by force, or after a month on a shared disk.
+
+    The current version then ends the step, or the error says why it cannot.
+    """
     install(site, "2.0")
     gone = current(site)
     step = Step(site, IMAGE)
@@ -255,7 +258,7 @@ def test_a_step_whose_version_is_gone(site: Lab, version: str, said: str) -> Non
         site.run(["kill", "-KILL", *helper], user="root", node="n1")
         out, err = step.process.communicate("end\n", timeout=200)
         assert out == "end\n", err
-        assert said in err + log.read()
+        assert message in err + log.read()
 
 
 def test_a_step_says_that_a_later_version_has_made_the_store(site: Lab) -> None:

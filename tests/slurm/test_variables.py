@@ -1,4 +1,4 @@
-"""PYXIS_CONTAINER_*: each does the same as its option, for srun and for a batch job; and the forms of an image."""
+"""Each variable PYXIS_CONTAINER_* does the same as its option, for srun and batch jobs. Forms of image references."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.slurm.steps import MINIMAL, clear, sbatch, sh, srun
 from tests.slurm.test_entrypoint import ENTRY
 
 FILE = "./variables.sqsh"  # an image with an entrypoint, made once
-# Variable: its value, and a task's output without it and with it. The outputs are alike for IMAGE, NAME and SAVE, which
-# are checked from outside.
+# Variable: (its value, a task's script, the script's output without the variable, the output with it). A task's output
+# does not show IMAGE, NAME and SAVE, so tests look at these from outside.
 EFFECTS = {
     "PYXIS_CONTAINER_MOUNTS": ("/etc/hostname:/mnt/x", "cat /mnt/x 2>/dev/null", "", "n1"),
     "PYXIS_CONTAINER_WORKDIR": ("/usr", "pwd", "/srv/work", "/usr"),
@@ -70,9 +70,9 @@ def test_each_does_what_its_option_does(lab: Lab, variable: str) -> None:
 @pytest.mark.parametrize("others", [{"PYXIS_CONTAINER_IMAGE": FILE}, {}], ids=["in a container", "alone"])
 def test_misspelt_variable_is_reported(lab: Lab, slip: str, others: dict[str, str]) -> None:
     done = lab.run(["srun", "true"], env={**others, slip: "/etc:/mnt/x", "PYXIS_CONTAINER_OF_THE_SITE": "1"})
-    said = [line for line in done.stderr.splitlines() if "ignoring" in line]
+    lines = [line for line in done.stderr.splitlines() if "ignoring" in line]
     meant = {"PYXIS_CONTAINER_MOUNT": "PYXIS_CONTAINER_MOUNTS", "PYXIS_CONTAINER_IMAG": "PYXIS_CONTAINER_IMAGE"}
-    assert said == [f"pyxis: ignoring {slip}: did you mean {meant[slip]}?"]
+    assert lines == [f"pyxis: ignoring {slip}: did you mean {meant[slip]}?"]
 
 
 def test_misspelt_setting_is_reported(lab: Lab) -> None:

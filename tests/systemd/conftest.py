@@ -91,7 +91,7 @@ class Node:
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
     if "penroot.vm" not in Path("/proc/cmdline").read_text().split():
-        pytest.skip("this is no machine of `make matrix-vm`, whose Slurm may be set up anew")
+        pytest.skip("this is not a machine of `make matrix-vm`: its Slurm must not be reconfigured")
     for name, text in FILES.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)

@@ -14,7 +14,7 @@ from .conftest import PREFIX, REGISTRY, Node, as_root
 
 LIMITS = ("--memory=150M", "--cpus=0.5", "--pids=60")
 FILES = {"memory.max": "149999616", "memory.swap.max": "0", "cpu.max": "50000 100000", "pids.max": "60"}
-# Divide a group that systemd has delegated: its processes move to a leaf, and its controllers serve the others.
+# Divide a group that systemd has delegated: move its processes to a leaf, and enable controllers for other children.
 DIVIDE = """
 import glob, os, subprocess, sys
 group = "/sys/fs/cgroup" + open("/proc/self/cgroup").read().strip().rpartition(":")[2]
@@ -35,7 +35,7 @@ def image(node: Node) -> str:
 
 @pytest.fixture
 def manager(node: Node) -> Iterator[str]:
-    """The variable that leads to the manager of alice's services."""
+    """Yield the variable by which a program finds the manager of alice's services."""
     uid = node.run("id", "-u").stdout.strip()
     as_root("loginctl", "enable-linger", "alice")
     until(lambda: Path(f"/run/user/{uid}/bus").exists(), "the manager of the user's services", 300)
@@ -82,7 +82,7 @@ def test_container_in_the_background_has_limits(node: Node, image: str, manager:
 
 
 def test_delegated_group_is_divided(node: Node, image: str, manager: str) -> None:
-    """The next limited start removes the group of the last one."""
+    """A start with limits removes the group of the previous start."""
     scope = ["systemd-run", "--machine=alice@", "--user", "--pipe", "--wait", "--quiet", "-p", "Delegate=yes"]
     variables = ["env", f"PATH={PREFIX}/bin:/usr/bin", "HOME=/home/alice", "XDG_RUNTIME_DIR=/nowhere"]
     words = ["penroot", "start", *LIMITS, image, "sh", "-c", "exit 3"]
@@ -92,7 +92,7 @@ def test_delegated_group_is_divided(node: Node, image: str, manager: str) -> Non
 
 
 def test_job_keeps_its_processes(node: Node, image: str, manager: str) -> None:
-    """A scope would take them out of the job's control group."""
+    """A scope would take the processes out of the job's control group."""
     done = node.run("env", manager, "srun", "penroot", "start", LIMITS[0], image, "true", check=False)
     assert done.returncode != 0
     assert "--memory: no permission to make control groups" in done.stderr and "srun --mem" in done.stderr

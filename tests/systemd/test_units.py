@@ -16,7 +16,7 @@ CHECK = f"{PREFIX}/bin/pyxis-py"
 
 
 def minimal(node: Node) -> str:
-    """Return an image file, which FUSE serves."""
+    """Import an image to a file, which FUSE serves, and return the file's path."""
     node.run("penroot", "import", "--force", "-o", "/tmp/minimal.sqsh", f"docker://{REGISTRY}#minimal:1")
     return "/tmp/minimal.sqsh"
 
@@ -74,7 +74,7 @@ def test_scancel_ends_what_has_left_its_session(node: Node) -> None:
         node.run("scancel", "--name=lost")
         step.communicate(timeout=600)
     until(lambda: not node.left(), "the end of all that was in the container", 120)
-    node.run("penroot", "remove", "-f", "pyxis_lost", check=False)  # containers that outlive their job
+    node.run("penroot", "remove", "-f", "pyxis_lost", check=False)  # a named container outlives its job
 
 
 def test_steps_go_on_while_slurmd_is_restarted(node: Node) -> None:
@@ -105,7 +105,7 @@ def test_directory_of_a_login_that_is_over_is_not_missed(node: Node) -> None:
 
 
 def test_container_of_a_users_own_service_has_its_limits(node: Node) -> None:
-    """Without Slurm: systemd-run --user, as for a long-running notebook."""
+    """Start a container by systemd-run --user, without Slurm, as for a long-running notebook."""
     image = minimal(node)
     as_root("loginctl", "enable-linger", "alice")
     until(lambda: list(Path("/run/user").glob("*/bus")), "the manager of the user's services", 300)

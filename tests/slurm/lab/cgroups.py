@@ -75,17 +75,20 @@ def create(branch: str) -> None:
 
 def join(branch: str) -> None:
     """Move the calling process into ``branch`` in every hierarchy, or into the leaf that `enter_leaf` made."""
-    for place in _places(branch):
-        _write(place, "0")
+    for path in _process_files(branch):
+        _write(path, "0")
 
 
-def joined(branch: str) -> list[str]:
-    """Return the start of a shell command that joins ``branch``: a preexec function would copy the tests' memory."""
-    script = "".join(f"echo 0 > {shlex.quote(place)} && " for place in _places(branch))
+def join_command(branch: str) -> list[str]:
+    """Return the words to put before a command, so that it joins ``branch`` first.
+
+    subprocess could call `join` in the child instead, but a preexec function would copy the tests' memory.
+    """
+    script = "".join(f"echo 0 > {shlex.quote(path)} && " for path in _process_files(branch))
     return ["sh", "-c", script + 'exec "$@"', "sh"]
 
 
-def _places(branch: str) -> Iterator[str]:
+def _process_files(branch: str) -> Iterator[str]:
     for hierarchy in hierarchies():
         path = f"{hierarchy.mountpoint}/{branch}"
         leaf = f"{path}/init" if os.path.isdir(f"{path}/init") else path
@@ -93,10 +96,10 @@ def _places(branch: str) -> Iterator[str]:
 
 
 def enter_leaf(mountpoint: str) -> None:
-    """Leave the root of a v2 cgroup namespace, so that it may have children with controllers.
+    """Move this process from the root of a v2 cgroup namespace to a leaf, so that the root's children get controllers.
 
-    The kernel's cgroup-v2 document calls the rule "no internal processes". slurmd wants a system.slice for its steps,
-    as systemd creates it: with every controller, because Slurm 22.05 misses "memory" at the end of the list.
+    The kernel's cgroup-v2 document calls the rule "no internal processes". slurmd expects a system.slice for its steps,
+    such as systemd creates. Enable every controller there: Slurm 22.05 overlooks "memory" at the end of the list.
     """
     for name in ("init", "system.slice"):
         os.makedirs(f"{mountpoint}/{name}", exist_ok=True)
@@ -158,7 +161,7 @@ def unless_gone() -> Iterator[None]:
 
 
 def _thaw(path: str) -> None:
-    # A frozen process of cgroup v1 does not even die of SIGKILL.
+    # With cgroup v1, a frozen process does not die even of SIGKILL.
     with unless_gone():
         if _read(f"{path}/freezer.state").strip() != "THAWED":
             _write(f"{path}/freezer.state", "THAWED")

@@ -52,7 +52,7 @@ DAEMONS: dict[str, list[str]] = {
 # The port of each daemon.
 PORTS = {"slurmctld": 6817, "slurmd": 6818, "registry-http": 5000, "registry-https": 443}
 
-# Each node's own directories, on disk; "memory" is its tmpfs.
+# Directories of each node on disk, and their modes. The node's tmpfs is mounted on "memory".
 OWN_DIRECTORIES = {"memory": 0o755, "tmp": 0o1777, "var/tmp": 0o1777, "var/spool": 0o755, "var/log": 0o755}
 
 
@@ -78,7 +78,7 @@ class Node:
     name: str
     address: str
     pid: int
-    started: int  # starttime of proc_pid_stat(5), against reuse of the pid
+    started: int  # starttime of proc_pid_stat(5), to recognize another process with the same pid
     baseline: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -111,17 +111,17 @@ class Lab:
     ) -> None:
         """Start the lab, or return at once if it is up with exactly these arguments.
 
-        ``plugin`` is the line of plugstack.conf. Without it, the lab loads the plugin of ``prefix``: an installation,
+        ``plugin`` is the line of plugstack.conf. Without it, the lab loads the plugin of ``prefix``, an installation
         or a source tree. ``slurm_conf`` are lines to add to slurm.conf. ``configless``: only ctl has files in
         /etc/slurm, and the nodes ask slurmctld for them. ``apart``: each node has its own /etc, /usr and package
         database, so a test can install packages there. Raises PrerequisiteError, LabError.
         """
         if prefix and not plugin:
-            places = [f"{prefix}/{place}spank_pyxis.so" for place in ("lib/penroot/", "")]  # installed, source tree
-            library = next(filter(os.path.exists, places), None)
+            paths = [f"{prefix}/{directory}spank_pyxis.so" for directory in ("lib/penroot/", "")]  # installed, source
+            library = next(filter(os.path.exists, paths), None)
             if library is None:
-                raise LabError(f"no {' or '.join(places)}: run `make install PREFIX={prefix}` or `make dev` first")
-            plugin = f"required {library} resolve_timeout=60"  # a busy machine takes longer than a dead registry may
+                raise LabError(f"no {' or '.join(paths)}: run `make install PREFIX={prefix}` or `make dev` first")
+            plugin = f"required {library} resolve_timeout=60"  # the default is too short for a busy machine
         conf = [*slurm_conf, *(["SlurmctldParameters=enable_configless"] if configless else [])]
         wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": conf, "configless": configless}
         wanted["apart"] = apart
@@ -243,12 +243,12 @@ class Lab:
         """Start one of DAEMONS on ``node``, inside the node's cgroups."""
         log = f"/var/log/{daemon}.out"
         # A daemonizing program returns once its child is ready.
-        how = "--fork" if daemon.startswith("registry") else "--wait"
-        command = ["sh", "-c", f'exec setsid {how} "$@" </dev/null >>{log} 2>&1', "sh", *DAEMONS[daemon]]
+        option = "--fork" if daemon.startswith("registry") else "--wait"
+        command = ["sh", "-c", f'exec setsid {option} "$@" </dev/null >>{log} 2>&1', "sh", *DAEMONS[daemon]]
         if daemon == "slurmd" and self._load()["wanted"]["configless"]:
             command += ["--conf-server", "ctl"]
         done = subprocess.run(
-            [*cgroups.joined(self._cgroups(node)), *self.command(command, user="root", node=node)], **_captured
+            [*cgroups.join_command(self._cgroups(node)), *self.command(command, user="root", node=node)], **_captured
         )
         if done.returncode != 0:
             raise LabError(f"{daemon} does not start on {node}\n{self.logs()}")
@@ -259,15 +259,15 @@ class Lab:
 
     def stop_daemon(self, node: str, daemon: str) -> None:
         """Stop one of DAEMONS on ``node`` and wait for its end."""
-        words = DAEMONS[daemon][-1].encode() if daemon.startswith("registry") else daemon.encode()
+        word = DAEMONS[daemon][-1].encode() if daemon.startswith("registry") else daemon.encode()
         for pid in residue.processes(self._entry(node)):
             path = f"{self._entry(node)}/proc/{pid}"
             try:
                 with open(f"{path}/cmdline", "rb") as file:
                     arguments = file.read().split(b"\0")
-            except (FileNotFoundError, ProcessLookupError):  # slurmctld ends its child
+            except (FileNotFoundError, ProcessLookupError):  # slurmctld has ended its child
                 continue
-            if words in (os.path.basename(arguments[0]), arguments[-2] if len(arguments) > 1 else b""):
+            if word in (os.path.basename(arguments[0]), arguments[-2] if len(arguments) > 1 else b""):
                 self.run(["kill", str(pid)], user="root", node=node)
                 deadline = time.monotonic() + 60
                 while os.path.exists(path):
@@ -284,7 +284,7 @@ class Lab:
         self._take_for_granted(node)
 
     def reconfigure(self) -> None:
-        """Let Slurm's daemons read their files again. Since 23.11 they execute themselves again, in new processes."""
+        """Make Slurm's daemons read their files again. Since Slurm 23.11, a new process replaces each daemon."""
         before = {path: read(path) for path in (f"{self._entry(node)}/run/slurmd.pid" for node in self.nodes)}
         self.run(["scontrol", "reconfigure"], user="root")
         if etc.slurm_version() >= (23, 11):
@@ -299,7 +299,7 @@ class Lab:
         self._save()
 
     def install_plugin(self, line: str) -> None:
-        """Let ``line`` be the only plugin of plugstack.conf, for the next step, and for slurmd after a restart."""
+        """Make ``line`` the only plugin line of plugstack.conf, for the next step, and for slurmd after a restart."""
         self.configure("plugstack.conf.d/pyxis.conf", line + "\n")
 
     def configure(self, name: str, text: str) -> None:
@@ -307,7 +307,7 @@ class Lab:
         etc.put(f"{self.root}/etc/slurm/{name}", text)
 
     def logs(self, lines: int = 15) -> str:
-        """Return the ends of the daemons' logs, for a message."""
+        """Return the last ``lines`` lines of each daemon's log, for an error message."""
         text = ""
         for name in sorted(os.listdir(f"{self.root}/nodes")):
             directory = f"{self.root}/nodes/{name}/var/log"
@@ -327,10 +327,10 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> list[str]:
-        """Return the argument list that runs ``cmd`` as ``user`` on ``node``, with all groups and a login's
-        environment.
+        """Return the arguments for subprocess.Popen that run ``cmd`` as ``user`` on ``node``.
 
-        A string is a bash command. For subprocess.Popen; use start_new_session=True to be able to kill it.
+        The command has all groups of the user, and the environment of a login. If ``cmd`` is a string, bash runs it.
+        Use start_new_session=True to be able to kill it.
         """
         pid = str(self.node(node).pid)
         uid, home, shell = self._account(user)
@@ -350,7 +350,7 @@ class Lab:
         """Start ``cmd`` in the background, in its own session; arguments as for `command`."""
         branch = self._cgroups(where.get("node", "ctl"))
         return subprocess.Popen(
-            [*cgroups.joined(branch), *self.command(cmd, **where)],
+            [*cgroups.join_command(branch), *self.command(cmd, **where)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -388,14 +388,14 @@ class Lab:
 
     def execute(self, cmd: Sequence[str], **where: Any) -> NoReturn:
         """Replace this process by ``cmd``, which gets the terminal."""
-        words = [*cgroups.joined(self._cgroups(where.get("node", "ctl"))), *self.command(cmd, **where)]
+        words = [*cgroups.join_command(self._cgroups(where.get("node", "ctl"))), *self.command(cmd, **where)]
         os.execvp(words[0], words)
 
     def residue(self, node: str, settle: float = 120.0) -> list[str]:
         """Return the residue of jobs on ``node``, a line each: processes, mounts, cgroups, files, sockets, held files.
 
-        Run from this machine, not inside the node, while no job runs. Return once nothing is left, or the rest after
-        ``settle`` seconds: a step ends a moment after srun.
+        Call this while no job runs. It looks from this machine, not from inside the node. A step ends a moment after
+        srun, so wait up to ``settle`` seconds until nothing is left.
         """
         deadline = time.monotonic() + settle
         while True:
@@ -407,11 +407,11 @@ class Lab:
             time.sleep(0.1)
 
     def slowed(self, node: str, bits: int) -> AbstractContextManager[None]:
-        """Limit the cable of ``node`` to so many bits a second, each way, while the block runs."""
+        """Limit the cable of ``node`` to ``bits`` bits a second in each direction while the block runs."""
         return network.slowed(self._load()["pid"], self.node(node), bits)
 
     def unreachable(self, node: str, other: str) -> AbstractContextManager[None]:
-        """Let connections from ``node`` to ``other`` fail while the block runs."""
+        """Make connections from ``node`` to ``other`` fail while the block runs."""
         return network.unreachable(self.node(node), self.node(other))
 
     def listener(self, node: str) -> socket.socket:
@@ -419,7 +419,7 @@ class Lab:
         return network.listener(self.node(node))
 
     def clear(self, node: str) -> None:
-        """Remove the residue of jobs on ``node``, and add the rest to the baseline, so that only one test fails."""
+        """Remove the residue of jobs on ``node``. Add what remains to the baseline, so that only one test fails."""
         for user in etc.USERS:
             self.run(["scancel", f"--user={user}"], user="root", check=False)
         self._wait_for(lambda: not self.run(["squeue", "-h"], user="root").stdout, "the end of all jobs", 120)
@@ -458,7 +458,7 @@ class Lab:
                 name, _, uid, _, _, home, shell = line.rstrip("\n").split(":")
                 if name == user:
                     return int(uid), home, shell
-        raise LabError(f"no user {user}: there are {', '.join(etc.USERS)} and the machine's")
+        raise LabError(f"no user {user}: there are {', '.join(etc.USERS)} and the accounts of this machine")
 
     def _load(self) -> dict[str, Any]:
         if self._state is None:
@@ -512,7 +512,7 @@ _captured: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subp
 
 
 def check_prerequisites() -> None:
-    """Raises PrerequisiteError naming everything that is missing."""
+    """Raise PrerequisiteError if this machine cannot run a lab; the message names all missing packages."""
     if os.geteuid() != 0:
         raise PrerequisiteError("the lab needs root (its jobs run as ordinary users)")
     sbin = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"

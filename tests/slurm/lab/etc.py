@@ -1,4 +1,4 @@
-"""Write the lab's own files of /etc to ROOT/etc, the upper layer of every node's /etc."""
+"""Write the lab's own files of /etc to ROOT/etc, which each node's /etc shows over the machine's files."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ EpilogMsgTime=0
 CompleteWait=0
 KillWait=3
 ReturnToService=2
-# The nodes are said to be larger than this machine.
+# The nodes are declared larger than this machine.
 SlurmdParameters=config_overrides
 GresTypes=gpu
 NodeName={nodes} CPUs=8 RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES:8
 """
 
-# GPUs for Slurm, which needs only numbered device files that exist on every machine.
+# Slurm accepts any numbered device files as GPUs. These exist on every machine.
 GRES_CONF = "Name=gpu File=/dev/tty[0-3]\n"
 
 # Slurm reads this file if slurm.conf has JobContainerType=job_container/tmpfs.
@@ -59,13 +59,13 @@ CgroupPlugin={plugin}
 ConstrainCores=yes
 ConstrainRAMSpace=yes
 """
-# A node of the lab has no systemd to ask for a scope. The second line's name changed in Slurm 23.02.
+# A node of the lab has no systemd to ask for a scope. The option of the second line has a new name in Slurm 23.02.
 CGROUP_CONF_V2 = "IgnoreSystemd=yes\n{controllers}=yes\n"
 
-# Slurm synchronizes ranks by a tree or a ring. The ring sometimes loses half a minute.
+# Slurm synchronizes ranks in a tree or a ring. The ring sometimes stalls for half a minute.
 MPI_CONF = "PMIxCollFence=tree\n"
 
-# Directories that each node has for itself, as with local disks; nothing in a user's home.
+# Each node has its own directories, as with local disks. Nothing is in the users' homes.
 ENROOT_CONF = """\
 ENROOT_RUNTIME_PATH /tmp/enroot-run-$(id -u)
 ENROOT_CACHE_PATH /var/tmp/enroot-cache-$(id -u)
@@ -188,7 +188,7 @@ def put(path: str, text: str, mode: int = 0o644) -> None:
 
 
 def slurm_version() -> tuple[int, ...]:
-    """Return year and month of this machine's Slurm, as in release names."""
+    """Return the release of this machine's Slurm, such as (23, 11)."""
     return tuple(int(number) for number in call("slurmd", "-V").split()[1].split(".")[:2])
 
 

@@ -1,4 +1,4 @@
-/* One line per rank, and the sum of all ranks from rank 0. */
+/* Print one line per rank. Rank 0 also prints the sum of all ranks. */
 #include <mpi.h>
 #include <stdio.h>
 

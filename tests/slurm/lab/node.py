@@ -32,7 +32,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 NS_GET_MNTNS_ID = 0x8008B705  # <linux/nsfs.h>
 MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
 
-# Directories besides /etc into which packages install files.
+# Directories besides /etc into which packages install files; with `apart`, each node has its own.
 APART = ("/usr", "/opt", "/var/lib/apt", "/var/lib/dpkg", "/var/cache")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -83,9 +83,10 @@ def become_lab(spec: dict[str, Any]) -> NoReturn:
 def next_namespace(cpu: int) -> int:
     """Return the approximate number of a mount namespace made on ``cpu``; 0 before Linux 6.11.
 
-    job_container/tmpfs keeps the namespace of a job by a bind mount, which the kernel refuses (EINVAL) if the job's
-    number is lower than slurmd's. Since 6.18 each processor has its own supply of numbers. So the lab makes a node on
-    the processor with the lowest numbers, like a machine's first process.
+    job_container/tmpfs keeps the mount namespace of a job by a bind mount. The kernel refuses the mount (EINVAL) if the
+    number of the job's namespace is lower than the number of slurmd's namespace. Since Linux 6.18, each processor has
+    its own supply of numbers. So the lab makes a node on the processor with the lowest numbers, like a machine's first
+    process.
     """
     receive, send = os.pipe()
     if os.fork() == 0:
@@ -105,7 +106,7 @@ def next_namespace(cpu: int) -> int:
 
 
 def become_node(spec: dict[str, Any], name: str) -> NoReturn:
-    """Turn this child of the lab into the parent of a node, and end; the node's process 1 stays."""
+    """Create the namespaces of a node and fork its process 1, which stays. The caller's process ends."""
     with reporting_failures(name):
         branch = f"{spec['branch']}/{name}"
         cgroups.create(branch)
@@ -119,7 +120,7 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         socket.sethostname(name)
         os.umask(0o022)
         mount_tree(spec["root"], name, spec["apart"], spec["prefix"])
-        # BBR mismeasures cables that share a processor, and sends half of their capacity.
+        # The nodes' cables share processors. BBR would underestimate them, and use half of their capacity.
         write("/proc/sys/net/ipv4/tcp_congestion_control", "reno\n")
         if spec["configless"] and name != "ctl":
             mount("tmpfs", "/etc/slurm", "tmpfs", options="mode=755")  # slurmd asks slurmctld for its configuration
@@ -137,8 +138,8 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     mount("tmpfs", memory, "tmpfs", options="mode=755")
 
-    # An overlay, not binds: files that the machine lacks need no mount point on it. Its upper directory is on tmpfs, so
-    # it works even if the machine's / is an overlay.
+    # Bind mounts would need mount points for files that the machine lacks, so /etc is an overlay. Its upper directory
+    # is on tmpfs, so it works even if the machine's / is an overlay.
     own_layer(memory, "/etc", f"{root}/etc:/etc")
     write("/etc/hostname", name + "\n")
     for shared in () if apart else ("slurm", "enroot"):  # one directory for all nodes, editable while the lab is up
@@ -153,7 +154,7 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     for directory, mode in {"lock": 0o1777, "mount": 0o755, "munge": 0o755, "user": 0o755}.items():
         os.mkdir(f"/run/{directory}")
         os.chmod(f"/run/{directory}", mode)
-    if prefix and not os.path.exists(prefix):  # a source tree in one of these directories
+    if prefix and not os.path.exists(prefix):  # a source tree that these mounts hide
         os.makedirs(prefix)
         bind(f"/proc/self/fd/{tree}", prefix)
     munge = os.stat(f"{root}/etc/munge/munge.key")
@@ -161,7 +162,7 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
 
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     fuse = os.stat("/dev/fuse")
-    # Ordinary users need the device; the machine's own node keeps its mode.
+    # Ordinary users need the device. The machine's own device node keeps its mode.
     os.mknod(f"{memory}/fuse", 0o600 | stat.S_IFCHR, fuse.st_rdev)
     os.chmod(f"{memory}/fuse", 0o666)
     bind(f"{memory}/fuse", "/dev/fuse")
@@ -171,7 +172,7 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     mount_cgroups(hierarchies)
 
     mount("tmpfs", root, "tmpfs", MS_RDONLY, "mode=755")  # nodes do not see each other's files
-    mount("none", "/", flags=MS_REC | MS_SHARED)  # shared, like systemd's default: leaking propagation must show
+    mount("none", "/", flags=MS_REC | MS_SHARED)  # systemd's default: mounts that leak by propagation must show
 
 
 def own_layer(memory: str, directory: str, lower: str) -> None:
@@ -183,7 +184,7 @@ def own_layer(memory: str, directory: str, lower: str) -> None:
 
 
 def mount_cgroups(hierarchies: list[cgroups.Hierarchy]) -> None:
-    """Mount each hierarchy at its usual place; through the cgroup namespace it begins at the node's cgroup."""
+    """Mount each hierarchy at its usual place. In this cgroup namespace, the root of each is the node's cgroup."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     if all(h.mountpoint != "/sys/fs/cgroup" for h in hierarchies):
         mount("tmpfs", "/sys/fs/cgroup", "tmpfs", flags, "mode=755")
@@ -197,7 +198,7 @@ def mount_cgroups(hierarchies: list[cgroups.Hierarchy]) -> None:
                     os.symlink(os.path.basename(h.mountpoint), f"/sys/fs/cgroup/{controller}")
         if h.is_v2 and h.mountpoint == "/sys/fs/cgroup":
             cgroups.enter_leaf(h.mountpoint)
-            # slurmstepd leaves a job's cgroup for the root, which accepts processes only on a real machine.
+            # slurmstepd moves from a job's cgroup to the root, but only the root of a real machine accepts processes.
             bind(f"{h.mountpoint}/init/cgroup.procs", f"{h.mountpoint}/cgroup.procs")
 
 

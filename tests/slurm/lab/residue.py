@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from . import cgroups
 
-# Files that no finished job may leave. Caches may stay, and so may each user's empty directories; named containers of
-# the data path are residue unless the job meant to keep them.
+# Files that a finished job must not leave. Caches may stay, and so may each user's empty directories. Named containers
+# in the data path count as residue: a test removes the containers that it names.
 FILES = (
     "/tmp/*",
     "/tmp/enroot-run-*/*",
@@ -43,7 +43,7 @@ KEPT = (
     "/var/tmp/enroot-data-*",
     "/var/tmp/enroot-cache-*",
 )
-# Small files that a user's later starts use again: runtime/named.py, runtime/sharing.py.
+# Small files that later starts of the same user reuse: runtime/named.py, runtime/sharing.py.
 HINTS = ("/tmp/enroot-run-*/named-*", "/tmp/enroot-run-*/servers")
 
 
@@ -106,10 +106,10 @@ def mounts(mountinfo: str) -> list[str]:
 def job_cgroups(branch: str) -> Iterator[str]:
     """Return Slurm's cgroups per job and per step, except those that Slurm leaves by itself.
 
-    With cgroup v1, slurmstepd is in its job's freezer cgroup. At its end it joins its last thread, moves itself away,
-    and gives up if rmdir fails with EBUSY. An exiting thread is not moved, and is joined before the kernel removes it
-    from the cgroup. So an empty job_N remains now and then, with or without a plugin: Slurm's common_cgroup_delete and
-    xcgroup_wait_pid_moved. A step's processes are in step_N, which counts.
+    With cgroup v1, slurmstepd is in its job's freezer cgroup. At its end it joins its last thread, moves itself to
+    another cgroup, and gives up if rmdir fails with EBUSY. An exiting thread does not move, and the join can return
+    before the kernel has removed the thread from the cgroup. So an empty job_N remains now and then, with or without a
+    plugin: Slurm's common_cgroup_delete and xcgroup_wait_pid_moved. A step's processes are in step_N, which is residue.
     """
     for hierarchy in cgroups.hierarchies():
         top = f"{hierarchy.mountpoint}/{branch}"
@@ -135,7 +135,7 @@ def files(entry: str) -> Iterator[str]:
     kept = {path for pattern in KEPT for path in glob.glob(entry + pattern)}
     hints = {path for pattern in HINTS for path in glob.glob(entry + pattern)}
     for path in sorted({path for pattern in FILES for path in dotglob(entry + pattern)} - hints):
-        # The id of a data path outlives its containers, like the directory.
+        # .records identifies a data path. It outlives the containers, as the directory does.
         if (path not in kept or not os.path.isdir(path)) and os.path.basename(path) != ".records":
             yield path[len(entry) :]
 
@@ -159,7 +159,7 @@ def sockets(entry: str) -> list[str]:
 def held(entry: str, pid: int) -> Iterator[str]:
     """Return the namespaces, locks and container files that ``pid`` keeps open.
 
-    An open descriptor keeps a lock or a namespace alive, so this also finds a daemon of ours that holds one for a
+    An open descriptor keeps a lock or a namespace alive, so this also finds a daemon of ours that still serves a
     finished job.
     """
     directory = f"{entry}/proc/{pid}/fd"
@@ -187,7 +187,7 @@ def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
             nested = len(nspids(name)) > 1
         except OSError:
             continue
-        if nested or namespace in seen:  # `processes` finds a node's processes, with all of their mounts
+        if nested or namespace in seen:  # a process of a node: `processes` finds it, with all of its mounts
             continue
         seen.add(namespace)
         for line in mounts(f"/proc/{name}/mountinfo"):
