@@ -55,8 +55,9 @@ class Layout:
             entries = [e for e, title in zip(entries, titles, strict=True) if title == name]
         if not entries or not name and len(set(titles)) > 1:
             available = ", ".join(sorted(filter(None, titles))) or "none"
+            count = "no such image" if name else "more than one image" if entries else "no image"
             raise ImageError(
-                f"{self._reference}: {'no such image' if name else 'more than one image'} in the layout",
+                f"{self._reference}: {count} in the layout",
                 hint=f"available images: {available}; write {self._reference.scheme}{self._reference.place}:NAME",
             )
         search = manifests.Search(self, self._reference, arch)
@@ -139,8 +140,9 @@ class DockerArchive:
             entry: dict[str, Any] = entries[0]
             return entry
         available = ", ".join(tag for names in tags for tag in names) or "none with a name"
+        count = "no such image" if self._reference.name else "more than one image" if entries else "no image"
         raise ImageError(
-            f"{self._reference}: {'no such image' if self._reference.name else 'more than one image'} in the archive",
+            f"{self._reference}: {count} in the archive",
             hint=f"available images: {available}; write {self._reference.scheme}{self._reference.place}:NAME:TAG",
         )
 

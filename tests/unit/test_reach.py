@@ -11,7 +11,7 @@ NAMES = ("n1", "n2", "n3")
 
 
 def answers(*done: int, apart: dict[int, str] | None = None, lost: dict[tuple[int, int], str] | None = None) -> Answers:
-    return Answers(dict(enumerate(NAMES)), apart or {}, lost or {}, set(done))
+    return Answers(dict(enumerate(NAMES)), apart or {}, lost or {}, done=set(done))
 
 
 def lines(of: Answers, *, networks: str = "", span: str = "") -> list[str]:
@@ -39,6 +39,17 @@ def test_hint_names_the_port_range_of_srun() -> None:
     assert "SrunPortRange=60001-60100" in finding.fix
     (finding,) = judge(answers(0, 1, 2, apart={1: "no answer"}), NAMES, Firewall("", ""))
     assert "set SrunPortRange" in finding.fix
+
+
+def test_node_without_the_library_gets_no_advice_on_ports() -> None:
+    found = Answers(
+        dict(enumerate(NAMES)),
+        done={0, 1, 2},
+        lacking={1: ("no library", "install it")},
+        peer_errors={(0, 1): "no answer"},
+    )
+    (finding,) = judge(found, NAMES, Firewall("", ""))
+    assert finding.what.startswith("n2: no library: ") and finding.fix == "install it"
 
 
 @pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])

@@ -104,7 +104,8 @@ class Event:
         record["result"] = "error" if error is not None else "ok"
         if error is not None:
             is_ours = isinstance(error, PenrootError)
-            record["error"] = str(error).partition("\n")[0] if is_ours else type(error).__name__
+            text = str(error) or str(error.__cause__ or "")  # a node leaves it to srun to print an error once
+            record["error"] = text.partition("\n")[0] if is_ours else type(error).__name__
         return _json({key: record[key] for key in FIELDS if key in record})
 
     def words(self) -> str:

@@ -56,7 +56,9 @@ def findings(nodes: str, plugin: PluginSettings, slurm: Mapping[str, str]) -> It
     if not arguments.swarm:
         yield Finding("ok", "swarm=no in plugstack.conf: nodes share no images")
         return
-    yield from libraries(plugin)
+    if error := [*libraries(plugin)]:
+        yield from error
+        return
     command = [find("scontrol", package="slurm-client"), "show", "hostnames", nodes]
     names = Program(command, timeout=_END_TIMEOUT_S).run().split()
     port_range = slurm.get("SrunPortRange", "0-0")
@@ -80,6 +82,7 @@ class Answers:
     names: dict[int, str] = field(default_factory=dict)
     tracker_errors: dict[int, str] = field(default_factory=dict)  # by node that cannot connect to srun's host
     peer_errors: dict[tuple[int, int], str] = field(default_factory=dict)  # by node and the other node
+    lacking: dict[int, tuple[str, str]] = field(default_factory=dict)  # error and hint, by node without the library
     done: set[int] = field(default_factory=set)
 
 
@@ -110,10 +113,16 @@ def judge(answers: Answers, names: Sequence[str], firewall: Firewall) -> Iterato
             yield Finding(
                 "bad", f"{name} has not answered", f"srun -w {name} hostname; is penroot in {_LIBRARY} there?"
             )
+    for node, (why, hint) in sorted(answers.lacking.items()):
+        yield Finding(
+            "bad", f"{answers.names[node]}: {why}: it asks registries itself and cannot receive bcast: files", hint
+        )
     for node, why in sorted(answers.tracker_errors.items()):
         failure = f"{answers.names[node]} does not reach the host of srun: {why}"
         yield Finding("bad", f"{failure}: it asks registries itself and cannot receive bcast: files", firewall.to_srun)
     for (node, other), why in sorted(answers.peer_errors.items()):
+        if answers.lacking.keys() & {node, other}:
+            continue
         name, other_name = answers.names[node], answers.names[other]
         if (other, node) not in answers.peer_errors:
             yield Finding("bad", f"{name} does not reach {other_name}: {why}", firewall.to_nodes)
@@ -121,7 +130,7 @@ def judge(answers: Answers, names: Sequence[str], firewall: Firewall) -> Iterato
             yield Finding("bad", f"{name} and {other_name} do not reach each other: {why}", firewall.to_nodes)
     for node in sorted(answers.names.keys() - answers.done):
         yield Finding("bad", f"{answers.names[node]} has not finished in time", "check its load and its network")
-    if len(answers.done) == len(names) and not (answers.tracker_errors or answers.peer_errors):
+    if len(answers.done) == len(names) and not (answers.lacking or answers.tracker_errors or answers.peer_errors):
         nodes = "the node reaches" if len(names) == 1 else f"{len(names)} nodes reach each other and"
         sample = f"; each has tried {_MAX_OTHERS} others" if len(names) > _MAX_OTHERS + 1 else ""
         networks = f" over {firewall.networks}" * bool(firewall.networks)
@@ -204,7 +213,10 @@ class _Check:
         if "port" in message:
             self._answers.names[node] = str(message["name"])
             self._addresses[node] = str(message["host"]), int(str(message["port"]))
-            if message["apart"]:
+            if message["lacks"]:
+                why, hint = map(str, message["lacks"])  # type: ignore[call-overload]
+                self._answers.lacking[node] = why, hint
+            elif message["apart"]:
                 self._answers.tracker_errors[node] = str(message["apart"])
         elif "lost" in message:
             self._answers.peer_errors[node, int(str(message["lost"]))] = str(message["why"])
@@ -241,13 +253,14 @@ def answer() -> None:
     question = json.loads(line)
     node, launcher = int(os.environ["SLURM_NODEID"]), os.environ[LAUNCHER]
     swarm = Swarm(bytes.fromhex(question["key"]), _CONTEXT, 0, question["networks"])
-    why = _missing(swarm) or _connect(swarm, node, launcher, question["port"])
+    lacks = _missing(swarm)
+    why = "" if lacks else _connect(swarm, node, launcher, question["port"])
     name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     address = {"host": _source_address(launcher), "port": _serve(swarm, range(1), {})}
-    _print({"node": node, "name": name, "apart": why, **address})
+    _print({"node": node, "name": name, "lacks": lacks, "apart": why, **address})
     if line := sys.stdin.readline():
         others = sorted(json.loads(line)["others"], key=lambda other: (other[0] <= node, other[0]))
-        others = [other for other in others if other[0] != node][:_MAX_OTHERS]
+        others = [] if lacks else [other for other in others if other[0] != node][:_MAX_OTHERS]
         with ThreadPoolExecutor(_MAX_OTHERS) as pool:
             for other, why in zip(
                 others, pool.map(lambda other: _connect(swarm, node, *other[1:]), others), strict=True
@@ -258,15 +271,15 @@ def answer() -> None:
         sys.stdin.read()  # other nodes connect to this one
 
 
-def _missing(swarm: Swarm) -> str:
-    """Return why this node cannot be a member of a swarm, or ""."""
+def _missing(swarm: Swarm) -> list[str]:
+    """Return the error and the hint if this node lacks a library of the swarm, else []."""
     try:
         from enroot_py.features.swarm.tls import Identity
 
         Identity(swarm.key, swarm.context)
     except ConfigError as e:
-        return f"{e}: {e.hint}"
-    return ""
+        return [str(e), e.hint]
+    return []
 
 
 def _print(message: Mapping[str, object]) -> None:

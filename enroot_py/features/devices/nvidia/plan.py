@@ -78,8 +78,8 @@ class Plan:
                 hint = hint.replace("unset the variable", f"remove it from {origin}")
             raise HookError(f"{self._origin}: {os.uname().nodename} has no NVIDIA driver{reason}", hint=hint)
         # The image, not the caller, selects GPUs: start without them, as other runtimes do.
-        report = log.warn if reason and self._words else log.debug
-        report(f"98-nvidia: no NVIDIA driver on this node; {reason}: {hint}")
+        report = log.warn if reason and self._words else log.explain or log.debug
+        report("98-nvidia: no NVIDIA driver on this node" + (f"; {reason}: {hint}" if reason else ""))
 
     def _with_driver(self, allocated: str) -> None:
         """Add devices, driver and related files. Raises HookError."""
