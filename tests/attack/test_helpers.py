@@ -164,7 +164,7 @@ def cover(lab: Lab) -> Iterator[None]:
     lab.run("rm -r cover")
 
 
-@pytest.mark.parity("a step that ends detaches its own mounts only")
+@pytest.mark.parity("a step that ends detaches only its own mounts")
 @pytest.mark.security("C8")
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
@@ -181,7 +181,7 @@ def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root
     assert out == "/opt/covered\ncover\n", err
 
 
-@pytest.mark.parity("a step that ends detaches its own mounts only")
+@pytest.mark.parity("a step that ends detaches only its own mounts")
 @pytest.mark.security("C8")
 def test_no_link_leads_a_batch_script_to_a_cover(lab: Lab, cover: None) -> None:
     before = "mkdir -p /var/spool/slurmd; for i in $(seq 1 2000); do ln -s /opt/covered $(printf $job $i); done"

@@ -79,7 +79,7 @@ def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: path
         assert seen_programs("looking\n" + other.communicate(timeout=60)[0]) == set()
 
 
-@pytest.mark.parity("its server ends with the container")
+@pytest.mark.parity("the file's server ends with the container")
 @pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_the_server_of_data(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str

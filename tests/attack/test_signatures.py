@@ -90,7 +90,7 @@ def test_an_image_that_was_signed_for_another_repository(user: User, registry: S
     assert "its signature is for" in refusal(user, f"docker://{registry.host}/test/new@{old.digest()}")
 
 
-@pytest.mark.parity("the verified image is the one that is used")
+@pytest.mark.parity("the verified image is used")
 @pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) -> None:
@@ -285,7 +285,7 @@ def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Ser
         assert "/etc/enroot/" in done.stderr and "Permission denied" in done.stderr and done.stdout == ""
 
 
-@pytest.mark.parity("slips in a policy")
+@pytest.mark.parity("typos in a policy")
 @pytest.mark.security("S3")
 @pytest.mark.parametrize("what", ["key", "directory of keys", "policy", "directory", "owner"])
 def test_policy_that_others_can_write_is_refused(user: User, registry: Server, key: Path, what: str) -> None:

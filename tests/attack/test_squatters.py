@@ -169,7 +169,7 @@ def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pat
     assert list(tmp.iterdir()) == []
 
 
-@pytest.mark.parity("neither an image nor another user makes or redirects a record")
+@pytest.mark.parity("neither an image nor another user can make or redirect a record")
 @pytest.mark.security("U4")
 @pytest.mark.parametrize("squat", ["file", "link", "pipe", "directory"])
 def test_file_of_another_user_gets_no_events(

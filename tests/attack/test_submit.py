@@ -70,7 +70,7 @@ def test_salloc_forwards_the_variables(lab: Lab) -> None:
 LONG = ",".join(f"/srv:/mnt/{number:07}" for number in range(7300))  # 131,399 bytes: MAX_ARG_STRLEN is 131,072
 
 
-@pytest.mark.parity("Options that do not fit into a job's environment")
+@pytest.mark.parity("options that do not fit")
 @pytest.mark.security("R7")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str) -> None:

@@ -55,7 +55,7 @@ def test_links_and_anchors_of_the_site_are_there(pages: dict[Path, Page]) -> Non
     assert sum(len(page.links) for page in pages.values()) > 3000
 
 
-@pytest.mark.parity("a site from the Markdown as it lies here")
+@pytest.mark.parity("a site from the Markdown of this repository")
 def test_nothing_comes_from_elsewhere(pages: dict[Path, Page]) -> None:
     loads = {load for page in pages.values() for load in page.loads}
     assert loads and not [load for load in loads if urlsplit(load).netloc]
@@ -63,7 +63,7 @@ def test_nothing_comes_from_elsewhere(pages: dict[Path, Page]) -> None:
     assert not re.findall(r"""(?:url\(|@import )["']?(?:https?:)?//[^)"']*""", styles)
 
 
-@pytest.mark.parity("a site from the Markdown as it lies here")
+@pytest.mark.parity("a site from the Markdown of this repository")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 390, 1440])
 def test_pages_fit(browser: Browser, width: int, theme: str) -> None:
@@ -81,7 +81,7 @@ def test_pages_fit(browser: Browser, width: int, theme: str) -> None:
     assert browser.look(script) == [str(len(PAGES)), "end"]
 
 
-@pytest.mark.parity("a site from the Markdown as it lies here")
+@pytest.mark.parity("a site from the Markdown of this repository")
 def test_search_needs_no_server(browser: Browser) -> None:
     document = browser.show(f"file://{browser.site}/search.html?q=flock", "--dump-dom")
     results = re.findall(r'<a href="([^"]*)"', document.partition('id="search-results"')[2])

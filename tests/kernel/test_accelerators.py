@@ -22,7 +22,7 @@ def nodes(user: User, *places: str, **environ: str) -> list[str]:
     return user.start("box", "sh", "-c", script, "sh", *places, env=environ).split("\n")[:-1]
 
 
-@pytest.mark.parity("a step has those that Slurm allocated", "98-accelerators")
+@pytest.mark.parity("a step has the GPUs that Slurm allocated", "98-accelerators")
 @pytest.mark.parametrize("restricted", ["no", "yes"])
 def test_gpus_of_a_step_on_mi300x(user: User, box: pathlib.Path, restricted: str) -> None:
     """The other GPUs have no node, neither with the host's /dev nor with a private one."""
@@ -44,7 +44,7 @@ def test_the_host_keeps_its_own(user: User, box: pathlib.Path) -> None:
     assert sorted(path.name for path in (host.root / "dev/dri").iterdir()) == before
 
 
-@pytest.mark.parity("a step has those that Slurm allocated", "98-accelerators")
+@pytest.mark.parity("a step has the GPUs that Slurm allocated", "98-accelerators")
 def test_gpus_of_a_step_on_ponte_vecchio(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, ponte_vecchio(user.home / "intel"))
@@ -52,7 +52,7 @@ def test_gpus_of_a_step_on_ponte_vecchio(user: User, box: pathlib.Path) -> None:
     assert nodes(user, "/dev/dri", **STEP) == given
 
 
-@pytest.mark.parity("a step has those that Slurm allocated", "98-accelerators")
+@pytest.mark.parity("a step has the GPUs that Slurm allocated", "98-accelerators")
 def test_gaudis_of_a_step(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, gaudi(user.home / "gaudi"))

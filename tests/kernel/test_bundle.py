@@ -279,7 +279,7 @@ def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Pa
     assert [p.name for p in user.home.iterdir() if p.name.startswith(".")] == []
 
 
-@pytest.mark.parity("bundle --all", "the configuration goes along")
+@pytest.mark.parity("bundle --all", "the bundle contains the configuration")
 def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     for directory, word in (("etc", "SYSTEM"), ("config", "USER")):
         for kind, name, text in (
@@ -499,7 +499,7 @@ def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
         assert "done" in shown
 
 
-@pytest.mark.parity("the configuration goes along")
+@pytest.mark.parity("the bundle contains the configuration")
 def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.Path) -> None:
     hook = (
         '#!/bin/bash\nset -eu\nsource "${ENROOT_LIBRARY_PATH}/common.sh"\ncommon::checkcmd cat enroot-mount\n'

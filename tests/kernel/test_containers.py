@@ -40,9 +40,9 @@ def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> Non
 
 
 @pytest.mark.parity(
-    "closed and read-only directories",
+    "directories without access or write permission",
     "create: extended attributes of users",
-    "remove: closed directories",
+    "remove: directories without permissions",
     "read-only and closed directories",
 )
 def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> None:
@@ -332,7 +332,7 @@ def test_every_verb_completes(user: User) -> None:
     assert {line.partition(",")[2] for line in out.splitlines()} >= set(VERBS)
 
 
-@pytest.mark.parity("an empty value is a mistake")
+@pytest.mark.parity("an empty value is an error")
 @pytest.mark.parametrize(
     ("script", "said"),
     [

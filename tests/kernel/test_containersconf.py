@@ -337,7 +337,7 @@ def test_insecure_is_for_certificates_too(user: User, registry: Server, trust: P
         assert "arning" not in done.stderr
 
 
-@pytest.mark.parity("our registries.conf goes before theirs")
+@pytest.mark.parity("penroot's registries.conf takes precedence over podman's")
 def test_our_line_replaces_tables_and_info_names_it(user: User, registry: Server, front: Faulty) -> None:
     theirs = user.write(
         f"{OWN}/registries.conf",

@@ -64,7 +64,9 @@ def inside(user: User, script: str, *options: str, **more: object) -> str:
     return user.start(*options, "box", "sh", "-c", script, **more)
 
 
-@pytest.mark.parity("owners and modes in it keep nothing from who can read the file", "read-only, nosuid and nodev")
+@pytest.mark.parity(
+    "owners and modes in the file hide nothing from a user who can read the file", "read-only, nosuid and nodev"
+)
 def test_data_is_read_only_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     """Owners and modes protect nothing from a user who can read the file: the container has no other user."""
     script = "cat /data/file; grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
@@ -176,7 +178,7 @@ def test_an_image_mounts_none(user: User, rootfs: pathlib.Path, data: pathlib.Pa
     assert "an image may mount a tmpfs and its own directories" in said
 
 
-@pytest.mark.parity("its server ends with the container")
+@pytest.mark.parity("the file's server ends with the container")
 def test_the_server_ends_with_the_container(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     words = ("penroot", "start", "--mount", f"{data}:/data:sqsh", "box", "sh", "-c", "echo; sleep 600")
     with user.running(*words, stdout=subprocess.PIPE) as running:

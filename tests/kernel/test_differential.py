@@ -27,7 +27,7 @@ def results() -> Iterator[dict[str, Future[list[str]]]]:
 @pytest.mark.parity("batch CONFIG", "batch as shebang", "ENROOT_ROOTFS", "rc() of a configuration script")
 @pytest.mark.parity("create IMAGE", "create --force", "remove --force", "list", "list -f", "ENROOT_FORCE_OVERRIDE")
 @pytest.mark.parity("fstab: x-create=dir", "fstab: ${VAR}", "mounts of the command line", "ENROOT_CONFIG_PATH")
-@pytest.mark.parity("environ.d: ${VAR} of the caller", "hooks.d/*.sh", "one user, himself or root")
+@pytest.mark.parity("environ.d: ${VAR} of the caller", "hooks.d/*.sh", "one user, as itself or as root")
 @pytest.mark.parity("exit status of the command in the container", "NAME.run --conf", "NAME.run --rc")
 @pytest.mark.parametrize("found", transcripts(), ids=lambda found: found.path.stem)
 def test_lines(found: Transcript, results: dict[str, Future[list[str]]]) -> None:

@@ -72,7 +72,7 @@ def test_without_its_entrypoint_and_writable(files: Files) -> None:
     assert files.start("") == "/opt/work\n"
 
 
-@pytest.mark.parity("start --environment: options of the command line go before the file")
+@pytest.mark.parity("start --environment: options of the command line take precedence over the file")
 def test_options_override_the_file(files: Files) -> None:
     text = 'writable = false\nmounts = ["/usr:/mnt"]\n[env]\nA = "file"\nB = "file"\n'
     words = ("--rw", "--mount", "/etc:/mnt", "--env", "A=option", "sh", "-c", "touch /x; ls -d /mnt/fstab; echo $A $B")
@@ -219,7 +219,7 @@ def test_file_of_another_user_is_not_trusted(files: Files) -> None:
     assert "is not a regular file" in files.refused("--environment=it", "true", env=environ)
 
 
-@pytest.mark.parity("start: without a file nothing of it is imported")
+@pytest.mark.parity("start: without an environment file")
 def test_a_start_without_a_file_imports_nothing_of_it(files: Files) -> None:
     code = "from enroot_py.cli.start import main\ntry: main(['--explain', 'box', 'true'])\nfinally: print(*sys.modules)"
     done = files.user.run("python3", "-IS", "-c", f"import sys; sys.path.insert(0, {LIBRARY!r}); {code}")

@@ -69,7 +69,7 @@ def test_a_failure_is_recorded_with_its_message(user: User, file: pathlib.Path) 
     assert record["result"] == "error" and record["error"].startswith("no such container: no-such")
 
 
-@pytest.mark.parity("neither an image nor another user makes or redirects a record")
+@pytest.mark.parity("neither an image nor another user can make or redirect a record")
 def test_user_and_host_of_an_event_are_not_the_images(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
     """Nor the host: the container has its own passwd and, here, its own host name."""
     (rootfs / "etc/passwd").write_text(f"mallory:x:{user.uid}:{user.uid}::/:/bin/sh\n")
@@ -89,7 +89,7 @@ def test_explain_records_nothing(user: User, rootfs: pathlib.Path, file: pathlib
     assert not file.exists()
 
 
-@pytest.mark.parity("nothing waits for a record or fails for want of one")
+@pytest.mark.parity("nothing waits for a record")
 def test_a_daemon_that_is_not_there_costs_a_warning(user: User, rootfs: pathlib.Path) -> None:
     user.environ["ENROOT_EVENTS"] = "journald"
     hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh")

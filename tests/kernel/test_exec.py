@@ -89,7 +89,7 @@ def test_stopped_command_is_ended_by_the_timeout(job: User) -> None:
     job.penroot("exec", "--timeout", "0.3", "job", "sh", "-c", "kill -STOP $$", status=124, prefix=("setsid", "-w"))
 
 
-@pytest.mark.parity("exec: a killed client", "penroot-guard")
+@pytest.mark.parity("exec: if exec is killed", "penroot-guard")
 @pytest.mark.parametrize("options", [(), ("--pid",), ("--root",)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_client_ends_grandchildren(
@@ -222,7 +222,7 @@ def test_files_that_change_during_a_copy_stay_inside(job: User, soak: bool) -> N
             job.run("rm", "-rf", "out")
 
 
-@pytest.mark.parity("exec: a killed client")
+@pytest.mark.parity("exec: if exec is killed")
 def test_first_process_is_found_without_a_look_at_others(job: User) -> None:
     """The start has recorded the process of ``box`` and ``job``: exec reads no other process's /proc."""
     pid = program(job)

@@ -108,7 +108,7 @@ def test_start_without_fabric_imports_no_module_of_it(user: User, rootfs: pathli
     assert "enroot_py.features.fabric.fabric" in asked.stderr
 
 
-@pytest.mark.parity("files that others could have made are not brought")
+@pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
 def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathlib.Path) -> None:
     """The library directory of the image is a link to the host's /dev/shm: the start fails and writes nothing there."""
@@ -133,7 +133,7 @@ def test_a_library_that_another_user_owns_is_not_brought(user: User, info: pathl
     assert str(place) not in "\n".join(line for line in listed.splitlines() if line.startswith("file "))
 
 
-@pytest.mark.parity("in the place of an older one")
+@pytest.mark.parity("the host's libfabric replaces an older one")
 def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.Path) -> None:
     """The image lacks dependencies and gets the host's. Both ends of a connection run."""
     done = user.penroot("start", "newer", "fi_info", "--version", status=127)
@@ -172,7 +172,7 @@ def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
     assert (newer / LIB[1:] / "ucx/libuct_old.so.0").exists()
 
 
-@pytest.mark.parity("not where the image's glibc is too old")
+@pytest.mark.parity("no replacement if the image's glibc is too old")
 def test_an_older_release_keeps_its_own(user: User, older: pathlib.Path) -> None:
     """The host's libfabric cannot load: the error names the missing symbol version."""
     library = os.path.realpath(f"{LIB}/libfabric.so.1")

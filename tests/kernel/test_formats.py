@@ -33,7 +33,7 @@ def unpacked(user: User, image: pathlib.Path) -> pathlib.Path:
     return target
 
 
-@pytest.mark.parity("ENROOT_ALLOW_HTTP", "an image of ours is enroot's", "/etc/rc: provenance")
+@pytest.mark.parity("ENROOT_ALLOW_HTTP", "penroot makes the same image as enroot", "/etc/rc: provenance")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_import_writes_what_enroot_writes(user: User, name: str) -> None:
     require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
@@ -116,7 +116,7 @@ def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-@pytest.mark.parity("export: everything is root's", "a container is a directory")
+@pytest.mark.parity("export: root owns everything", "a container is a directory")
 def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path) -> None:
     """enroot leaves /.lock, mount points without permissions, and in bundles /.enroot."""
     (tree / ".lock").write_text("")

@@ -31,7 +31,7 @@ def explained(user: User, *arguments: str, **env: str) -> list[str]:
     return [" ".join(line.replace(f"{user.home}/", "").split()) for line in lines]
 
 
-@pytest.mark.parity("hooks: one that a site has edited")
+@pytest.mark.parity("hooks: a hook that a site has edited or switched off")
 def test_edited_hooks_of_the_site_replace_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
     names = sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS])
@@ -159,7 +159,7 @@ def known_original(user: User, site: pathlib.Path, name: str, text: str) -> path
     return program
 
 
-@pytest.mark.parity("hooks: one that a site has edited")
+@pytest.mark.parity("hooks: a hook that a site has edited or switched off")
 @pytest.mark.parametrize("name", ["10-shadow", "50-sharp"])
 def test_unedited_hook_of_enroot_is_replaced_by_ours(
     user: User, rootfs: pathlib.Path, site: pathlib.Path, name: str
@@ -174,7 +174,7 @@ def test_unedited_hook_of_enroot_is_replaced_by_ours(
     assert f"hook {site}/{name}.sh failed" in said
 
 
-@pytest.mark.parity("hooks: one that a site has edited")
+@pytest.mark.parity("hooks: a hook that a site has edited or switched off")
 @pytest.mark.parametrize("kind", ["empty", "null", "not executable", "py"])
 def test_hook_of_ours_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
     off = site / ("10-shadow.py" if kind == "py" else "10-shadow.sh")

@@ -242,7 +242,7 @@ def test_stored_tag_costs_one_request_and_digest_none(user: User, registry: Serv
         assert front.seen == []
 
 
-@pytest.mark.parity("layers are kept by digest")
+@pytest.mark.parity("layers are stored by digest")
 def test_moved_tag_is_noticed_and_known_layers_are_kept(user: User, registry: Server) -> None:
     registry.pusher.image("test/moving", "1", make(Env=["A=1"]))
     with faulty(registry.host) as front:
@@ -479,7 +479,7 @@ def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
     assert not (user.home / "x.sqsh").exists()
 
 
-@pytest.mark.parity("a corrupt blob is named")
+@pytest.mark.parity("a corrupt blob is reported")
 @pytest.mark.parametrize(
     "change", [lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], lambda b: b + b"more", lambda b: b"\0" * len(b)]
 )
@@ -973,7 +973,7 @@ esac
         assert "docker-credential-test is not in PATH" in done.stderr and "401" in done.stderr
 
 
-@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
+@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command)")
 def test_login_from_a_command_of_the_credentials_file(user: User, registry: Server) -> None:
     credentials(user, "127.0.0.1", "me", "$(cat $HOME/secret; true)")
     (user.home / "secret").write_text("secret\n")
@@ -1090,7 +1090,7 @@ def test_killed_import_is_succeeded(user: User, big: Transfer) -> None:
         assert second.returncode == 0, errors
 
 
-@pytest.mark.parity("a suspended or stopped process holds up no other import")
+@pytest.mark.parity("a suspended or stopped process does not block other imports of its user")
 @pytest.mark.security("L6")
 def test_suspended_import_holds_up_no_other(user: User, big: Transfer) -> None:
     """A job is suspended in the middle of an import."""

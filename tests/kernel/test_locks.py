@@ -55,7 +55,7 @@ def locks(user: User, registry: Server) -> Locks:
     return Locks(user, registry)
 
 
-@pytest.mark.parity("lock: a lock file is made and brought up to date")
+@pytest.mark.parity("lock: creates and updates a lock file")
 def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
     host = locks.registry.host
     one, two = locks.push("lock/one", 1), locks.push("lock/two", 3)
@@ -72,7 +72,7 @@ def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
     assert "is up to date" in locks.user.penroot("lock", "team.lock").stderr
 
 
-@pytest.mark.parity("lock: a lock file is made and brought up to date")
+@pytest.mark.parity("lock: creates and updates a lock file")
 def test_check_says_what_has_moved(locks: Locks) -> None:
     host = locks.registry.host
     old, other = locks.push("lock/moves", 1), locks.push("lock/stays", 3)
@@ -197,7 +197,7 @@ def test_a_stored_image_costs_no_request(locks: Locks) -> None:
         assert len(shown.seen) == before
 
 
-@pytest.mark.parity("an image that is not in it")
+@pytest.mark.parity("an image that is missing in the lock file")
 def test_image_missing_in_the_lock_file(locks: Locks) -> None:
     locks.push("lock/other", 1)
     locks.write("version 1\n")
@@ -210,7 +210,7 @@ def test_image_missing_in_the_lock_file(locks: Locks) -> None:
     assert locks.start("lock/other", "--lock", "team.lock") == "1\n"
 
 
-@pytest.mark.parity("an image that is not in it")
+@pytest.mark.parity("an image that is missing in the lock file")
 def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
     old = locks.push("lock/gone", 1)
     locks.lock("team.lock", f"{locks.registry.host}#lock/gone:1")
@@ -224,7 +224,7 @@ def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
     assert f"{locks.path}:2 locks it to {old}" in out
 
 
-@pytest.mark.parity("slips with their line")
+@pytest.mark.parity("typos in a lock file")
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -251,7 +251,7 @@ def test_errors_name_their_line(locks: Locks, text: str, says: str) -> None:
     assert ("recreate it: penroot lock" in out) == ("version 2" in text)
 
 
-@pytest.mark.parity("a lock file that others could have written is not believed")
+@pytest.mark.parity("a lock file that others could have written is refused")
 @pytest.mark.security("H6")
 def test_lock_file_that_others_can_write_is_not_trusted(locks: Locks) -> None:
     locks.push("lock/closed", 1)
@@ -290,7 +290,7 @@ def test_special_file_is_refused_at_once(locks: Locks, kind: str) -> None:
     assert "Traceback" not in out and str(locks.path) in out
 
 
-@pytest.mark.parity("a start without one imports nothing of it")
+@pytest.mark.parity("a start without a lock file imports no module for lock files")
 def test_a_start_without_a_lock_imports_nothing_of_it(locks: Locks) -> None:
     locks.push("lock/none", 1)
     uri = f"docker://{locks.registry.host}#lock/none:1"

@@ -57,7 +57,7 @@ def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
     assert f"config.json has no login for {front.host}" in again and f"to add one: penroot login {front.host}" in again
 
 
-@pytest.mark.parity("login: one that the registry refuses")
+@pytest.mark.parity("login: not stored if the registry refuses it or cannot be asked")
 @pytest.mark.parametrize("basic", [False, True], ids=["token", "basic"])
 def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty, basic: bool) -> None:
     assert front.login
@@ -67,7 +67,7 @@ def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty
     assert not (user.home / ".docker").exists()
 
 
-@pytest.mark.parity("login: one that the registry refuses")
+@pytest.mark.parity("login: not stored if the registry refuses it or cannot be asked")
 @pytest.mark.security("G2")
 def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
     """The unknown server gives a token to anyone, and the registry accepts it."""
@@ -91,7 +91,7 @@ def test_a_registry_that_asks_nobody(user: User, tmp_path: pathlib.Path) -> None
         assert list(kept(user)) == [server.host]
 
 
-@pytest.mark.parity("login: one that the registry refuses")
+@pytest.mark.parity("login: not stored if the registry refuses it or cannot be asked")
 def test_a_registry_that_is_not_there(user: User) -> None:
     said = log_in(user, "-u", "me", "127.0.0.1:1", status=1, env={"ENROOT_TRANSFER_RETRIES": "0"}).stderr
     assert "cannot reach the registry 127.0.0.1:1" in said
@@ -142,7 +142,7 @@ def test_prompt_at_a_terminal_hides_the_password(user: User, front: Faulty) -> N
     assert list(kept(user)) == [front.host]
 
 
-@pytest.mark.parity("login: another login that goes before is told")
+@pytest.mark.parity("login, logout: report another login that takes precedence")
 def test_login_that_another_overrides_is_reported(user: User, front: Faulty) -> None:
     netrc = user.write(".config/enroot/.credentials", f"machine {front.host} login you password other\n")
     assert f"another login for {front.host} in {netrc} takes precedence" in log_in(user, "-u", "me", front.host).stderr

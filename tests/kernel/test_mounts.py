@@ -55,7 +55,7 @@ def test_nofail_and_silent(user: User, rootfs: pathlib.Path, options: str, statu
     assert said in done.stderr
 
 
-@pytest.mark.parity("fstab: a passno of -1 is before the hooks")
+@pytest.mark.parity("fstab: passno -1 mounts before the hooks")
 def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> None:
     """A passno of -1 mounts before the hooks, none or 0 after."""
     passes = (("before", " 0 -1"), ("after", " 0 0"), ("none", ""))

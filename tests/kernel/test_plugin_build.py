@@ -432,7 +432,7 @@ def test_all_tasks_enter_one_container(driver: Driver) -> None:
     assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb join", "verb step"]
 
 
-@pytest.mark.parity("the process that sets a container up is the user's")
+@pytest.mark.parity("the process that sets a container up runs as the user")
 @as_root
 def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
     assert driver.run("stepd", 1, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0

@@ -116,7 +116,7 @@ def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Pa
     assert user.start("--rw", "made", "sh", "-c", "echo x > /new; cat /new", prefix=prefix) == "x\n"
 
 
-@pytest.mark.parity("root of a pod reaches nothing")
+@pytest.mark.parity("root of a pod cannot use a container to reach files that the runtime has masked")
 def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) -> None:
     """The caller is root without CAP_SYS_ADMIN; files that the runtime has covered stay covered."""
     user.uid = user.gid = 0
@@ -128,7 +128,7 @@ def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) ->
     assert "can't create /proc/sys/kernel/domainname: Read-only file system" in done.stderr
 
 
-@pytest.mark.parity("a network of its own where /sys is covered")
+@pytest.mark.parity("a private network in a pod whose /sys is masked")
 def test_a_new_network_shows_the_sys_of_the_pod(user: User, rootfs: pathlib.Path) -> None:
     prefix = pod(volumes=(user.home,))
     done = user.penroot("start", "--net", "box", "sh", "-c", "ls /sys/class/net; cat /proc/net/dev", prefix=prefix)

@@ -79,7 +79,7 @@ def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None
     assert "sum 6" in done.stdout
 
 
-@pytest.mark.parity("20-mpi (new): they share a container")
+@pytest.mark.parity("20-mpi (new): ranks share a container")
 def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image: str) -> None:
     (user.home / "meet").mkdir()
     user.own(user.home / "meet")
@@ -166,7 +166,7 @@ def launch(user: User, script: str, *arguments: str, **env: str) -> list[object]
     return found
 
 
-@pytest.mark.parity("20-mpi (new): they share a container")
+@pytest.mark.parity("20-mpi (new): ranks share a container")
 def test_the_first_rank_may_end_first(user: User, image: str) -> None:
     script = """
 image = sys.argv[1]
@@ -187,7 +187,7 @@ print(json.dumps([seen, ends, line(late), end(late)]))
     until(lambda: not servers(image), "the server of the image ends")
 
 
-@pytest.mark.parity("20-mpi (new): they share a container")
+@pytest.mark.parity("20-mpi (new): ranks share a container")
 def test_a_rank_that_is_killed_in_its_set_up_is_replaced(user: User, rootfs: pathlib.Path) -> None:
     script = 'touch "$HOME/here"; while test -e "$HOME/wait"; do sleep 0.02; done'
     (user.home / "conf").write_text(f"hooks() {{ {script}; }}\n")
@@ -227,7 +227,7 @@ else:
 """
 
 
-@pytest.mark.parity("ENROOT_JOIN", "20-mpi (new): they share a container")
+@pytest.mark.parity("ENROOT_JOIN", "20-mpi (new): ranks share a container")
 @pytest.mark.parametrize(("join", "result"), [("auto", "in the other's memory"), ("no", "Operation not permitted")])
 def test_memory_of_another_rank(user: User, mpi: pathlib.Path, join: str, result: str) -> None:
     script = """

@@ -66,13 +66,13 @@ def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("--root", "--rw", "box", "sh", "-c", script) == "done\n"
 
 
-@pytest.mark.parity("options behind NAME are the command's", "options behind NAME belong to the command")
+@pytest.mark.parity("options after NAME are options of the command", "options after NAME belong to the command")
 def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
     said = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
     assert "--env" in said and "put options before the container" in said
 
 
-@pytest.mark.parity("list while processes vanish")
+@pytest.mark.parity("list while processes end")
 def test_list_while_processes_vanish(user: User, rootfs: pathlib.Path) -> None:
     churn = "while :; do penroot start box true; done"
     with user.running("sh", "-c", churn), user.running("sh", "-c", churn):

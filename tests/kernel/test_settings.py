@@ -193,7 +193,7 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
 @pytest.mark.parity(
     "exec --env",
     "exec: namespaces of the process",
-    "exec: its variables and its working directory",
+    "exec: variables and working directory of the process",
     "a cgroup namespace",
 )
 def test_exec_has_the_state_of_the_process(user: User, rootfs: pathlib.Path) -> None:
@@ -244,7 +244,7 @@ class Anybody(Login):
         return token
 
 
-@pytest.mark.parity("tokens are left in no file")
+@pytest.mark.parity("tokens are not left in any file")
 def test_tokens_are_left_nowhere(user: User) -> None:
     with serve(user.home / "registry") as server:
         server.pusher.image("test/x", "1", images.busybox())

@@ -107,7 +107,7 @@ def test_no_verb_makes_something_of_an_image_that_is_not_signed(
     assert not user.data.exists() or not [path for path in user.data.iterdir() if not path.name.startswith(".")]
 
 
-@pytest.mark.parity("verified again at each use")
+@pytest.mark.parity("an image is verified again at each use")
 @pytest.mark.security("S2")
 def test_image_is_verified_at_each_use_without_its_registry(user: User, registry: Server, key: Path) -> None:
     """With the current rules and keys: the registry is down, and gets no request."""
@@ -132,7 +132,7 @@ def test_image_is_verified_at_each_use_without_its_registry(user: User, registry
             assert f"is not signed as {path}: default[0] (default) requires: none of 1 signature is by" in said
 
 
-@pytest.mark.parity("verified again at each use")
+@pytest.mark.parity("an image is verified again at each use")
 def test_an_image_that_was_stored_before_there_was_a_policy(user: User, registry: Server, key: Path) -> None:
     for name in ("good", "plain"):
         user.penroot("create", "--name", name, f"docker://{registry.host}/test/{name}:1")
@@ -210,7 +210,7 @@ def test_signatures_among_the_referrers(user: User, registry: Server, key: Path)
     assert user.start(f"docker://{registry.host}/test/referred:1", "cat", "/number") == "5"
 
 
-@pytest.mark.parity("bundles of sigstore")
+@pytest.mark.parity("sigstore bundles of cosign 3 with a key")
 def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
     image = images.busybox(entry("number", b"6"), kinds=OCI)
     digest = registry.pusher.image("test/bundled", "1", image)
@@ -418,7 +418,7 @@ class Skopeo:
         return not done.stdout
 
 
-@pytest.mark.parity("cosign's signatures by key")
+@pytest.mark.parity("signatures of cosign and skopeo by key")
 def test_signatures_of_skopeo_are_accepted(user: User, registry: Server, key: Path) -> None:
     """With a tag, so that the strictest identity matches."""
     peer = Skopeo(user, registry)
@@ -441,7 +441,7 @@ IDENTITIES: list[dict[str, str] | None] = [
 ]
 
 
-@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
+@pytest.mark.parity("/etc/enroot/policy.json, in the format of podman and skopeo")
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda identity: str(identity and identity["type"]))
 def test_skopeo_admits_the_same(user: User, registry: Server, key: Path, identity: dict[str, str] | None) -> None:
     """Each image by each identity: signed with a tag and without one, by another key, and not at all."""
@@ -462,7 +462,7 @@ def test_skopeo_admits_the_same(user: User, registry: Server, key: Path, identit
         assert ours == theirs
 
 
-@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
+@pytest.mark.parity("/etc/enroot/policy.json, in the format of podman and skopeo")
 @pytest.mark.parametrize("scope", ["", "HOST", "HOST/test", "HOST/test/good", "HOST/test/good:1", "HOST/test/good:2"])
 def test_skopeo_has_the_same_scopes(user: User, registry: Server, scope: str) -> None:
     peer = Skopeo(user, registry)
@@ -570,7 +570,7 @@ SLIPS = {
 }
 
 
-@pytest.mark.parity("slips in a policy")
+@pytest.mark.parity("typos in a policy")
 @pytest.mark.parametrize("text", SLIPS)
 def test_invalid_policy_admits_nothing_and_is_reported(user: User, registry: Server, text: str) -> None:
     path = user.home / "etc/policy.json"
@@ -610,7 +610,7 @@ def test_the_examples_of_the_documentation(user: User, registry: Server) -> None
         assert "is rejected by" in said and "policy.json: default[0] (default)" in said
 
 
-@pytest.mark.parity("without a policy nothing of it is imported")
+@pytest.mark.parity("without a policy, no module")
 def test_a_start_without_a_policy_imports_nothing_of_it(user: User, rootfs: Path) -> None:
     del rootfs
     code = f"""

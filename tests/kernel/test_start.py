@@ -33,7 +33,7 @@ def test_two_execs_and_no_more(user: User, rootfs: pathlib.Path) -> None:
     assert len(re.findall(r"execve\(.* = 0$", done.stderr, re.M)) == 2, done.stderr
 
 
-@pytest.mark.parity("the root filesystem is read-only unless asked", "start --rw, -w")
+@pytest.mark.parity("the root filesystem is read-only by default", "start --rw, -w")
 @pytest.mark.parity("nothing is written into a shared root filesystem")
 def test_nothing_is_written_to_the_rootfs_without_rw(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
@@ -136,7 +136,7 @@ def test_a_recursive_readonly_mount_covers_submounts(user: User, rootfs: pathlib
     assert all(line.split()[3].startswith("ro,") for line in out.splitlines()), out
 
 
-@pytest.mark.parity("targets that are relative or lead out", "targets resolved beneath the root")
+@pytest.mark.parity("targets that are relative or lead out", "targets are resolved beneath the root")
 @pytest.mark.parametrize("link", ["/", "../../../../../..", "/tmp/../../.."])
 def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) -> None:
     (rootfs / "escape").symlink_to(link)
@@ -147,7 +147,7 @@ def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) 
     assert list(target.iterdir()) == []
 
 
-@pytest.mark.parity("targets resolved beneath the root", "hosts, hostname")
+@pytest.mark.parity("targets are resolved beneath the root", "hosts, hostname")
 def test_dangling_link_as_target(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
     out = user.start("box", "sh", "-c", "cat /etc/resolv.conf; ls -d /run/systemd || true")

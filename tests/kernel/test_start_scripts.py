@@ -17,13 +17,13 @@ from tests.kernel.test_start import snapshot
 from tests.waiting import until
 
 
-@pytest.mark.parity("batch: #ENROOT_ROOTFS is needed")
+@pytest.mark.parity("batch: #ENROOT_ROOTFS is required")
 def test_batch_without_directive(user: User) -> None:
     path = user.write("x.conf", "mounts() { :; }\n")
     assert "ENROOT_ROOTFS" in user.penroot("batch", str(path), status=1).stderr
 
 
-@pytest.mark.parity("hooks: one that fails ends the start")
+@pytest.mark.parity("hooks: a hook that fails ends the start")
 def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path) -> None:
     """If a hook fails, the error has its exit status and its stderr."""
     text = "#!/bin/sh\necho noise\necho broken >&2\nexit ${STATUS:-0}\n"
@@ -154,7 +154,7 @@ def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
         assert r'"name": "\udcff\udcfe"' in user.penroot("list", "--format", "json").stdout
 
 
-@pytest.mark.parity("/sys/class/net is that of the network namespace", "start --net")
+@pytest.mark.parity("/sys/class/net belongs to the network namespace", "start --net")
 @pytest.mark.security("O3")
 def test_network_namespace_has_a_loopback_only(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("--net", "box", "sh", "-c", "ls /sys/class/net; cat /sys/class/net/lo/flags")
@@ -361,7 +361,7 @@ def test_data_path_that_is_a_bind_mount_is_listed(user: User, rootfs: pathlib.Pa
         subprocess.run(["umount", "--lazy", str(user.data)], check=True)
 
 
-@pytest.mark.parity("exec PID COMMAND", "exec: a process that is not there")
+@pytest.mark.parity("exec PID COMMAND", "exec: a process that does not exist")
 def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> None:
     for target in (str(sleeping["pid"]), "box"):
         script = "readlink /proc/self/ns/mnt; echo $MINE$MORE"

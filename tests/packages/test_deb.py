@@ -38,7 +38,7 @@ def test_two_commands_run_mpi_and_purge_leaves_nothing(debian: Machine, packages
     assert before.keys() - after.keys() == set()
 
 
-@pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm", "--version")
+@pytest.mark.parity("deb, rpm: the plugin for the machine's Slurm", "--version")
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)
 def test_slurm_that_comes_goes_or_is_another(debian: Machine, packages: Path) -> None:
     debian.run("apt-get -qq purge --yes slurmctld slurmd slurm-client")

@@ -83,7 +83,7 @@ def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
         assert left(debian, before) == set()
 
 
-@pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm", "deb, rpm: another Python", "rpm: installed")
+@pytest.mark.parity("deb, rpm: the plugin for the machine's Slurm", "deb, rpm: another Python", "rpm: installed")
 def test_later_slurm_and_upgrade_during_use(packages: Path, tmp_path: Path) -> None:
     with machine("bookworm", "rpm-upgrade", slurm=False) as debian:
         debian.run(f"{DNF}; rpm --initdb")

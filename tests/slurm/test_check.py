@@ -61,7 +61,7 @@ def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
 
 
 @pytest.mark.clusters("A kernel that says no")
-@pytest.mark.parity("check: what is wrong with kernel")
+@pytest.mark.parity("check: problems of kernel")
 def test_no_user_namespaces(lab: Lab, directory: str) -> None:
     # Each user namespace has its own limit. The check runs in one that maps all users and allows no user namespaces.
     mapped = f"""
@@ -81,7 +81,7 @@ def test_no_user_namespaces(lab: Lab, directory: str) -> None:
 
 
 @pytest.mark.clusters("A kernel that says no")
-@pytest.mark.parity("check: what is wrong with kernel")
+@pytest.mark.parity("check: problems of kernel")
 def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:
     closed = f"mknod -m 600 {directory}/fuse c 10 229; mount --bind {directory}/fuse /dev/fuse"
     out = check(lab, f"unshare -m sh -ec '{closed}; {CHECK}'")
@@ -89,21 +89,21 @@ def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:
     assert "chmod 666 /dev/fuse" in out
 
 
-@pytest.mark.parity("check: what is wrong with kernel")
+@pytest.mark.parity("check: problems of kernel")
 def test_squashfuse_is_not_installed(lab: Lab) -> None:
     hide = "mount --bind /dev/null /usr/bin/squashfuse_ll; mount --bind /dev/null /usr/bin/squashfuse"
     out = check(lab, f"unshare -m sh -ec '{hide}; {CHECK}'")
     assert "bad  squashfuse is not installed" in out
 
 
-@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
+@pytest.mark.parity("check: problems of plugstack.conf and versions")
 def test_the_plugin_is_not_loaded(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, "optional /x/auto_tmpdir.so"))
     assert "does not load spank_pyxis.so" in out
     assert "fix: pyxis-py install" in out
 
 
-@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
+@pytest.mark.parity("check: problems of plugstack.conf and versions")
 def test_the_plugin_is_of_another_slurm(lab: Lab, directory: str) -> None:
     other = r"s/\(penroot plugin for Slurm 0x\)....../\1120304/"
     script = f"sed '{other}' {PLUGIN} > {directory}/spank_pyxis.so; "
@@ -133,14 +133,14 @@ def test_arguments_that_slurm_would_stumble_on(lab: Lab, directory: str) -> None
     assert "known are runtime_path" in out
 
 
-@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
+@pytest.mark.parity("check: problems of plugstack.conf and versions")
 def test_the_plugin_is_loaded_twice(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, f"required {PLUGIN}", f"required {PLUGIN}"))
     assert "loaded more than once" in out
 
 
 @pytest.mark.clusters("A `/tmp` for each job")
-@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
+@pytest.mark.parity("check: problems of plugstack.conf and versions")
 def test_a_private_tmp_that_comes_later(lab: Lab, directory: str) -> None:
     script = with_stack(directory, f"required {PLUGIN}", "optional /usr/lib/slurm/auto_tmpdir.so")
     out = lab.run(["sh", "-c", script], node="n1", user="root").stdout  # a warning
@@ -149,7 +149,7 @@ def test_a_private_tmp_that_comes_later(lab: Lab, directory: str) -> None:
 
 
 @pytest.mark.clusters("A kernel that says no")
-@pytest.mark.parity("check: what is wrong with kernel")
+@pytest.mark.parity("check: problems of kernel")
 def test_a_place_without_execution(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o noexec none {directory}"
     out = check(lab, f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory}/data {CHECK}'")

@@ -50,7 +50,7 @@ def reconfigure(site: Lab, wanted: str) -> None:
 
 
 @pytest.mark.clusters("Configless Slurm")
-@pytest.mark.parity("check: which plugstack.conf Slurm reads")
+@pytest.mark.parity("check: the plugstack.conf that Slurm reads")
 def test_included_files_are_not_sent_to_nodes(site: Lab) -> None:
     out = pyxis_py(site, "check", "n1", 1)
     assert (

@@ -145,7 +145,7 @@ def test_an_image_of_the_nodes_engine(lab: Lab, engines: None, scheme: str) -> N
     assert srun(lab, f"--container-image={scheme}://minimal:1", *sh("echo $IMAGE_NAME")) == "minimal\n"
 
 
-@pytest.mark.parity("a node that is rebooted")
+@pytest.mark.parity("a rebooted node")
 def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; sleep 600")])
     expect(step, "up")
@@ -166,7 +166,7 @@ srun {IMAGE} --container-writable sh -c 'echo up $SLURM_RESTART_COUNT; test -n "
 """
 
 
-@pytest.mark.parity("a job that is requeued")
+@pytest.mark.parity("a requeued job")
 def test_a_job_that_is_requeued(lab: Lab) -> None:
     def written(line: str) -> bool:
         return line in lab.run("cat requeued.out", check=False).stdout.splitlines()

@@ -39,7 +39,7 @@ def entry(lab: Lab) -> Iterator[str]:
 SHOW = sh("echo $MADE,$IMAGE_NAME,$(pwd); cat /tmp/runs 2>/dev/null; true")
 
 
-@pytest.mark.parity("an entrypoint that is not asked for does not run", "--container-entrypoint")
+@pytest.mark.parity("an entrypoint that is not requested does not run", "--container-entrypoint")
 def test_the_entrypoint_is_left_out_by_default(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, *SHOW) == ",minimal,/srv/work\n"
 

@@ -55,7 +55,7 @@ def submit(lab: Lab, *words: str, script: str = INSIDE, env: dict[str, str] | No
     return lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"], env=env or ENV).stdout.strip()
 
 
-@pytest.mark.parity("srun --environment: each task of each node has what the file says")
+@pytest.mark.parity("srun --environment: the file applies to each task on each node")
 def test_file_applies_to_each_task_of_each_node(lab: Lab) -> None:
     script = sh('echo at $(pwd) $(cat /mnt/node) $IMAGE_NAME $WHO ${LANG-unset} $NCCL_DEBUG $FROM_BASE $PYXIS_EDF; '
                 'ls -d /mnt/job-$SLURM_JOB_ID; touch /new && echo writable; echo $PATH')  # fmt: skip
@@ -74,7 +74,7 @@ def test_file_applies_whatever_is_exported(lab: Lab, export: str) -> None:
     assert srun(lab, f"--export={export}", "--environment=it", *sh("pwd; echo $WHO"), env=ENV) == "/usr/lib\nlib\n"
 
 
-@pytest.mark.parity("srun --environment: options go before the file")
+@pytest.mark.parity("srun --environment: options take precedence over the file")
 def test_options_override_the_file_and_the_file_variables(lab: Lab) -> None:
     more = ("--container-workdir=/etc", "--container-mounts=/etc/passwd:/mnt/node", "--container-readonly")
     script = sh("pwd; grep -c ^root: /mnt/node; touch /new 2> /dev/null || echo read-only; echo $WHO $NCCL_DEBUG")
@@ -130,7 +130,7 @@ def test_error_that_only_the_node_finds_names_the_line(lab: Lab) -> None:
     )
 
 
-@pytest.mark.parity("sbatch --environment: as the file was at submit")
+@pytest.mark.parity("sbatch --environment: the file's content at submission")
 @pytest.mark.security("H10")
 def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
     """The file applies as it was at submission, even if the job is requeued, and whatever variables are exported."""
@@ -156,7 +156,7 @@ def test_lines_of_a_script_and_an_export_file(lab: Lab) -> None:
         assert lab.run("cat out").stdout.endswith("container\nlib\n")
 
 
-@pytest.mark.parity("sbatch --environment: a line that nobody has read")
+@pytest.mark.parity("sbatch --environment: if no program has read the #SBATCH line")
 @pytest.mark.parametrize("line", ["#SBATCH --environment=it", "#SBATCH -t 5 --environ it"])
 def test_lines_that_nobody_has_read(lab: Lab, line: str) -> None:
     sbatch(lab, "-w", "n1", "-o", "out", f"--wrap={line}\n{INSIDE}", check=False, env=ENV)
@@ -184,7 +184,7 @@ def test_steps_of_a_batch_script_read_files_of_the_node(lab: Lab) -> None:
         lab.run("rm -rf edf")
 
 
-@pytest.mark.parity("PYXIS_ENVIRONMENT of a job that nothing of ours has submitted")
+@pytest.mark.parity("PYXIS_ENVIRONMENT of a job that was submitted without penroot")
 @pytest.mark.security("H12")
 def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
     """Like a job from slurmrestd: only the job's environment requests the file."""

@@ -25,7 +25,7 @@ def site(lab: Lab) -> Iterator[Path]:
     assert_nothing_left(lab)
 
 
-@pytest.mark.parity("hooks: /proc/self/cgroup is that of the caller")
+@pytest.mark.parity("hooks: /proc/self/cgroup shows the caller's cgroup")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> None:
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)

@@ -265,7 +265,7 @@ def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subproc
         step.communicate(timeout=300)
 
 
-@pytest.mark.parity("SIGTERM leaves a program its files")
+@pytest.mark.parity("after SIGTERM, a program can still use its files")
 @pytest.mark.soak
 def test_files_stay_readable_after_sigterm(lab: Lab, file: str, soak: bool) -> None:
     """A program that writes a checkpoint at the end can read its files."""
@@ -278,7 +278,7 @@ def test_files_stay_readable_after_sigterm(lab: Lab, file: str, soak: bool) -> N
 CHILDREN = "read -r children < /proc/$$/task/$$/children; echo children: $children"  # children of the shell only
 
 
-@pytest.mark.parity("no child that the program did not make")
+@pytest.mark.parity("the program has no children that it did not start")
 def test_wait_sees_no_child_but_its_own(lab: Lab) -> None:
     assert srun(lab, "-n2", IMAGE, *sh(f"wait; {CHILDREN}")) == "children:\n" * 2
 
@@ -298,7 +298,7 @@ def test_a_terminal(lab: Lab) -> None:
 DEBUG = ("SlurmdDebug=verbose", "SlurmdDebug=debug2")
 
 
-@pytest.mark.parity("srun waits for nothing of ours")
+@pytest.mark.parity("srun does not wait for processes of penroot")
 def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str) -> None:
     # slurmstepd would kill a remaining process, and sleep for a second before it checks again. srun would return later.
     with open(f"{lab.root}/nodes/n1/var/log/slurmd.log") as lines, configured(lab, *DEBUG):
@@ -311,14 +311,14 @@ def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str)
     assert "proctrack_p_signal: killing process" not in text
 
 
-@pytest.mark.parity("SIGTERM leaves a program its files")
+@pytest.mark.parity("after SIGTERM, a program can still use its files")
 @pytest.mark.soak
 def test_a_program_whose_time_is_over_can_read_its_files(overtime: subprocess.Popen[str]) -> None:
     out, err = end(overtime)
     assert "saved" in out, err
 
 
-@pytest.mark.parity("many steps at once", "unnamed containers go with their step")
+@pytest.mark.parity("many steps at once", "unnamed containers are removed with their step")
 @pytest.mark.soak
 def test_soak(lab: Lab, soak: bool, rng: random.Random) -> None:
     """Run many steps, several at the same time. Cancel some at random moments; all others exit 0."""

@@ -15,7 +15,7 @@ MPI = "--container-image=registry:5000#mpi:1"
 TWO_NODES = ("-N2", "--ntasks-per-node=2")
 
 
-@pytest.mark.parity("50-slurm-pmi", "MPI as oneself and as root of the container")
+@pytest.mark.parity("50-slurm-pmi", "MPI as the user and as root of the container")
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])

@@ -51,7 +51,7 @@ def running(lab: Lab, *options: str, before: str = "true", after: str = "true") 
     assert step.returncode == 0
 
 
-@pytest.mark.parity("--container-name: attach to a running one")
+@pytest.mark.parity("--container-name: attach to a running container")
 def test_attaching_joins_the_namespaces(lab: Lab) -> None:
     mount = "mkdir /m && mount -t tmpfs none /m && touch /m/x"
     with running(lab, IMAGE, NAME, "--container-remap-root", "--container-writable", before=mount):
@@ -70,7 +70,7 @@ def test_attached_step_outlives_the_first(lab: Lab) -> None:
     assert (second.returncode, out) == (0, "1\n")
 
 
-@pytest.mark.parity("mounts on attach are ignored and said", "mounts are ignored when attaching")
+@pytest.mark.parity("mounts are ignored with a message when attaching", "mounts are ignored when attaching")
 def test_mounts_of_an_attached_step_are_ignored_and_said_so(lab: Lab) -> None:
     with running(lab, IMAGE, NAME):
         done = lab.run(["srun", *ON_N1, NAME, "--container-mounts=/usr:/mine", "ls", "/mine"], check=False)
@@ -93,7 +93,7 @@ def test_container_stays_usable_without_its_image(lab: Lab) -> None:
     assert "minimal has no tag gone" in refused(lab, gone, "--container-name=two", "true")
 
 
-@pytest.mark.parity("--container-name: attach to an unnamed one by JOB.STEP", "names: pyxis_NAME")
+@pytest.mark.parity("--container-name: attach to an unnamed container by JOB.STEP", "names: pyxis_NAME")
 def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     # The output of the first srun command is the name.
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
@@ -103,7 +103,7 @@ def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     end(step)
 
 
-@pytest.mark.parity("--container-name: an unnamed one is pyxis_JOB.STEP in list -f")
+@pytest.mark.parity("--container-name: an unnamed container is pyxis_JOB.STEP in list -f and exec")
 @pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
 def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]) -> None:
     with step_of(lab, IMAGE, *options) as step:
@@ -112,7 +112,7 @@ def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]
         assert lab.run(["penroot", "exec", f"pyxis_{step}", "printenv", "IMAGE_NAME"], node="n1").stdout == "minimal\n"
 
 
-@pytest.mark.parity("an unnamed container that others attached to")
+@pytest.mark.parity("an unnamed container is removed with the last step")
 def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")
     first = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *script])
@@ -128,7 +128,7 @@ def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     assert lab.run(["penroot", "list"], node="n1").stdout == ""
 
 
-@pytest.mark.parity("attaching to what a FUSE server of another step has")
+@pytest.mark.parity("attaching to a container with a FUSE server of another step")
 def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
     try:
@@ -166,7 +166,7 @@ def suspended(lab: Lab, step: str) -> Iterator[str]:
         lab.run(["scontrol", "resume", job], user="root")
 
 
-@pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
+@pytest.mark.parity("attaching to a container of a suspended job fails at once")
 def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
     """Before the fix, a step asked the suspended job's helper, waited for half a minute, and blocked all others."""
     with step_of(lab, IMAGE, NAME) as first, suspended(lab, first) as job:
@@ -177,7 +177,7 @@ def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
         assert f"scontrol resume {job} lets a suspended job go on" in error
 
 
-@pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
+@pytest.mark.parity("attaching to a container of a suspended job fails at once")
 def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
     """Another step in the container would admit ours, but reads of its files would wait for the suspended job."""
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
@@ -190,7 +190,7 @@ def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
         lab.run(["rm", "-f", "name.sqsh"])
 
 
-@pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
+@pytest.mark.parity("attaching to a container of a suspended job fails at once")
 def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
     """Before the fix, all other steps with that name waited for the lock, without a message."""
     directory = "/run/pyxis/2001/running/pyxis_one"
@@ -265,7 +265,9 @@ def test_two_steps_create_one_container(lab: Lab) -> None:
         assert step.returncode == 0, err
 
 
-@pytest.mark.parity("--container-unshare on a container without", "unshare must fit a running container")
+@pytest.mark.parity(
+    "--container-unshare with a container that has no such namespace", "unshare must fit a running container"
+)
 def test_unshare_must_fit_what_runs(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-unshare=uts"):
         assert srun(lab, NAME, "--container-unshare=uts", "true") == ""
@@ -310,7 +312,7 @@ def passwd(lab: Lab) -> Iterator[None]:
 
 
 @pytest.mark.parity(
-    "a failing runtime_path or clean-up drains no node", "what a killed slurmstepd leaves goes with the job"
+    "a failing runtime_path or clean-up drains no node", "leftovers of a killed slurmstepd are removed with the job"
 )
 @pytest.mark.parametrize("user", ["there", "gone"])
 def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user: str) -> None:
@@ -330,7 +332,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
     until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "the job's cgroups are empty")
 
 
-@pytest.mark.parity("a node that is rebooted")
+@pytest.mark.parity("a rebooted node")
 def test_next_start_removes_leftovers_from_before_a_boot(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     with running(lab, IMAGE, "--container-writable"):
@@ -359,7 +361,7 @@ def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
             lab.run(["rm", key], node="n1")
 
 
-@pytest.mark.parity("an existing container of that name")
+@pytest.mark.parity("an existing container of --container-name")
 @pytest.mark.parametrize("nodes", ["n1", "n1,n2"])
 def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: str) -> None:
     """srun leaves the request to a node that lacks the container, and all such nodes get one answer."""
@@ -391,7 +393,7 @@ def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: 
             lab.run(["penroot", "remove", "-f", "pyxis_kept"], node=node)
 
 
-@pytest.mark.parity("an existing container of that name")
+@pytest.mark.parity("an existing container of --container-name")
 def test_missing_image_of_a_name_is_reported_once(lab: Lab, registry: Server) -> None:
     with front(lab, registry) as shown:
         words = ("-N2", "--container-name=none", f"--container-image={shown.host}#names/none:a", "true")

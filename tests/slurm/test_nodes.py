@@ -34,7 +34,7 @@ def on_first(nodes: int) -> list[str]:
     return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
 
 
-@pytest.mark.parity("MPI as oneself and as root of the container")
+@pytest.mark.parity("MPI as the user and as root of the container")
 @PMIX
 def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
     out = four.run([*on_first(nodes), "--ntasks-per-node=2", "--mpi=pmix", MPI, "./hello"]).stdout.splitlines()

@@ -153,7 +153,7 @@ def allocation(
         end(command)
 
 
-@pytest.mark.parity("salloc: its steps")
+@pytest.mark.parity("salloc: the pin applies to its steps")
 def test_steps_of_an_allocation_keep_its_pin(lab: Lab, tag: Tag) -> None:
     step = f"srun --export=NONE --container-image={tag.image} {SHOW}"
     script = f"srun {SHOW}; {step}; srun --container-pin=no {SHOW}"
@@ -256,7 +256,7 @@ def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
         assert "use --container-pin=no to let each node" in stderr
 
 
-@pytest.mark.parity("a registry that says nothing is not waited for")
+@pytest.mark.parity("a registry that does not answer delays the submission by seconds only")
 def test_a_registry_that_says_nothing_is_not_waited_for(lab: Lab, tag: Tag) -> None:
     over = threading.Event()
 
@@ -276,7 +276,7 @@ def test_a_registry_that_says_nothing_is_not_waited_for(lab: Lab, tag: Tag) -> N
     lab.run(["scancel", done.stdout.strip()])
 
 
-@pytest.mark.parity("logins at submit")
+@pytest.mark.parity("logins at submission")
 def test_a_login_is_used_at_submit(lab: Lab, tag: Tag) -> None:
     tag.shown.login = Login({"alice": "secret"})
     lab.run("mkdir -p .config/enroot; cat > .config/enroot/.credentials; chmod 600 .config/enroot/.credentials",
@@ -296,7 +296,7 @@ def test_a_login_is_used_at_submit(lab: Lab, tag: Tag) -> None:
         lab.run("rm -rf .config/enroot")
 
 
-@pytest.mark.parity("a digest that the registry no longer has is told with who wants it")
+@pytest.mark.parity("if the registry no longer has a digest")
 def test_missing_digest_is_reported_with_the_job_that_pinned_it(lab: Lab, tag: Tag, registry: Server) -> None:
     old = tag.digest
     job = submit(lab, "--hold", f"--container-image={tag.image}")
@@ -381,7 +381,7 @@ def test_script_in_a_container_uses_the_lock_file(lab: Lab, tag: Tag, lock: str,
     assert tag.asked == []
 
 
-@pytest.mark.parity("slips with their line")
+@pytest.mark.parity("typos in a lock file")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize(
     ("text", "says"),
@@ -421,7 +421,7 @@ def test_image_without_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
         lab.run("rm b.sqsh")
 
 
-@pytest.mark.parity("a lock file where nothing of penroot is at submit")
+@pytest.mark.parity("a lock file of a job that was submitted without penroot")
 def test_node_reads_a_lock_file_that_nobody_has_read(lab: Lab, tag: Tag, lock: str) -> None:
     """Like a job from slurmrestd: only its environment requests the lock file."""
     lab.run(f"cp {LOCK} team.lock")
@@ -431,7 +431,7 @@ def test_node_reads_a_lock_file_that_nobody_has_read(lab: Lab, tag: Tag, lock: s
     assert "there is no lock file /home/alice/none.lock" in stderr
 
 
-@pytest.mark.parity("an image that is not in it")
+@pytest.mark.parity("an image that is missing in the lock file")
 def test_a_locked_digest_that_is_gone(lab: Lab, tag: Tag, lock: str, registry: Server) -> None:
     old = lab.run(["cat", LOCK]).stdout.split()[-1]
     delete(registry, "pins/a-locked-digest-that-is-gone", old)
@@ -439,7 +439,7 @@ def test_a_locked_digest_that_is_gone(lab: Lab, tag: Tag, lock: str, registry: S
     assert f"{LOCK} locks it to {old}" in stderr and f"penroot lock {LOCK}" in stderr
 
 
-@pytest.mark.parity("a lock file where nothing of penroot is at submit")
+@pytest.mark.parity("a lock file of a job that was submitted without penroot")
 def test_importer_gets_the_digest(lab: Lab, tag: Tag, lock: str) -> None:
     digest = lab.run(["cat", LOCK]).stdout.split()[-1]
     srun(lab, f"--container-image={tag.image}", "--container-save=given.sqsh", "true")

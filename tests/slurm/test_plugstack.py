@@ -97,7 +97,7 @@ def test_hooks_see_the_plugin_and_the_job(lab: Lab, hook: None) -> None:
     assert out.splitlines() == [f"/run/pyxis {__version__} 2001 2001", "same"]
 
 
-@pytest.mark.parity("root, where ENROOT_ALLOW_SUPERUSER lets him keep his privileges")
+@pytest.mark.parity("root, if ENROOT_ALLOW_SUPERUSER lets root keep its privileges")
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_root_keeps_his_privileges_where_that_is_allowed(lab: Lab, remap: str) -> None:
     show = "readlink /proc/self/ns/user; grep NoNewPrivs /proc/self/status; mount -t tmpfs none /run && echo mounted"

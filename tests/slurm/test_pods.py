@@ -74,7 +74,7 @@ def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
         assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in report
 
 
-@pytest.mark.parity("pyxis-py check says what a step there says")
+@pytest.mark.parity("pyxis-py check reports the same as a step in that pod")
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -185,7 +185,7 @@ def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, regis
     assert done.stdout == "6\n" and "using the stored image" in done.stderr
 
 
-@pytest.mark.parity("an image that a registry refuses is said once")
+@pytest.mark.parity("an image that a registry refuses is reported once")
 @pytest.mark.parametrize(
     ("image", "why"),
     [
@@ -203,7 +203,7 @@ def test_missing_image_is_reported_once_for_all_nodes(lab: Lab, image: str, why:
     assert_nothing_left(lab)
 
 
-@pytest.mark.parity("an image that a registry refuses is said once")
+@pytest.mark.parity("an image that a registry refuses is reported once")
 def test_refused_login_is_reported_once_for_all_nodes(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/denied", "a", numbered(11))
     with front(lab, registry) as shown:
@@ -213,7 +213,7 @@ def test_refused_login_is_reported_once_for_all_nodes(lab: Lab, registry: Server
     assert done.stderr.count("test/denied does not exist or needs a login") == 1
 
 
-@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords; any other $ is one")
+@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command); any other $ is a dollar sign")
 def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -> None:
     """A password and the path of a login file."""
     with front(lab, registry) as shown:
@@ -236,7 +236,7 @@ def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -
             lab.run("rm -rf .config/enroot auth.json")
 
 
-@pytest.mark.parity("an image that a registry refuses is said once")
+@pytest.mark.parity("an image that a registry refuses is reported once")
 def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/mirrored", "a", numbered(12))
     refusal = Fault("/manifests/a", status=404, times=100)

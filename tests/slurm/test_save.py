@@ -28,7 +28,7 @@ def test_srun_returns_after_the_file_is_written(lab: Lab) -> None:
     )
 
 
-@pytest.mark.parity("--container-save: over its own image")
+@pytest.mark.parity("--container-save: to the image file of the container itself")
 def test_an_image_file_is_saved_over_itself(lab: Lab) -> None:
     srun(lab, IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one"))
     srun(lab, "--container-image=./saved.sqsh", SAVE, WRITABLE, *sh("echo 2 > /two"))
@@ -58,7 +58,7 @@ def test_a_directory_is_refused_at_submit(lab: Lab) -> None:
     assert "is a directory" in refused(lab, IMAGE, "--container-save=./", "true")
 
 
-@pytest.mark.parity("--container-save: what cannot be written is refused")
+@pytest.mark.parity("--container-save: a file that cannot be written")
 @pytest.mark.parametrize(
     ("path", "why"),
     [
@@ -86,7 +86,7 @@ def test_a_full_disk_is_said_before_the_tasks(lab: Lab) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parity("--container-save: what fails at the end is said")
+@pytest.mark.parity("--container-save: a save that fails at the end is reported")
 def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
     lab.run("mkdir late")
     try:
@@ -102,7 +102,7 @@ def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
         lab.run("rm -rf late")
 
 
-@pytest.mark.parity("--container-save: what fails at the end is said")
+@pytest.mark.parity("--container-save: a save that fails at the end is reported")
 def test_save_on_a_disk_that_fills_up_keeps_the_old_file(lab: Lab) -> None:
     lab.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=1777", "tmpfs", "/mnt"], node="n1", user="root")
     try:
@@ -159,7 +159,7 @@ def test_save_onto_a_link_writes_its_target(lab: Lab) -> None:
     assert srun(lab, "--container-image=./latest.sqsh", "cat", "/one") == "1\n"
 
 
-@pytest.mark.parity("--container-save: only where all tasks started")
+@pytest.mark.parity("--container-save: only if all tasks started")
 def test_nothing_is_saved_where_a_task_did_not_start(lab: Lab) -> None:
     refused(lab, IMAGE, SAVE, "--container-workdir=/no/such", "true")
     assert lab.run(["ls", "saved.sqsh"], check=False).returncode != 0

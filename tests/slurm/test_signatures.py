@@ -146,7 +146,7 @@ def test_files_by_their_place(lab: Lab) -> None:
     lab.run(["rm", "x.sqsh"])
 
 
-@pytest.mark.parity("containers that are there already")
+@pytest.mark.parity("existing containers")
 def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
     write(lab, ACCEPT)
     srun(lab, f"--container-image={MINIMAL}", "--container-name=kept", "true")

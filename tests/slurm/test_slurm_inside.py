@@ -114,7 +114,7 @@ def test_a_job_is_cancelled_and_files_are_sent_from_inside(lab: Lab, debian: str
     assert done.returncode != 0 and otherimages.other_release() in done.stdout
 
 
-@pytest.mark.parity("in an image of musl and busybox, without /etc/passwd")
+@pytest.mark.parity("in an image with musl and busybox")
 def test_musl_and_busybox(lab: Lab, musl: str) -> None:
     """The image has no /etc/passwd, no glibc and no loader of glibc."""
     script = f"hello; squeue -h -j $SLURM_JOB_ID -o %u; {STEP} hostname; {STEP} {IMAGE} sh -c '{INSIDE}'"
@@ -180,7 +180,7 @@ def test_by_an_environment_file(lab: Lab, debian: str, shared: pathlib.Path) -> 
     assert started.stdout.endswith(f"{HERE}/bin/squeue\n")
 
 
-@pytest.mark.parity("a container that runs already")
+@pytest.mark.parity("running containers, and root in a container")
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
 def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writable: str) -> None:
     step = lab.popen(["srun", *ON_N1, debian, writable, "--container-name=runs", *sh("echo up; read line; squeue")])
@@ -198,7 +198,7 @@ def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writa
     clear(lab)
 
 
-@pytest.mark.parity("a container that runs already")
+@pytest.mark.parity("running containers, and root in a container")
 def test_root_learns_that_srun_fails_inside(lab: Lab) -> None:
     done = lab.run(["srun", *ON_N1, IMAGE, "--container-slurm", "--container-remap-root", *sh("squeue -h -o %u")])
     assert done.stdout == "alice\n"
@@ -321,7 +321,7 @@ def test_links_of_an_image_are_not_followed(lab: Lab, shared: pathlib.Path, make
     assert f"cannot mount {HERE}: the path has a symbolic link in the image" in stderr and "ran" not in stderr
 
 
-@pytest.mark.parity("slurm.conf stays as closed as it is")
+@pytest.mark.parity("slurm.conf keeps its permissions")
 @pytest.mark.security("I7")
 def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
     """The container has only the needed files of /etc/slurm. Users cannot read files that only root can read."""

@@ -265,7 +265,7 @@ def test_steps_of_an_editor(lab: Lab, laptop: Laptop) -> None:
         until(lambda: not on_node(lab, f"pgrep -f '{SERVER}|busybox http[d]'"), "all its processes end")
 
 
-@pytest.mark.parity("memory and CPUs of the job hold")
+@pytest.mark.parity("the job's limits of memory and CPUs apply")
 def test_the_limits_of_the_job_hold(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE, "-c2") as number:
         groups = laptop.ssh(f"{number}.cluster", "cat /proc/self/cgroup; nproc").splitlines()
@@ -292,7 +292,7 @@ def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop
         assert first.communicate("still\n", timeout=60)[0] == "still\n"
 
 
-@pytest.mark.parity("ssh-key --suffix", "memory and CPUs of the job hold")
+@pytest.mark.parity("ssh-key --suffix", "the job's limits of memory and CPUs apply")
 def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         step = laptop.popen("ssh", f"{number}.cluster", "trap '' HUP TERM; setsid sleep 999 & echo here; wait")
@@ -350,7 +350,7 @@ def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
         laptop.run("rm", "/tmp/config")
 
 
-@pytest.mark.parity("ssh-proxy --suffix", "no such job")
+@pytest.mark.parity("ssh-proxy --suffix", "a missing, foreign, pending or ended job")
 def test_names(lab: Lab, laptop: Laptop) -> None:
     where = "echo $SLURM_JOB_ID $MARK $(hostname)"
     with job(lab, "-N2", "-wn1,n2", "--ntasks-per-node=1", "--job-name=Train.v2", IMAGE, "--container-name=one",
@@ -386,7 +386,7 @@ def test_names(lab: Lab, laptop: Laptop) -> None:
             lab.run(["penroot", "remove", "-f", "pyxis_one"], node=node)
 
 
-@pytest.mark.parity("no such job")
+@pytest.mark.parity("a missing, foreign, pending or ended job")
 def test_missing_container_is_reported_in_one_line(lab: Lab, laptop: Laptop) -> None:
     assert laptop.refused("987654.cluster") == ["[ERROR] there is no job 987654", "[HINT] squeue --me shows yours"]
     assert laptop.refused("nothing.cluster") == [
@@ -441,7 +441,7 @@ def test_another_suffix(lab: Lab, laptop: Laptop) -> None:
         laptop.run("rm", "/tmp/suffix")
 
 
-@pytest.mark.parity("an image reaches neither the keys nor the server")
+@pytest.mark.parity("an image can reach neither the keys nor the server")
 @pytest.mark.security("I11")
 def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> None:
     """Root of the container inspects neighbouring processes, and plants modules in Python's import path."""

@@ -127,7 +127,7 @@ def test_home(lab: Lab) -> None:
         lab.run(["rm", "mine"])
 
 
-@pytest.mark.parity("a mount under /tmp although that is a tmpfs", "--container-mounts: paths")
+@pytest.mark.parity("a mount under /tmp although /tmp is a tmpfs", "--container-mounts: paths")
 def test_mounts(lab: Lab) -> None:
     mounts = "--container-mounts=/etc/os-release:/tmp/host,/usr/share:/mnt/share:ro,tmpfs:/scratch"
     script = "test -s /tmp/host && ls -d /mnt/share/doc && stat -f -c %T /scratch && ! touch /mnt/share/x 2>/dev/null"
@@ -165,7 +165,7 @@ def test_workdir(lab: Lab) -> None:
     assert "working directory in the container (--container-workdir): /no/such: No such file" in stderr
 
 
-@pytest.mark.parity("PWD and SHLVL are those of a shell in the container")
+@pytest.mark.parity("PWD and SHLVL have the values of a shell in the container")
 def test_tasks_know_their_directory(lab: Lab) -> None:
     """PWD names the directory in the container, not on the host. A shell would correct PWD, so none is involved."""
     env = {"PWD": "/tmp", "SHLVL": "7"}
@@ -181,9 +181,9 @@ def test_tasks_know_their_directory(lab: Lab) -> None:
 
 @pytest.mark.parity(
     "--container-env of an unset variable",
-    "LANG stays out",
+    "LANG is not passed on",
     "--container-env",
-    "LANG, LANGUAGE and LC_ALL of the job stay out",
+    "LANG, LANGUAGE and LC_ALL of the job are not passed on",
 )
 def test_environment(lab: Lab) -> None:
     names = "echo $IMAGE_NAME,$FOO,$LANG,$LC_ALL"
@@ -194,7 +194,7 @@ def test_environment(lab: Lab) -> None:
     assert srun(lab, image(), "--container-env=IMAGE_NAME", "sh", "-c", names, env={"FOO": "1"}) == "minimal,1,,\n"
 
 
-@pytest.mark.parity("LANG stays out", "variables of the job that do not reach an import")
+@pytest.mark.parity("LANG is not passed on", "variables of the job that do not reach an import")
 def test_a_broken_environment_does_not_break_the_import(lab: Lab) -> None:
     env = {"LD_PRELOAD": "/no/such.so", "ENROOT_CACHE_PATH": "/no", "PYTHONPATH": "/no", "PYTHONHOME": "/no"}
     assert srun(lab, image(), "pwd", env=env) == "/srv/work\n"
@@ -239,7 +239,7 @@ def test_failure_on_a_node_names_the_node_once(lab: Lab, options: tuple[str, ...
     assert "n1" in lines[0]
 
 
-@pytest.mark.parity("bad values are refused at submit")
+@pytest.mark.parity("bad values are refused at submission")
 @pytest.mark.parametrize(
     "option",
     [

@@ -43,7 +43,7 @@ def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking:
 
 
 @pytest.mark.clusters("A `/tmp` for each job")
-@pytest.mark.parity("check: runtime_path in a directory that Slurm gives each job")
+@pytest.mark.parity("check: runtime_path in a directory that is private to each job")
 @pytest.mark.parametrize(
     "written", ["JobContainerType        = ", "JobContainerType=job_", "NamespaceType           = "]
 )
@@ -93,7 +93,7 @@ def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.mark.parity("check: which plugstack.conf Slurm reads")
+@pytest.mark.parity("check: the plugstack.conf that Slurm reads")
 def test_default_path_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
     """All releases of scontrol print "(null)" then: config_info.c."""
     about_slurm(fp, programs, "PlugStackConfig         = (null)", f"SLURM_CONF              = {programs}/slurm.conf")
@@ -102,7 +102,7 @@ def test_default_path_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> N
     assert plugstack.files({"PlugStackConfig": "/x/stack"}) == ["/x/stack"]
 
 
-@pytest.mark.parity("check: which plugstack.conf Slurm reads")
+@pytest.mark.parity("check: the plugstack.conf that Slurm reads")
 def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
     """slurmd --conf-server on a machine with a slurm.conf, which srun reads instead."""
     slurm = {"SLURM_CONF": f"{programs}/slurm.conf"}

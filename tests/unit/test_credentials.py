@@ -77,7 +77,7 @@ def test_login_is_found_by_each_spelling_of_its_registry(home: Home, registry: s
         assert home.find(registry) == ("me", "two")
 
 
-@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
+@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command)")
 def test_password_from_a_variable(home: Home) -> None:
     home.netrc("machine a.io login me password $TOKEN\nmachine b.io login me password ${TOKEN}\n")
     assert home.find("a.io", TOKEN="t$(x)'") == ("me", "t$(x)'")
@@ -86,7 +86,7 @@ def test_password_from_a_variable(home: Home) -> None:
         home.find("a.io")
 
 
-@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
+@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command)")
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

@@ -58,7 +58,7 @@ def test_every_page_is_in_a_list() -> None:
     assert {*PAGES} - {ROOT / "README.md", ROOT / "docs/README.md"} <= listed
 
 
-@pytest.mark.parity("messages that need more than their hint")
+@pytest.mark.parity("messages for which a hint is too short")
 def test_explained_messages_are_in_the_source() -> None:
     paths = [path for room in ("enroot_py", "pyxis_py", "c_shims") for path in (ROOT / room).rglob("*.[cp]*")]
     source = "".join(path.read_text() for path in paths if path.suffix in (".c", ".py"))
@@ -73,7 +73,7 @@ def test_explained_messages_are_in_the_source() -> None:
 CLUSTERS = (ROOT / "docs/howto/clusters.md").read_text()
 
 
-@pytest.mark.parity("the settings for each kind of cluster")
+@pytest.mark.parity("settings for each kind of cluster")
 def test_each_part_about_clusters_has_tests() -> None:
     titles = re.findall(r"^## (.*)", CLUSTERS, re.M)[1:]  # after the table of places
     assert len(titles) > 10
@@ -113,7 +113,7 @@ def test_headings_that_are_the_same_have_numbers() -> None:
     assert list(anchors(["A b", "`A` b!", "A B"])) == ["a-b", "a-b-1", "a-b-2"]
 
 
-@pytest.mark.parity("manual pages as pages of that site")
+@pytest.mark.parity("manual pages as pages of the site")
 @pytest.mark.parametrize("name", manual.sources())
 def test_a_manual_page_has_every_word_that_man_shows(name: str) -> None:
     roff = [line for line in manual.sources()[name].splitlines()[1:] if not line.startswith(".")]

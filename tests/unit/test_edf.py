@@ -114,7 +114,7 @@ def test_file_overrides_its_bases(home: Home) -> None:
     assert {name: entry.text for name, entry in file.by_name("env").items()} == {"ONE": "a", "TWO": "b", "THREE": "c"}
 
 
-@pytest.mark.parity("unknown keys, wrong kinds")
+@pytest.mark.parity("unknown keys, wrong types")
 @pytest.mark.parametrize(
     ("text", "line", "says", "hint"),
     [

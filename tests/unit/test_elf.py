@@ -75,7 +75,7 @@ def test_invalid_libraries(tmp_path: pathlib.Path) -> None:
             read(path)
 
 
-@pytest.mark.parity("files that others could have made are not brought")
+@pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
 def test_damaged_in_any_place(tree: pathlib.Path, tmp_path: pathlib.Path, rng: random.Random, soak: bool) -> None:
     """Change each byte of the headers and lists, and many at once: reading returns soon or raises NotElf."""
@@ -110,7 +110,7 @@ NAMES, TABLE, SIZE, HASH = 5, 6, 10, 0x6FFFFEF5
 DEFINES, DEFINED, NEEDS, NEEDED = range(0x6FFFFFFC, 0x70000000)
 
 
-@pytest.mark.parity("files that others could have made are not brought")
+@pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
 def test_lists_that_do_not_end_are_read_to_a_limit(tmp_path: pathlib.Path) -> None:
     """Chains that form a loop, or continue through a 1 TiB hole."""

@@ -44,7 +44,7 @@ def test_defaults_of_a_file_are_those_of_cscs() -> None:
     assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
 
 
-@pytest.mark.parity("srun --environment: options go before the file")
+@pytest.mark.parity("srun --environment: options take precedence over the file")
 def test_options_go_before_a_file_and_a_file_before_variables() -> None:
     said = {"PYXIS_CONTAINER_IMAGE": "of-variable", "PYXIS_CONTAINER_WORKDIR": "/v", "PYXIS_CONTAINER_WRITABLE": "no"}
     request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **said)

@@ -88,7 +88,7 @@ def test_rc_is_understood_without_a_shell(entrypoint: tuple[str, ...], command: 
     assert (run.workdir, run.entrypoint, run.command) == ("/a b", entrypoint, command)
 
 
-@pytest.mark.parity("/etc/rc of enroot and of others")
+@pytest.mark.parity("/etc/rc of enroot and of other programs")
 def test_reads_what_enroot_writes() -> None:
     run = etc.read_rc(ENROOT, "# a comment\n")
     assert run is not None

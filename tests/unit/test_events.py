@@ -91,7 +91,7 @@ def test_records_of_start_and_pull_name_each_other(file: pathlib.Path) -> None:
     assert (step["image"], step["digest"], step["cache"]) == ("a", "sha256:2", "hit")
 
 
-@pytest.mark.parity("neither an image nor another user makes or redirects a record")
+@pytest.mark.parity("neither an image nor another user can make or redirect a record")
 def test_words_from_elsewhere_cannot_make_a_line(file: pathlib.Path) -> None:
     hostile = 'x"}\n{"event": "pull", "uid": 0}\u2028\udcff\x1b[2J' + "y" * 5000
     with Operation("pull", events_to(str(file)), image=hostile):
@@ -141,7 +141,7 @@ def test_a_daemon_gets_a_line_in_its_own_form(
     assert json.loads(text)["image"] == "a"
 
 
-@pytest.mark.parity("nothing waits for a record or fails for want of one")
+@pytest.mark.parity("nothing waits for a record")
 def test_a_daemon_that_reads_nothing_is_not_waited_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

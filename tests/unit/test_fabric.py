@@ -131,7 +131,7 @@ def test_annotations_that_make_no_sense(annotation: str, why: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parity("in the place of an older one")
+@pytest.mark.parity("the host's libfabric replaces an older one")
 def test_an_older_one_of_the_image_is_covered_where_it_is(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     """Each copy that programs may load is covered; nothing is added beside it."""
     image(tmp_path)
@@ -155,7 +155,7 @@ def test_providers_of_the_image_are_not_for_the_hosts(amazon: FakeHost, tmp_path
         assert edits.environ.get("FI_PROVIDER_PATH") == value
 
 
-@pytest.mark.parity("not where the image's glibc is too old")
+@pytest.mark.parity("no replacement if the image's glibc is too old")
 def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     build(
@@ -190,7 +190,7 @@ def test_older_library_of_the_image_is_replaced_as_a_set(amazon: FakeHost, tmp_p
     assert {f"{LIB}/libibverbs.so.1", f"{LIB}/libefa.so.1", f"{LIB}/libibverbs/libefa-rdmav34.so"} <= set(edits.files)
 
 
-@pytest.mark.parity("not where the image's glibc is too old")
+@pytest.mark.parity("no replacement if the image's glibc is too old")
 def test_an_image_with_an_older_c_library(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     host = fakehost.FakeHost(tmp_path / "host")
     libc = build(host.root, "/stub/libc.so.6", versions=["GLIBC_2.4", "GLIBC_2.38"])
@@ -203,7 +203,7 @@ def test_an_image_with_an_older_c_library(cray: FakeHost, tmp_path: pathlib.Path
     assert not fit.reasons and [path.rpartition("/")[2] for path in edits.files] == ["libfabric.so.1"]
 
 
-@pytest.mark.parity("not where the image's glibc is too old")
+@pytest.mark.parity("no replacement if the image's glibc is too old")
 def test_images_without_glibc_and_for_another_machine(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     (tmp_path / "musl/lib").mkdir(parents=True)
     [fit], _ = fits(cray, tmp_path / "musl", caller(CXI))
@@ -216,7 +216,7 @@ def test_images_without_glibc_and_for_another_machine(cray: FakeHost, tmp_path: 
     assert fit.reasons[0].endswith(f"is for {os.uname().machine}, but the image is for riscv64")
 
 
-@pytest.mark.parity("UCX, as a whole with its modules")
+@pytest.mark.parity("UCX, with all its modules")
 def test_ucx_comes_as_a_whole(infiniband: FakeHost, tmp_path: pathlib.Path) -> None:
     """The host's modules cover the image's modules, in the directory of the image's library."""
     image(tmp_path)
@@ -236,7 +236,7 @@ def test_ucx_comes_as_a_whole(infiniband: FakeHost, tmp_path: pathlib.Path) -> N
     assert edits.tmpfs == [f"{place}/ucx"] and edits.environ == {"UCX_MODULE_DIR": f"{place}/ucx"}
 
 
-@pytest.mark.parity("UCX, as a whole with its modules")
+@pytest.mark.parity("UCX, with all its modules")
 def test_ucx_that_lacks_what_the_images_gives(infiniband: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     build(tmp_path, f"{LIB}/libucp.so.0", symbols=["ucp_init", "ucp_new_call"])
@@ -272,7 +272,7 @@ def test_devices_that_slurm_names_and_those_of_mellanox(
     assert not edits.nodes
 
 
-@pytest.mark.parity("files that others could have made are not brought")
+@pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
 def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Path) -> None:
     image(tmp_path / "image")
@@ -297,7 +297,7 @@ def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Pat
         assert f"{library} belongs to uid 4711, not to uid 0" in fit.reasons[0]
 
 
-@pytest.mark.parity("files that others could have made are not brought")
+@pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
 @pytest.mark.parametrize("trap", ["fifo", "directory", "loop", "outside", "device", "garbage"])
 def test_invalid_library_of_an_image_counts_as_missing(cray: FakeHost, tmp_path: pathlib.Path, trap: str) -> None:

@@ -50,7 +50,7 @@ def test_variables_and_escapes() -> None:
     assert (mount.source, mount.target) == ("/home/a b/x", "/b c\td")
 
 
-@pytest.mark.parity("fstab: \\040 and its like")
+@pytest.mark.parity("fstab: \\040 and similar escapes")
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [

@@ -316,7 +316,7 @@ def test_sparse_files_of_gnu_tar(place: Path, tmp_path: Path, version: str) -> N
     assert (place / "fs/tail").read_bytes() == b"after"
 
 
-@pytest.mark.parity("closed and read-only directories")
+@pytest.mark.parity("directories without access or write permission")
 def test_unreadable_files_and_closed_directories_stay_usable(place: Path) -> None:
     fs = tree(place, directory("d", 0o111), entry("d/f", b"x", mode=0), directory("r", 0o555), entry("r/f"))
     assert (mode(fs / "d"), mode(fs / "d/f")) == (0o711, 0o400)

@@ -26,7 +26,7 @@ def verdicts(found: list[Finding]) -> dict[str, str]:
     return {finding.what.split()[0]: finding.verdict for finding in found}
 
 
-@pytest.mark.parity("doctor: what is wrong")
+@pytest.mark.parity("doctor: problems and their fixes")
 @pytest.mark.parametrize(("scope", "verdict"), [(0, "ok"), (1, "warn"), (2, "warn"), (3, "warn")])
 def test_yama_keeps_processes_apart(tmp_path: Path, scope: int, verdict: str) -> None:
     root = sysctls(tmp_path, kernel__yama__ptrace_scope=scope)

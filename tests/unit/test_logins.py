@@ -107,7 +107,7 @@ def test_missing_login_is_not_removed(file: AuthFile) -> None:
     assert not file.remove(registry("nothing.io"))
 
 
-@pytest.mark.parity("login: by the helper program that docker's file names")
+@pytest.mark.parity("login: stored by the helper program that docker's file names")
 @pytest.mark.parametrize("config", [{"credsStore": "box"}, {"credHelpers": {"reg.io": "box"}, "credsStore": "other"}])
 def test_a_helper_keeps_what_is_its_own(file: AuthFile, tmp_path: Path, config: dict[str, Any]) -> None:
     write(file, config)

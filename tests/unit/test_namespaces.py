@@ -56,7 +56,7 @@ def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined"
     return proc
 
 
-@pytest.mark.parity("seccomp and AppArmor are named by what the process is confined by")
+@pytest.mark.parity("an error names seccomp or AppArmor if it confines the process")
 @pytest.mark.parametrize(
     ("confinement", "number", "words"),
     [

@@ -160,7 +160,7 @@ def test_flags_in_variables(text: str) -> None:
     assert parsed(PYXIS_CONTAINER_WRITABLE=text).writable is said
 
 
-@pytest.mark.parity("the command line wins over variables")
+@pytest.mark.parity("the command line takes precedence over variables")
 @pytest.mark.parametrize("text", ["", "maybe", "2"])
 def test_a_flag_in_a_variable_is_yes_or_no(text: str) -> None:
     with pytest.raises(UsageError, match="^PYXIS_CONTAINER_REMAP_ROOT="):
@@ -194,7 +194,7 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
     assert parsed("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
 
 
-@pytest.mark.parity("options without image or name are ignored and said so")
+@pytest.mark.parity("options without image or name are ignored with a message")
 def test_options_without_a_container_are_ignored() -> None:
     """One line names each option."""
     lines = ignored(parsed("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))

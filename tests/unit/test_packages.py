@@ -154,7 +154,7 @@ def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeyp
     assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, 1763900000)}
 
 
-@pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm")
+@pytest.mark.parity("deb, rpm: the plugin for the machine's Slurm")
 def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     used, programs = tmp_path / "spank_pyxis.so", tmp_path / "bin"
     programs.mkdir()

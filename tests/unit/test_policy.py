@@ -33,7 +33,7 @@ def rule(document: object, uri: str) -> policy.Rule:
     return read(document).rule(*policy.scopes_of(reference.parse(uri)))
 
 
-@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
+@pytest.mark.parity("/etc/enroot/policy.json, in the format of podman and skopeo")
 @pytest.mark.parametrize(
     "uri, scope",
     [
@@ -128,7 +128,7 @@ SLIPS: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parity("slips in a policy")
+@pytest.mark.parity("typos in a policy")
 @pytest.mark.parametrize("document, why", SLIPS)
 def test_typo_is_reported_with_its_path(document: object, why: str) -> None:
     with pytest.raises(ConfigError) as said:
@@ -168,7 +168,7 @@ def test_damaged_policy_is_a_clear_error(rng: random.Random) -> None:
 IMAGES = {"tag": DockerName("reg.site/team/box", "1"), "digest": DockerName("reg.site/team/box", "", D)}
 
 
-@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
+@pytest.mark.parity("/etc/enroot/policy.json, in the format of podman and skopeo")
 @pytest.mark.parametrize(
     "kind, words, image, good, bad",
     [
@@ -331,7 +331,7 @@ def test_identity_of_fulcio_is_read_with_its_log() -> None:
     assert [source.path for source in its.rekor] == ["/rekor.pub"] and not its.keys
 
 
-@pytest.mark.parity("slips in a policy")
+@pytest.mark.parity("typos in a policy")
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

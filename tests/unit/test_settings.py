@@ -23,7 +23,7 @@ def conf(environ: dict[str, str], text: str, name: str = "enroot.conf") -> None:
     path.write_text(text)
 
 
-@pytest.mark.parity("XDG_* and TMPDIR are their defaults", "variables beat files")
+@pytest.mark.parity("XDG_* and TMPDIR: the defaults of these paths", "variables take precedence over files")
 def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
     """An empty variable is an unset one."""
     assert settings.load(environ).cache_path == "/home/x/.cache/enroot"
@@ -32,7 +32,7 @@ def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
     assert settings.load({**environ, "ENROOT_DATA_PATH": ""}).data_path == "/data"
 
 
-@pytest.mark.parity("enroot.conf: $(id -u)", "variables beat files")
+@pytest.mark.parity("enroot.conf: $(id -u)", "variables take precedence over files")
 def test_conf_beats_default_and_environment_beats_conf(environ: dict[str, str]) -> None:
     conf(environ, "# comment\n\nENROOT_DATA_PATH /data/$(id -u)/${NAME:-none}\nENROOT_REMAP_ROOT=yes\n")
     loaded = settings.load(environ)
@@ -136,7 +136,7 @@ def test_lines_are_read_as_enroot_reads_them(environ: dict[str, str], line: str,
     assert settings.load(environ).data_path == value
 
 
-@pytest.mark.parity("no, n, N, NO, f, F, false, FALSE are no")
+@pytest.mark.parity("no, n, N, NO, f, F, false, FALSE mean no")
 @pytest.mark.parametrize("word", ["no", "n", "N", "NO", "f", "F", "false", "FALSE"])
 def test_words_for_no(environ: dict[str, str], word: str) -> None:
     conf(environ, f"ENROOT_NATIVE_OVERLAYFS {word}\n")

@@ -44,7 +44,7 @@ def refusal(*there: Signature, keys: list[Signer], identity: str = "matchRepoDig
     return verify.refusal(requirement, IMAGE, {D}, there)
 
 
-@pytest.mark.parity("cosign's signatures by key")
+@pytest.mark.parity("signatures of cosign and skopeo by key")
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_each_kind(kind: str) -> None:
     signer, other = Signer(kind), Signer(kind)
@@ -111,7 +111,7 @@ def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
     assert said == "the signed content is not an image signature"
 
 
-@pytest.mark.parity("slips in a policy")
+@pytest.mark.parity("typos in a policy")
 @pytest.mark.parametrize(
     "make, said, hint",
     [
@@ -130,7 +130,7 @@ def test_invalid_key_is_reported(make: str, said: str, hint: str) -> None:
     assert said in str(error.value) and str(error.value).startswith("P:3: ") and hint in error.value.hint
 
 
-@pytest.mark.parity("cosign's signatures by key")
+@pytest.mark.parity("signatures of cosign and skopeo by key")
 def test_keys_and_signatures_of_openssl(tmp_path: pathlib.Path) -> None:
     """A key and a signature of another program."""
     data = payload("reg.site/box:1", D)
@@ -249,7 +249,7 @@ def bundled(*bundles: bytes, **more: object) -> list[Signature]:
     return found_in(registry)
 
 
-@pytest.mark.parity("bundles of sigstore")
+@pytest.mark.parity("sigstore bundles of cosign 3 with a key")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bundles_of_cosign_3(kind: str) -> None:
     """Bundles name no image, which a rule must allow; the error tells another key from another digest."""
@@ -265,7 +265,7 @@ def test_bundles_of_cosign_3(kind: str) -> None:
     assert signatures.loads(Evidence((good,)).dumps()).signatures == (good,)
 
 
-@pytest.mark.parity("bundles of sigstore")
+@pytest.mark.parity("sigstore bundles of cosign 3 with a key")
 @pytest.mark.parametrize(
     "body, kind",
     [

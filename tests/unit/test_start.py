@@ -38,7 +38,7 @@ def test_flags(option: str) -> None:
     assert parsed(option).changes == {start.FLAGS[option]: True}
 
 
-@pytest.mark.parity("an empty value is a mistake")
+@pytest.mark.parity("an empty value is an error")
 @pytest.mark.parametrize("option", start.VALUES)
 @pytest.mark.parametrize("form", ["{}=", "{}", "{} "])
 def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:

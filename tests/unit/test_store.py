@@ -47,7 +47,7 @@ def temporary(store: Store) -> list[str]:
     return os.listdir(store.root + "/tmp")
 
 
-@pytest.mark.parity("ENROOT_CACHE_PATH", "layers are kept by digest")
+@pytest.mark.parity("ENROOT_CACHE_PATH", "layers are stored by digest")
 @pytest.mark.parametrize("before", [0o700, 0o755])
 def test_own_store_is_closed_to_others(store: Store, before: int) -> None:
     assert os.stat(store.root).st_mode & 0o7777 == 0o700
@@ -56,7 +56,7 @@ def test_own_store_is_closed_to_others(store: Store, before: int) -> None:
     assert os.stat(store.root).st_mode & 0o7777 == 0o700
 
 
-@pytest.mark.parity("a store of somebody else")
+@pytest.mark.parity("a store of another user")
 def test_store_of_another_user_is_refused(store: Store) -> None:
     os.chmod(store.root, 0o772)
     with pytest.raises(ImageError, match="written by others"):
@@ -182,7 +182,7 @@ def test_published_image_is_not_made_again(store: Store) -> None:
     assert sum(racer.communicate(timeout=250)[0].count("made") for racer in racers) == 200
 
 
-@pytest.mark.parity("a suspended or stopped process holds up no other import")
+@pytest.mark.parity("a suspended or stopped process does not block other imports of its user")
 def test_stopped_maker_is_not_waited_for(store: Store) -> None:
     """The second maker publishes its own copy, and the first maker discards its copy when it resumes."""
     first = maker(store, 0.5)

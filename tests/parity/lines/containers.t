@@ -6,7 +6,7 @@ Containers on disk: create, list, export, remove.
   $ enroot list nonsense > out; echo $?; head -1 out
   0
   app
-  ~ words behind `list`
+  ~ words after `list`
   1
   Usage: enroot list [options]
 
@@ -121,11 +121,11 @@ Containers on disk: create, list, export, remove.
   [1]
   $ enroot remove -f nonsense other-nonsense 2>&1 | grep -ic 'no such'
   1
-  ~ `remove` stops at the first name that is none
+  ~ `remove` stops at the first name without a container
   2
   $ mkdir ../data/last; enroot remove -f nonsense last; ls -d ../data/last
   ../data/last
-  ~ `remove` stops at the first name that is none
+  ~ `remove` stops at the first name without a container
   [2]
   $ ENROOT_DATA_PATH=$HOME/elsewhere enroot create -n x box.sqsh; ls $HOME/elsewhere
   x

@@ -1,4 +1,4 @@
-Values in enroot.conf that refer to others.
+Values in enroot.conf that use other variables.
 
   $ printf 'ENROOT_CACHE_PATH ${HOME}/c\nENROOT_DATA_PATH ${ENROOT_CACHE_PATH}/data\n' > ../etc/enroot.conf; env -u ENROOT_CACHE_PATH -u ENROOT_DATA_PATH enroot create -n there box.sqsh; ls ../c/data
   there
@@ -29,7 +29,7 @@ Values in enroot.conf that refer to others.
   0
   $ printf 'enroot_remap_root yes\n' > ../etc/enroot.conf; enroot start box id -u
   27001
-  ~ a slip in a key of `enroot.conf` is silently ignored
+  ~ a misspelled key of `enroot.conf` is silently ignored
   [1]
   $ printf 'ENROOT_MINE ${ENROOT_REMAP_ROOT}x\n' > ../etc/enroot.conf; echo 'hooks() { echo "$ENROOT_MINE" >&2; }' > c; ENROOT_REMAP_ROOT=y enroot start -c c box true 2>&1
   yx
@@ -38,7 +38,7 @@ Values in enroot.conf that refer to others.
   ~ there is one `enroot.conf`
   0
 
-The working directory's files and links.
+Files and links in the working directory.
 
   $ ln -s box.sqsh link.sqsh; enroot create link.sqsh; enroot list | grep link; enroot remove -f link
   [1]
@@ -262,10 +262,10 @@ environ.d and mounts.d.
   $ rm -r ../.config/enroot/environ.d; enroot start box sh -c 'echo "[$A]"'
   []
 
-Verbs without much.
+Verbs with few options.
 
   $ enroot version x > /dev/null
-  ~ words behind `list` are ignored
+  ~ words after `list`
   [1]
   $ enroot exec box true
   [1]
@@ -286,7 +286,7 @@ Lines of fstab, hooks and exec.
   /mnt/f
   $ enroot start -m /etc:../x:none:bind,x-create=dir box true
   [1]
-  ~ and so does such a target
+  ~ a mount fails if its target leads above the root of the image
   $ enroot start -m /etc:/mnt -m /usr:/mnt box sh -c 'test -e /mnt/passwd || echo usr'
   usr
   $ enroot start -m /etc/passwd:/etc/passwd box sh -c 'grep -c ^root /etc/passwd'

@@ -1,4 +1,4 @@
-The environment: of the image, then environ.d, then the configuration, then --env, then hooks.
+The environment, in the order of enroot: the image, environ.d, the configuration, --env, hooks.
 
   $ enroot start box env | grep -v -E '^(_|OLDPWD|SHLVL|TZ|LANG|SHELL)=' | sort
   FROM_IMAGE=yes
@@ -82,7 +82,7 @@ The environment: of the image, then environ.d, then the configuration, then --en
   $ TERM=vt100 enroot start box sh -c 'echo $TERM'
   vt100
   $ env -u TERM enroot start box sh -c 'echo $TERM'
-  ~ `TERM` is empty where the caller has none
+  ~ `TERM` is empty if the caller has none
   dumb
 
 
@@ -160,7 +160,7 @@ environ.d of the system and of the user.
   $ mkdir -p ../conf/environ.d; echo 'A=there' > ../conf/environ.d/x.env; ENROOT_CONFIG_PATH=$HOME/conf enroot start box sh -c 'echo $A'
   there
 
-Words of a login shell.
+Commands in a login shell.
 
   $ ENROOT_LOGIN_SHELL=no enroot start box sh -c 'echo $0'
   sh

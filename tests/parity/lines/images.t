@@ -1,4 +1,4 @@
-Images from a registry, and the files that say what they run.
+Images from a registry, and the files that define their commands.
 
   $ enroot import docker://$REGISTRY#org/app:1
   $ ls *+*.sqsh
@@ -7,7 +7,7 @@ Images from a registry, and the files that say what they run.
   [1]
   $ ENROOT_FORCE_OVERRIDE=y enroot import docker://$REGISTRY#org/app:1
   [1]
-  ~ `import` heeds no `ENROOT_FORCE_OVERRIDE`
+  ~ `import` ignores `ENROOT_FORCE_OVERRIDE`
   $ enroot import -o mine.sqsh docker://$REGISTRY#org/app:1; ls mine.sqsh
   mine.sqsh
   $ enroot import --output=mine.sqsh docker://$REGISTRY#org/app:1
@@ -55,7 +55,7 @@ Images from a registry, and the files that say what they run.
   $ enroot digest dockerd://org/app
   [1]
 
-What an image is made of.
+The content of an image.
 
   $ enroot create -n app2 mine.sqsh; grep -v '^#' ../data/app2/etc/environment
   PATH=/bin

@@ -62,7 +62,7 @@ The grammar of mounts: fstab(5), on the command line with colons, and in files.
   [1]
   $ enroot start -m "$PWD/src:/mnt:none:nonsense" box echo x
   x
-  ~ a slip in the options of a mount
+  ~ a misspelled option of a bind mount
   [1]
   $ enroot start -m nonsense:/mnt:nonsense box echo x
   [1]
@@ -92,7 +92,7 @@ The grammar of mounts: fstab(5), on the command line with colons, and in files.
   $ ln -s /etc ../data/box/opt/inside; enroot start -m $PWD/src:/opt/inside box ls /etc/file; rm ../data/box/opt/inside
   /etc/file
   $ ln -s ../../../../../../../../../../../etc ../data/box/opt/out; enroot start -m $PWD/src:/opt/out box ls /etc/file; rm ../data/box/opt/out
-  ~ a link in the image that leads above its root
+  ~ or a link in the image on which it mounts does
   /etc/file
   $ enroot start -m none:/tmp:none:x-detach box grep -c ' /tmp ' /proc/mounts
   0
@@ -153,7 +153,7 @@ The image's /etc/fstab.
   entry point true
   1
 
-The home directory, and what is always there.
+The home directory, and mounts of every container.
 
   $ ENROOT_MOUNT_HOME=y enroot start box ls $HOME/work/box.sqsh
   HOME/work/box.sqsh

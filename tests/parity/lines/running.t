@@ -1,4 +1,4 @@
-Namespaces of a container's own, what runs, and commands in it.
+Private namespaces of a container, running containers, and commands in a running container.
 
   $ enroot start --pid box sh -c 'echo $$'
   1

@@ -1,4 +1,4 @@
-What runs, with which words, from which directory, and its status.
+The command of a start: its words, its directory, its exit status.
 
   $ enroot start box echo hello
   hello
@@ -13,7 +13,7 @@ What runs, with which words, from which directory, and its status.
   $ enroot start box nonsense 2> /dev/null
   [127]
   $ enroot start box /etc/environment 2> /dev/null
-  ~ a file that is no program
+  ~ `/bin/sh` runs a file that is not a program
   [126]
   $ enroot start box /bin/echo hello
   hello
@@ -177,7 +177,7 @@ An image with a command script of its own.
   entry point command
   ../data/app/opt/work
 
-Images are started as they are.
+Images are started without unpacking.
 
   $ enroot start box.sqsh echo hello
   hello

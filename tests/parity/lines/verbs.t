@@ -1,4 +1,4 @@
-Verbs, usage and exit statuses. A mistake shows the usage on stdout and gives 1.
+Verbs, usage and exit statuses. A usage error prints the usage on stdout and exits with 1.
 
   $ enroot > usage; echo $?; head -1 usage
   1
