@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from enroot_py.runtime.execute import Container
     from enroot_py.runtime.rootfs import Source
     from enroot_py.runtime.sharing import Entry
-    from enroot_py.runtime.squashfuse import Server
     from enroot_py.store.store import Image
 
     Request = Mapping[str, Any]
@@ -152,7 +151,6 @@ class Plan:
         self._image: Image | None = None
         self._site: Site | None = None
         self._state: tuple[int, ...] = ()  # of a squashfs file
-        self._server: Server | None = None
         image, host = request["image"], request["environ"]
         is_file = isinstance(image, str) and os.path.isfile(os.path.join(request["cwd"], image))
         is_name = not isinstance(image, str) or "/" not in image and ":" not in image
@@ -202,10 +200,8 @@ class Plan:
 
     def join_server(self, mount: int) -> None:
         """In a child of a zygote: use a mount of the image's server. This process is in the container's namespaces."""
-        from enroot_py.runtime.squashfuse import Server
-
         linux.prctl(linux.PR_SET_DUMPABLE, 1)  # to map the user: namespaces.enter_user()
-        self._server = Server.mounted(self.start.source.image, mount)
+        self.start.source.served = mount
         self.flags, self._outside = NAMESPACES, (0, 0)
 
     def release(self) -> None:
@@ -218,7 +214,7 @@ class Plan:
         _enter_directory(self._request)
         if self.flags:
             namespaces.map_user(*self._ids, self._outside)
-            container = enter.enter(self.start, self._site, entered=True, server=self._server)
+            container = enter.enter(self.start, self._site, entered=True)
         elif self._site is not None:
             self._describe(self.start.source, forked)
             container = enter.enter(self.start, self._site)

@@ -107,14 +107,11 @@ def prepare(start: Start) -> Site | None:
     return site if simple and caller_sysfs(linux.CLONE_NEWPID) is None else None
 
 
-def enter(
-    start: Start, prepared: Site | None = None, *, entered: bool = False, server: Server | None = None
-) -> Container:
+def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) -> Container:
     """Move this process into a new container and return the container.
 
-    If the start is ``prepared`` and ``entered``, this is process 1 of the new user and PID namespaces already;
-    its image may then have a ``server``. The process keeps its capabilities in the container's user namespace. After a
-    PenrootError, none of its mounts remains.
+    If the start is ``prepared`` and ``entered``, this is process 1 of the new user and PID namespaces already. The
+    process keeps its capabilities in the container's user namespace. After a PenrootError, none of its mounts remains.
     """
     gc.disable()  # the start leaves no garbage; a collection would cost a tenth of a start with device hooks
     settings, own = start.settings, namespaces.own(start.settings)
@@ -124,9 +121,9 @@ def enter(
     scratch = make_scratch(start)
     first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
-    sysfs, entry = None if prepared else caller_sysfs(own), None if server else share(start, scratch)
+    sysfs, entry = None if prepared else caller_sysfs(own), share(start, scratch)
     follower = start_follower(start, [*(site.mounts if site else ()), *start.mounts], own, entry)
-    server, mount = (server, -1) if server else serve(start, scratch, entry)
+    server, mount = serve(start, scratch, entry)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
     await_servers(own)
@@ -187,11 +184,14 @@ def share(start: Start, scratch: str) -> Entry | None:
     A step does not share a server: a step has one container, and the helper watches its server. A superuser has no user
     namespace to share.
     """
-    if not start.is_served or not start.source.image or start.in_step or start.superuser or start.is_overlaid:
+    source = start.source
+    if not start.is_served or not source.image or start.in_step or start.superuser or start.is_overlaid:
+        return None
+    if source.served >= 0:
         return None
     from enroot_py.runtime import sharing
 
-    return sharing.find(start.source.image, start.source.offset, scratch)
+    return sharing.find(source.image, source.offset, scratch)
 
 
 def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
@@ -240,11 +240,14 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
     source, settings = start.source, start.settings
     if not start.is_served:
         return None, source.shared
-    enter_servers(start, entry)
-    server = None
     if source.image:
         from enroot_py.runtime.squashfuse import Server
 
+    if source.served >= 0:
+        return Server.mounted(source.image, source.served), -1
+    enter_servers(start, entry)
+    server = None
+    if source.image:
         server = Server(source.image, superuser=start.superuser, offset=source.offset, entry=entry)
     if not start.is_overlaid:
         return server, -1

@@ -35,9 +35,10 @@ class Source:
     The image begins at ``offset`` of its file, as in a bundle. It is the lowest layer, below ``lowerdirs``. A container
     that keeps its changes has the directory ``changes``, with the changes in ``upper``; otherwise a writable container
     keeps its changes in memory. ``shared`` is the detached root mount of the same container if it runs already, else
-    -1. If the container ``lends`` its root file system to later steps, enter() sets ``shared``. An overlay shows
-    ``label`` as its source: this names a container without a directory. Changes that are ``is_volatile`` disappear
-    with the container: the kernel does not write them to the disk at the end.
+    -1. If the container ``lends`` its root to later steps, enter() sets ``shared``. ``served`` is a detached
+    mount of the image whose server runs already, else -1. An overlay shows ``label`` as its source: this names a
+    container without a directory. Changes that are ``is_volatile`` disappear with the container: the kernel does not
+    write them to the disk at the end.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Source:
         "changes",
         "shared",
         "lends",
+        "served",
         "label",
         "is_volatile",
     )
@@ -70,6 +72,7 @@ class Source:
         self.changes = changes
         self.shared = -1
         self.lends = False
+        self.served = -1
         self.label = ""
         self.is_volatile = False
 

@@ -386,8 +386,7 @@ def refuse_running(name: str, settings: Settings) -> None:
             hint = f"end it first: kill {process.pid}, or kill -KILL {process.pid}, or scancel its job"
             raise ContainerError(problem, hint=hint)
     if (holder := claims.holder(name, settings.data_path)) not in ("", node):
-        hint = f"wait for the step: squeue --nodelist={holder}"
-        raise ContainerError(f"a step on node {holder} uses the container {name}", hint=hint)
+        raise ContainerError(f"a step on node {holder} uses {name}", hint=f"wait for it: squeue --nodelist={holder}")
 
 
 def remove(name: str, settings: Settings) -> None:
@@ -452,10 +451,7 @@ class Trash:
 
 
 def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = None) -> Trash | None:
-    """Take the name from a container, to delete it. Return None if there is none. Raises ContainerError.
-
-    ``replace``: see Trash.
-    """
+    """Take the name from a container, to delete it; ``replace``: see Trash. Return None if there is no container."""
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
     if not os.path.lexists(path):

@@ -34,11 +34,16 @@ def run_by_zygote(image, seconds="0.21"):
             time.sleep(0.01)
     raise AssertionError("no start by a zygote")
 
+def executable(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:  # the process has just ended
+        return ""
+
 def zygotes():
     launcher = client.launcher()._process.pid
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    exes = {pid: os.path.realpath(f"/proc/{pid}/exe") for pid in children}
-    return [int(pid) for pid, exe in exes.items() if exe == os.path.realpath(sys.executable)]
+    return [int(pid) for pid in children if executable(pid) == executable("self")]
 
 def shown(*words):
     return enroot_py.run(image, [*words], stdout=PIPE, stderr=subprocess.STDOUT, text=True).stdout
