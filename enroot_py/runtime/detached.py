@@ -1,9 +1,9 @@
 """Detached containers: their records in ENROOT_RUNTIME_PATH/detached/NAME, and the process that starts one.
 
-A record is a directory. Its file ``processes`` has PID and start time of the monitor and of the program, ``log`` the
-output of the program, ``userns`` its user namespace, and at the end ``status`` its exit status. The monitor,
-c_shims/programs/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is
-not locked is free. The kernel kills the program if the monitor is killed.
+A record is a directory with these files: ``processes`` has PID and start time of the monitor and of the program,
+``log`` has the output of the program, ``userns`` has the inode of its user namespace, and ``status`` has its exit
+status after its end. The monitor, c_shims/programs/monitor.c, is the parent of the program and keeps the directory
+locked. A name is free if no process has locked its directory. The kernel kills the program if the monitor is killed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MONITOR = f"{LIBRARY}/libexec/penroot-monitor"
-_RECORD_FD = 3  # in the monitor
+_RECORD_FD = 3  # the monitor's descriptor of the record
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILES = ("processes", "log", "userns", "status", ".status")
 _MAX_BYTES = 128
 _MAX_CLAIMS = 10
-LOST_STATUS = 128 + SIGKILL  # of a container whose monitor was killed
+LOST_STATUS = 128 + SIGKILL  # reported for a container whose monitor was killed
 
 
 def place(settings: Settings) -> str:
@@ -57,7 +57,7 @@ def programs(settings: Settings) -> Iterator[tuple[str, int, int]]:
 
 
 def find(name: str, settings: Settings) -> Record | None:
-    """Open the record of a detached container, or return None."""
+    """Open the record of a detached container. Return None if there is none. Raises ContainerError."""
     if not name or "/" in name or name in (".", ".."):
         return None
     path = f"{place(settings)}/{name}"
@@ -100,6 +100,7 @@ class Record:
         return self._process(1)
 
     def _process(self, number: int) -> int:
+        """Return the PID of process ``number`` of the file ``processes``, or 0 if it has ended."""
         words = self._text("processes").split()[2 * number :][:2]
         pid, started = map(int, words) if len(words) == 2 and all(map(str.isdecimal, words)) else (0, 0)
         stat = proc.look(pid) if pid else None
@@ -173,7 +174,7 @@ def claim(name: str, settings: Settings) -> Record:
 
 
 def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
-    """Fork a monitor, which forks a process that starts the container. In that process, return None.
+    """Fork a monitor, which forks a process for the start. Return None in the process that starts the container.
 
     In the caller, return the messages of the start and its exit status: 0 once the program runs. Raises OSError.
     """
@@ -187,7 +188,7 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
         try:
             text = Fd(reader).content()
         except BaseException:
-            os.kill(monitor, SIGKILL)  # interrupted: the start ends with its monitor
+            os.kill(monitor, SIGKILL)  # the start, which was interrupted, ends with its monitor
             raise
     words = os.fsdecode(text).split("\0")
     messages = list(zip(words[:-1:2], words[1::2], strict=False))
@@ -202,7 +203,7 @@ _pipe = -1  # to the process that waits for the start
 
 
 def _fork_start(record: Record, output: int, writer: int) -> None:
-    """Fork the process that starts the container, and return in it. The present process becomes its monitor."""
+    """Fork the process that starts the container, and return only there. This process becomes its monitor."""
     global _pipe
     os.setsid()
     with Fd(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing:
@@ -231,7 +232,7 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
 
 
 def _report(level: str, text: str) -> bool:
-    """Send a message to the process that waits for the start, or write it to the log and return False."""
+    """Send a message to the process that waits for the start. If that has ended, log the message and return False."""
     try:
         return os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0")) > 0
     except OSError:
@@ -244,14 +245,15 @@ def _send(level: str, text: str) -> None:
 
 
 def note_namespace(record: Record, spaces: int) -> None:
-    """Record the user namespace of this process: the monitor kills its orphans. ``spaces`` is /proc/PID/ns."""
+    """Record the user namespace of this process, whose orphans the monitor kills. ``spaces`` is /proc/PID/ns."""
     record.write("userns", f"{os.stat('user', dir_fd=spaces).st_ino}\n")
 
 
 def report(status: int) -> None:
-    """Report the exit status of a start, or 0 just before it executes the program. Does nothing in other processes.
+    """Report to launch() the exit status of a failed start, or 0 just before the start executes the program.
 
-    Ends the start if the caller was killed, because nobody would know that the program runs.
+    Does nothing in a process that launch() did not fork. Ends the start if the caller of launch() was killed, because
+    nobody would know that the program runs.
     """
     if _pipe >= 0 and not _report(_STATUS, str(status)) and not status:
         os._exit(LOST_STATUS)

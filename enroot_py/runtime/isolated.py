@@ -154,24 +154,24 @@ def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
         (linux.CLONE_NEWPID, "proc", "/proc", "rw", "--pid"),
         (linux.CLONE_NEWNET, "sysfs", "/sys", "ro", "--net"),
     ):
-        if own & flag and not (fstype == "sysfs" and _is_revealing(option)):
+        if own & flag and not (fstype == "sysfs" and _is_sysfs_refused(option)):
             system = [mount for mount in system if not mount.source == mount.target == target]
             options = ("x-create=dir", mode, "nosuid", "nodev", "noexec", "private")
             system.append(Mount(fstype, target, fstype, options, -1, option))
     return system
 
 
-def _is_revealing(option: str) -> bool:
+def _is_sysfs_refused(option: str) -> bool:
     """Return whether the kernel refuses a new /sys because parts of the present /sys are covered: in a pod.
 
-    Then the pod's /sys stays, read-only. It shows the names of network devices, but gives access to none. See
-    mount_namespaces(7).
+    Then the pod's /sys stays, read-only, and a warning says so. It shows the names of network devices, but gives access
+    to none. See mount_namespaces(7).
     """
     try:
         with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
             return False
     except PermissionError:
-        log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}: parts of it are covered here")
+        log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}, because parts of it are covered")
         return True
 
 
@@ -187,7 +187,7 @@ def complete(root: int, own: int) -> None:
 
 
 def make_dev(root: int, *, own_ipc: bool) -> None:
-    """Replace the host's /dev by one with standard devices. Raises MountError, OSError."""
+    """Replace the host's /dev by a private /dev with standard devices. Raises MountError, OSError."""
     for mount in fstab.parse_file(_DEV + (_OWN_IPC if own_ipc else _HOST_IPC), {}, "/dev of its own"):
         fstab.execute(mount, root)
     if os.isatty(0):

@@ -28,7 +28,7 @@ def idle(path: str) -> str:
 
 
 def is_original(path: str, name: str, digests: str) -> bool:
-    """Return whether ``path`` is enroot's original of the hook ``name``: see ``digests``. Raises ConfigError."""
+    """Return whether the file ``digests`` lists ``path`` as enroot's original of ``name``. Raises ConfigError."""
     line = f"{blake2b(files.content(path) or b'', digest_size=16).hexdigest()}  {name}.sh\n"
     with open(digests) as known:
         return line in known.read()

@@ -23,12 +23,12 @@ _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
 _ROOT_BYTES = 256  # read from mountinfo at a time
-_MAX_READS = 100  # of a directory that changes meanwhile
+_MAX_READS = 100  # repetitions for a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # fuseoverlay.py puts this before the path
 
 
 class Process:
-    """The oldest process of a running container; ``name`` is UNKNOWN if it was started from an image without Slurm."""
+    """The oldest process of a running container. ``name`` is UNKNOWN for an unnamed container outside Slurm."""
 
     __slots__ = ("name", "pid", "comm", "state", "started", "cpu", "mntns", "userns", "command")
 
@@ -122,11 +122,11 @@ def _container(pid: int, settings: Settings) -> str | None:
         if place.startswith(data):
             name = place[len(data) :].partition("/")[0]
             removed = key == "upperdir" and not fuse and not _changes(pid, place)
-            return UNKNOWN if removed or name[0] == "." else name  # hidden: store/throwaway.py
+            return UNKNOWN if removed or name[0] == "." else name  # a hidden name is from store/throwaway.py
     label = root.source.removeprefix(_FUSE).partition(":")[0]
     if ("userxattr", "") not in options:
         return None
-    return label if label.startswith("pyxis_") else UNKNOWN  # of a step: Source.label
+    return label if label.startswith("pyxis_") else UNKNOWN  # a step's container has a label: Source.label
 
 
 def _root_mount(pid: int) -> Mounted | None:
@@ -195,21 +195,21 @@ def find(target: str, settings: Settings) -> int:
         try:
             outside = inode(pid, "mnt") == inode(os.getpid(), "mnt")
         except OSError:
-            pass  # another user's: a job may have the same number
+            pass  # another user's process: the target may be a job with the same number
         else:
             if outside:
                 hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
                 raise ContainerError(f"process {pid} is not in a container", hint=hint)
             return pid
-    if containers := _of_record(target, settings) or _named(target, settings):
-        return containers
+    if member := _of_record(target, settings) or _named(target, settings):
+        return member
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
-            if process.name == target and not target.startswith("pyxis_"):  # a step leaves no file behind
+            if process.name == target and not target.startswith("pyxis_"):  # no hint for a step: it would remain
                 named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
     if pid:
-        return pid  # join() reports why this fails
+        return pid  # joining.Joined reports the error
     raise ContainerError(
         f"no running container {target} on {os.uname().nodename}",
         hint="penroot list --fancy shows the running containers",

@@ -22,7 +22,7 @@ _DIGESTS = ("sha256:", "sha512:")  # after the "@" of an image reference
 
 
 def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
-    """Return ``host`` without secrets that the ``text`` of /etc/environment asks for, and warn about each."""
+    """Return ``host`` without the secrets that ``text``, an image's /etc/environment, names. Warn about each."""
     left = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
         del left[name]

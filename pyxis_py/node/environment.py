@@ -91,7 +91,7 @@ class Environment:
             log.warn(why)
         if not pmix.used(self.mpi):
             return {}
-        return pmix.told(self.mpi, libraries, inside, remap_root=remap_root)
+        return pmix.client_variables(self.mpi, libraries, inside, remap_root=remap_root)
 
     def pmix_stores(self) -> dict[str, str]:
         """Return the PMIx variables of a task in a running container, without checking its libraries."""

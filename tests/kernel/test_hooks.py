@@ -167,7 +167,7 @@ def test_unedited_hook_of_enroot_is_replaced_by_ours(
     main = known_original(user, site, name, "exit 1\n")
     assert user.run(str(main), "start", "box", "id", "-un").stdout == f"user{UID}\n"
     out = user.run(str(main), "start", "--explain", "box", "true").stdout
-    assert f"{name}.py  (for {site}/{name}.sh, which is enroot's own)" in out
+    assert f"{name}.py  (in place of {site}/{name}.sh, an original of enroot)" in out
     with (site / f"{name}.sh").open("a") as f:
         f.write("# edited\n")
     said = user.run(str(main), "start", "box", "id", "-un", status=1).stderr
