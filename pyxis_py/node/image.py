@@ -68,7 +68,7 @@ class Image:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         peers = self._peers()
-        # With a name, srun asks the registry only if a node lacks the container: this one.
+        # With a name, srun asks the registry only if a node lacks the container, as this node does.
         asks_srun = bool(peers and job.swarm and self._request.name) and not (pin or refused or ref.digest)
         try:
             if asks_srun and peers and (digest := peers.digest()):
@@ -100,7 +100,7 @@ class Image:
         return containers.create(self._container, stored.path, self._settings, name)
 
     def _from_srun(self) -> rootfs.Source:
-        """The squashfs file from srun's host, after its arrival in the store of this node. Raises ImageError."""
+        """Return the squashfs file that srun sends, after it has arrived in this node's store. Raises ImageError."""
         for receive in parts("receive"):
             stored: Stored = receive(self._job, self._request, self._step.plugin, self._settings)
             return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._asked)
@@ -120,7 +120,7 @@ class Image:
                 importer.release()
 
     def _pinned_uri(self) -> str:
-        """The image by its digest, if the step knows the digest; else as it was asked for. Raises PenrootError."""
+        """Return the URI of the image, with the digest if the step knows it. Raises PenrootError."""
         from enroot_py.registry import reference
 
         image = reference.parse(self._asked, self._job.cwd)
@@ -131,7 +131,7 @@ class Image:
 
 
 def site_importer(step: Step) -> Importer | None:
-    """The site's own importer, if the image of this step comes from it."""
+    """Return the site's importer if it must import the image of this step, else None."""
     if not step.plugin.importer or not step.request.is_reference(step.job.cwd):
         return None
     from pyxis_py.node.importer import Importer

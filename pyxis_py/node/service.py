@@ -58,39 +58,41 @@ class Service:
                 timeout_ms = None
             for fd, _ in events:
                 if fd == self.control.fileno():
-                    self._task()
+                    self._accept_task()
                 elif fd == self.listener.fileno():
-                    self._stranger()
+                    self._accept_step()
                 elif fd == self.held.output:
                     self.held.drop_output()
-                elif fd in self.clients and self._attend(self.clients[fd]):
+                elif fd in self.clients and self._serve_client(self.clients[fd]):
                     self.clients.pop(fd).socket.close()
 
-    def _task(self) -> None:
+    def _accept_task(self) -> None:
+        """Accept a connection of a task or of slurmstepd."""
         first, controls, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
         if not first:  # slurmstepd has ended, so no request can follow
             step = self.held.step
             step.running.forget(step.name, step.job.step)
             os._exit(0)
         for _, _, data in controls:  # empty if too many files are open: the task sees EOF
-            self._welcome(numbers(data)[0], of_step=True)
+            self._add_client(numbers(data)[0], of_step=True)
 
-    def _stranger(self) -> None:
+    def _accept_step(self) -> None:
+        """Accept a connection of another step."""
         with Fd(self.listener._accept()[0]) as fd:  # type: ignore[attr-defined]  # of the C module
             try:
                 Peer(_socket.socket(fileno=os.dup(fd))).close()  # refuse processes in containers
             except OSError:
                 return
-            self._welcome(fd.keep(), of_step=False)
-        strangers = [fd for fd, client in self.clients.items() if not client.of_step]
-        if len(strangers) > _MAX_CLIENTS:
-            self.clients.pop(strangers[0]).socket.close()
+            self._add_client(fd.keep(), of_step=False)
+        of_other_steps = [fd for fd, client in self.clients.items() if not client.of_step]
+        if len(of_other_steps) > _MAX_CLIENTS:
+            self.clients.pop(of_other_steps[0]).socket.close()
 
-    def _welcome(self, fd: int, *, of_step: bool) -> None:
+    def _add_client(self, fd: int, *, of_step: bool) -> None:
         self.clients[fd] = Client(_socket.socket(fileno=fd), of_step=of_step)
 
-    def _attend(self, client: Client) -> bool:
-        """Read from a client. Return whether it has been served."""
+    def _serve_client(self, client: Client) -> bool:
+        """Read from a client or write to it. Return whether to close its connection."""
         try:
             if client.events == select.POLLOUT:
                 return client.flush()
@@ -115,11 +117,11 @@ class Service:
             return True  # the client was killed
         return False
 
-    def _only(self, client: Client) -> Channel:
-        """Close all connections but this one, as the step ends.
+    def _close_others(self, client: Client) -> Channel:
+        """Close all connections except that of ``client``, as the step ends. Return its channel.
 
-        A step that is attaching must notice the end: the other helper holds the lock of the name, and this step may
-        wait for the lock.
+        A step that is attaching must notice the end: its helper holds the lock of the container's name, and this
+        helper may wait for the lock.
         """
         self.listener.close()
         for fd, other in list(self.clients.items()):
@@ -131,8 +133,8 @@ class Service:
         return asker
 
     def _save(self, client: Client) -> None:
-        """Save the container for the last task, which fails if the save fails."""
-        asker = self._only(client)
+        """Save the container for the last task. The task fails if the save fails."""
+        asker = self._close_others(client)
         try:
             leave.save(self.held.container)
             asker.send((("ok", ""),))
@@ -146,12 +148,12 @@ class Service:
 
     def _finish(self, asked: Job, client: Client) -> NoReturn:
         """Finish the step for slurmstepd, which also waits for this process to exit."""
-        asker = self._only(client)
+        asker = self._close_others(client)
         try:
-            if self.held.brought:
+            if self.held.added_mounts:
                 from pyxis_py.node import attached
 
-                attached.finish(self.held, self.held.brought)
+                attached.finish(self.held, self.held.added_mounts)
             self.held.report_killed()
             leave.finish(self.held.container, **asked.ending)
             asker.send((("ok", ""),))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """An immutable description; container.py makes the container."""
+    """A step on this node: its request and settings, which do not change. container.py makes the container."""
 
     def __init__(self, job: Job) -> None:
         """Raises UsageError, ConfigError."""
@@ -28,7 +28,7 @@ class Step:
         self.request = options.parse(job.options, job.environ, job.cwd, job.describe)
         self.plugin = plugin_settings.load(job.arguments)
         if job.is_batch and not self.plugin.sbatch_support:
-            options.check_switched_off(job.options, "sbatch")
+            options.refuse_all(job.options, "sbatch")
             self.request = options.parse((), {})
         # Hooks and importers of the site read these variables.
         self.host = {
@@ -45,7 +45,7 @@ class Step:
         self.running = RunningContainers(self.plugin.runtime_path, job.uid)
         self.notes = Notes(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
-        self.name = f"pyxis_{scope}" + (self.request.name or job.step)  # of the container
+        self.name = f"pyxis_{scope}" + (self.request.name or job.step)  # the name of the container
 
     def _settings(self) -> Settings:
         asked: dict[str, object] = {

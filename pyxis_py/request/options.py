@@ -1,7 +1,7 @@
 """The table of the container options of srun, sbatch and salloc.
 
 Options are parsed into a frozen Request at submit, and again in every step. header.py generates the SPANK plugin's
-table from this one. On the step path: no typing, no re.
+table from this one. Every step imports this module, so it imports neither typing nor re.
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ class Request(Frozen):
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:
-        """Whether the image is a path on the node: begins with / or ., or ends in .sqsh and is one word or a file."""
+        """Return whether the image is a path on the node.
+
+        A path begins with / or . or ends in .sqsh. With .sqsh, it is a bare name or the path of an existing file.
+        """
         image = self.image or ""
         if image.startswith(("/", ".")):
             return True
-        # One word is a file, which may not exist yet. A registry image of that name is docker://x.sqsh.
+        # A bare name is a file, even if it does not exist yet. A registry image of that name is docker://x.sqsh.
         return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
 
     def is_reference(self, cwd: str) -> bool:
@@ -88,7 +91,7 @@ class Request(Frozen):
 
 def _sent(image: str) -> str:
     path = image.removeprefix(_SENT)
-    is_registry = path[:1] in _DIGITS and path.lstrip(_DIGITS)[:1] in ("/", "#")  # bcast:5000#x, a host of that name
+    is_registry = path[:1] in _DIGITS and path.lstrip(_DIGITS)[:1] in ("/", "#")  # bcast:5000#x: port 5000 of bcast
     return "" if path == image or is_registry else path
 
 
@@ -114,7 +117,7 @@ def file_name(text: str) -> str:
 
 def _path(text: str) -> str:
     if text.startswith(("~", "$")):
-        hint = f"write the path out; a file of that name is ./{text}"
+        hint = f"write the path out; write ./{text} for a file of this name"
         raise ValueError(f"no shell has replaced the {text[0]}", hint)
     return bounded(text)
 
@@ -149,12 +152,12 @@ def _environ_entries(text: str) -> tuple[str, ...]:
     for entry in entries:
         name, equals, _ = entry.partition("=")
         if not name:
-            raise ValueError("a name is empty", "separate names with one comma each; a comma in a value is \\,")
+            raise ValueError("a name is empty", "separate names with one comma each; write a comma in a value as \\,")
         if equals and "*" in name:
-            raise ValueError(f"{entry}: a pattern has no value", "give NAME=VALUE for each name")
+            raise ValueError(f"{entry}: a pattern cannot have a value", "give NAME=VALUE for each name")
         # Variables of the job may have other names: BASH_FUNC_module%%.
         if equals and not (name.isascii() and name.isidentifier()) or any(map(str.isspace, name)):
-            raise ValueError(f"{name!r} is not the name of a variable", "write NAME, or NAME=VALUE, and commas between")
+            raise ValueError(f"{name!r} is not the name of a variable", "separate NAME or NAME=VALUE with commas")
     return tuple(dict.fromkeys(entries))
 
 
@@ -200,9 +203,10 @@ def _unshare(text: str) -> tuple[str, ...]:
 class Option:
     """One row of the table: an option and its attribute of Request.
 
-    A flag has a ``value`` and no ``parse``. ``selects``: the option requests a container. ``of_job``: sbatch and salloc
-    take it for the steps of a job. ``annotated``: an environment file can set it as the annotation com.pyxis.ATTRIBUTE.
-    ``describes``: the option names an environment file. ``variable``: the variable, if another option shares it.
+    A flag has a ``value`` and no ``parse``. An option that ``selects`` requests a container. An option ``of_job`` works
+    without a container too: sbatch and salloc apply it to the later steps of a job. An environment file can set an
+    ``annotated`` option by the annotation com.pyxis.ATTRIBUTE. An option that ``describes`` names an environment file.
+    ``variable`` is the option's variable, if another option has the same.
     """
 
     __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())
@@ -295,7 +299,7 @@ OPTIONS = (
     Option(
         "container-name",
         "name",
-        "use or create a container of this name, which stays on the node; others are removed when the step ends",
+        "use or create a container of this name, which stays on the node; unnamed ones are removed with the step",
         parse=_name,
         arginfo="NAME[:auto|create|exec|no_exec]",
         example="work",
@@ -350,17 +354,17 @@ def all_options() -> tuple[Option, ...]:
 
 
 def _known(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Option, ...]:
-    """Return the core's options, with those of features if an option or a variable may be theirs."""
+    """Return the core's options, and those of features if a name or a variable is not of the core."""
     of_core = all(name in _BY_NAME for name in names)
     of_core = of_core and not any(name.startswith("PYXIS_") and name not in _VARIABLES for name in environ)
     return OPTIONS if of_core else all_options()
 
 
-def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
-    """Raise UsageError for options if the site has sbatch_support=0; variables still apply to the steps."""
-    if said:
+def refuse_all(options: Sequence[tuple[str, str]], command: str) -> None:
+    """Raise UsageError if there are options, for a site with sbatch_support=0. Variables still apply to the steps."""
+    if options:
         raise UsageError(
-            f"--{said[0][0]}: container options of {command} are switched off on this cluster",
+            f"--{options[0][0]}: container options of {command} are switched off on this cluster",
             hint="use container options with srun, inside the job",
         )
 
@@ -407,11 +411,11 @@ def parse(
     request = Request(**values, file=file, origins=origins, of_features=more)
     if file and option_of_file and not request.wants_container:
         message = f"{origins[option_of_file.sets]}={file.name}: neither the file nor its bases name an image"
-        raise UsageError(message, hint='add image = "ubuntu:24.04" to it, or give --container-image')
+        raise UsageError(message, hint='add image = "ubuntu:24.04" to the file, or give --container-image')
     return request
 
 
-# Options that are keys of environment files, under the names of their attributes.
+# Options that environment files have as keys. The name of a key is that of the option's attribute.
 _IN_FILES = tuple(
     _BY_NAME[name] for name in ("container-image", "container-workdir", "container-entrypoint", "container-writable")
 )
@@ -430,7 +434,7 @@ def _file(
 
 
 def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
-    """Return the attributes from a file, each with its line. Raises UsageError, ConfigError."""
+    """Return the attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
     values = {}
     for option in _IN_FILES:
         entry = file.last(option.sets)
@@ -440,11 +444,11 @@ def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tupl
         elif entry and option.sets == "image":
             raise UsageError(
                 f"{entry.where}: only the job knows {text}",
-                hint="use a variable of the submitter: the image must be known before",
+                hint="use a variable that is set at submission: the image must be known before the job starts",
             )
     for option in all_options():
-        if option.annotated and (said := file.annotation(f"com.pyxis.{option.sets}")):
-            values[option.sets] = said
+        if option.annotated and (annotation := file.annotation(f"com.pyxis.{option.sets}")):
+            values[option.sets] = annotation
     return values
 
 
@@ -475,8 +479,8 @@ def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origi
         return
     if before == origin:
         hint = (
-            f"give the option once (Slurm passes on only the last value), as {origin}={option.arginfo}; "
-            "components of a heterogeneous job: an srun each, with --het-group; "
+            f"give the option once (Slurm passes on only the last value): {origin}={option.arginfo}; "
+            "for the components of a heterogeneous job, use one srun each, with --het-group; "
             "options of salloc apply to each srun in it"
         )
         raise UsageError(f"{origin} is given twice with different values", hint=hint)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.run import Program, find
 
-# The name comes last, as it may have any character. It may have line breaks, so ask only for names of own jobs.
+# The name of a job comes last, because it can have any character. It can have line breaks, so ask for the names of the
+# caller's jobs only.
 _FORMAT = "%A|%i|%U|%T|%N|%r|"
 _LINE = re.compile(r"(\d+)\|([^|]*)\|(\d+)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)")
 _OUTPUT_VARIABLES = ("SQUEUE_", "SINFO_")  # prefixes of variables that change the output of these programs
-_NUMBER = re.compile(r"\d+([_+]\d+)?$")  # also an array element or a component of a heterogeneous job
+_NUMBER = re.compile(r"\d+([_+]\d+)?$")  # a job, an array element, or a component of a heterogeneous job
 _TIMEOUT_S = 60.0  # slurmctld may be busy
 
 
@@ -75,13 +76,13 @@ def mine() -> list[SlurmJob]:
 
 
 def job(name: str) -> SlurmJob:
-    """Return the running job of the caller at the beginning of a name. Raises ContainerError."""
+    """Return the caller's running job that the beginning of ``name`` selects. Raises ContainerError."""
     found, _ = _job(name)
     _check(found)
     return found
 
 
-def place(name: str) -> Destination:
+def destination(name: str) -> Destination:
     """Return what JOB[.STEP|.CONTAINER][.NODE] selects. Raises ContainerError."""
     found, rest = _job(name)
     _check(found)
@@ -96,7 +97,7 @@ def place(name: str) -> Destination:
 
 
 def _job(name: str) -> tuple[SlurmJob, list[str]]:
-    """Return the job at the beginning of a name, and the words after it. Raises ContainerError."""
+    """Return the job that the beginning of ``name`` selects, and the words after that. Raises ContainerError."""
     words = name.split(".")
     if _NUMBER.match(words[0]):
         try:

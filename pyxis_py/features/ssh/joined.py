@@ -71,7 +71,7 @@ class Inside:
 
     def _hear(self) -> None:
         message = self.control.recv(_MAX_MESSAGE_BYTES)
-        if not message:  # the nursery was killed: no child can be started or tracked any more
+        if not message:  # the nursery was killed, so no child can be started or tracked any more
             os._exit(1)
         answer = json.loads(message)
         ended = self._ended.pop(answer["number"])
@@ -172,7 +172,7 @@ class Nursery:
             os._exit(status)
 
     def _enter(self) -> None:
-        """Raises PenrootError."""
+        """Enter the container, and the home or working directory there. Raises PenrootError."""
         superuser = "user" not in self.lent.spaces
         processes.enter(self.lent.spaces, os.getpid(), new_keyring=self.lent.new_keyring)
         if not superuser:
@@ -186,7 +186,7 @@ class Nursery:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """Send a signal to the process group of a child, or to the child before it has called setsid(2)."""
+    """Send a signal to the process group of a child, or only to the child if it has not called setsid(2) yet."""
     for send in (os.killpg, os.kill):
         try:
             return send(pid, number)

@@ -35,7 +35,7 @@ def serve(job: int, asked: str, keys: str) -> NoReturn:
     """Serve one connection to a container of a job. Raises PenrootError."""
     runtime_path = _runtime_path()
     lent = _find(job, asked, RunningContainers(runtime_path, os.geteuid()))
-    if lent.unsealed >= 0:  # do not keep it open during the connection
+    if lent.unsealed >= 0:  # do not keep the root file system open during the connection
         os.close(lent.unsealed)
     notes = Notes(runtime_path, os.geteuid())
     notes.add(notes.of_feature(job, NOTE), keys)
@@ -87,7 +87,7 @@ def _step_environ() -> dict[str, str]:
 
 
 def _find(job: int, asked: str, running: RunningContainers) -> Lent:
-    """Return the container of the job with this step or name, or the only one. Raises ContainerError."""
+    """Return the container of the job with this step or name, or the only container. Raises ContainerError."""
     node = os.uname().nodename
     try:
         names = sorted(os.listdir(running.path))
@@ -106,7 +106,7 @@ def _find(job: int, asked: str, running: RunningContainers) -> Lent:
             hint=f"select a step or node of squeue --steps --job {job}: ssh JOB.STEP.cluster, or JOB.NODE.cluster",
         )
     if len(found) > 1:
-        labels = {name: f"{job}.{_label(job, steps[0])}" for name, steps in sorted(found.items(), key=_age)}
+        labels = {name: f"{job}.{_label(job, steps[0])}" for name, steps in sorted(found.items(), key=_first_step)}
         named = {name: _names(job, name)[-1] for name in found}
         each = ", ".join(label + f" ({named[name]})" * (named[name] != label) for name, label in labels.items())
         raise ContainerError(
@@ -137,8 +137,8 @@ def _runtime_path() -> str:
     return settings.load(()).runtime_path
 
 
-def _age(found: tuple[str, list[str]]) -> int:
-    """Return the lowest step number of a container. The batch script has the highest of all."""
+def _first_step(found: tuple[str, list[str]]) -> int:
+    """Return the lowest step number of a container. The step of a batch script has the highest number of all."""
     return min(int(step.partition(".")[2]) for step in found[1])
 
 

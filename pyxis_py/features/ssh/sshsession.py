@@ -108,7 +108,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
         self._inside = inside
         self._client = client
         self._number = 0
-        self._terminal: tuple[int, int] | None = None  # both ends
+        self._terminal: tuple[int, int] | None = None  # descriptors of both ends
         self._input: Pump | None = None
         self._outputs: list[Pump] = []
         self._early: list[bytes] = []  # input before the program has started
@@ -245,12 +245,12 @@ class Pump(asyncio.Protocol):
         self._chan.pause_reading()
 
     def resume_writing(self) -> None:
-        # Not directly: asyncio calls this during a write, and data that arrives now with EOF would be lost.
+        # Do not resume directly: asyncio calls this during a write, and data that arrives now with EOF would be lost.
         asyncio.get_running_loop().call_soon(self._chan.resume_reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set_result(None)
-        self._chan.resume_reading()  # do not block the channel: nobody reads this any more
+        self._chan.resume_reading()  # do not block the channel: the program reads no more input
 
 
 def _set_size(fd: int, size: tuple[int, int, int, int]) -> None:
