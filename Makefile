@@ -114,7 +114,7 @@ $(VENV)/docs: $(VENV)/done
 # time.
 launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2).new && \
 	chmod 755 $(2).new && mv -f $(2).new $(2)
-# A package build installs to ROOT. The programs below run modules in MODULES: modules in NEW may be for another machine.
+# A package build installs to ROOT. The programs below run modules in MODULES, because NEW may be for another machine.
 ROOT := $(DESTDIR)$(PREFIX)
 NEW  ?= $(ROOT)/lib/penroot
 MODULES ?= $(NEW)

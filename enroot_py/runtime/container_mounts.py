@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.mounting import Mount
 
-PATH_MAX = 4096  # limits.h, with the final NUL
+PATH_MAX = 4096  # includes the final NUL: limits.h
 # Default flags by kind of source.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
@@ -60,7 +60,7 @@ class MountEntry:
         return SQUASHFS in self.flags
 
     def resolved(self, cwd: str, environ: Mapping[str, str]) -> MountEntry:
-        """Return the mount with variables expanded. A relative source is in ``cwd``, the job's. Raises ValueError."""
+        """Return the mount with variables expanded, and a relative source beneath ``cwd``. Raises ValueError."""
         source, target = self.source, self.target
         if "$" in source or "$" in target:
             source, target = _expand(source, environ), _expand(target, environ)
@@ -109,7 +109,7 @@ def parse_one(entry: str, origin: str = "") -> MountEntry:
         raise ValueError(f"the target is empty in {entry!r}")
     for flag in flags:
         if not flag or any(c in " \t\n:,\\" for c in flag):
-            raise ValueError(f"{flag!r} is not a mount flag", "flags are separated with '+', as in ro+rprivate")
+            raise ValueError(f"{flag!r} is not a mount flag", "separate flags with '+', such as ro+rprivate")
     words = (*(() if SQUASHFS in flags else _SPECIAL_FLAGS.get(source, _BIND_FLAGS)), *flags)
     mount = MountEntry(bounded(source), _beneath_root(bounded(target)), words, origin)
     mount.check()

@@ -1,4 +1,4 @@
-"""Detached containers: their records in ENROOT_RUNTIME_PATH/detached/NAME, and the process that starts one.
+"""Start detached containers, and keep their records in ENROOT_RUNTIME_PATH/detached/NAME.
 
 A record is a directory with these files: ``processes`` has PID and start time of the monitor and of the program,
 ``log`` has the output of the program, ``userns`` has the inode of its user namespace, and ``status`` has its exit
@@ -169,7 +169,7 @@ def claim(name: str, settings: Settings) -> Record:
                     return record
     except OSError as e:
         raise ContainerError(f"cannot write {path}: {e.strerror}", hint="see ENROOT_RUNTIME_PATH") from e
-    hint = f"take another --name, or end it: penroot stop {name}"
+    hint = f"use another --name, or end the container: penroot stop {name}"
     raise ContainerError(f"a detached container {name} is running", hint=hint)
 
 
@@ -188,7 +188,7 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
         try:
             text = Fd(reader).content()
         except BaseException:
-            os.kill(monitor, SIGKILL)  # the start, which was interrupted, ends with its monitor
+            os.kill(monitor, SIGKILL)  # this process is interrupted: the start ends with its monitor
             raise
     words = os.fsdecode(text).split("\0")
     messages = list(zip(words[:-1:2], words[1::2], strict=False))
@@ -199,7 +199,7 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
 
 
 _STATUS = "status"
-_pipe = -1  # to the process that waits for the start
+_pipe = -1  # the end of a pipe to the process that waits for the start
 
 
 def _fork_start(record: Record, output: int, writer: int) -> None:

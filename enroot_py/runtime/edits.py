@@ -144,7 +144,7 @@ class Edits:
         """Execute the changes. Raises HookError if a device cannot be added; warns if a file cannot be added."""
         is_shared = shared_dev(context)
         if not is_shared:
-            self.hidden = self.emptied = []  # a private /dev has only added nodes
+            self.hidden = self.emptied = []  # a private /dev has no nodes except those that are added to it
         if log.explain or os.environ.get("PENROOT_DEBUG"):
             for line in self.describe():
                 (log.explain or log.debug)(line)

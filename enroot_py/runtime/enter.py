@@ -176,7 +176,7 @@ def make_scratch(start: Start) -> str:
 
 
 def share(start: Start, scratch: str) -> Entry | None:
-    """Return the entry of the image's server, or None if the container gets a private server or none.
+    """Return the entry of the image's server, or None if the container has a private server or no server.
 
     A step does not share a server: a step has one container, and the helper watches its server. A superuser has no user
     namespace to share.
@@ -357,7 +357,7 @@ def mount_all(mounts: Iterable[Mount], root: int, *, before_hooks: bool) -> None
 
 
 def furnish(root: int, own: int, *, from_root: bool) -> None:
-    """Complete the container's ``own`` namespaces, and hide what root must not reach, after the system mounts."""
+    """After the system mounts: complete the container's ``own`` namespaces, and hide files that root must not reach."""
     if own:
         from enroot_py.runtime import isolated
 

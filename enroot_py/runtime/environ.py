@@ -1,4 +1,4 @@
-"""The environment of a container: the image's, then the site's, then the user's.
+"""Compute the environment of a container from the variables of the image, the site and the user.
 
 The container does not get variables of the caller, except those of MPI ranks and those that a line names as ``${VAR}``.
 Lines of an image cannot get secrets of the caller: secrets.py.

@@ -46,7 +46,7 @@ RC_LOCAL = """\
 """
 _EXACT = "# penroot-exact: "
 _QUOTED_CHARS, _QUOTED_LINES = 40, 5  # a warning quotes at most 40 characters of a line, and 5 lines
-_MAX_SCRIPT_CHARS = 1 << 20  # longer scripts are not parsed: the kernel's limit of arguments is near
+_MAX_SCRIPT_CHARS = 1 << 20  # do not parse longer scripts: the words come near the kernel's limit of arguments
 
 
 class Exec:
@@ -230,7 +230,7 @@ def _words(text: str) -> tuple[str, ...] | None:
 def assignment(line: str) -> tuple[str, str, str]:
     """Split a line of an environment file into key, ``=`` and value. Trailing spaces are part of the value.
 
-    All files have one syntax: an image's /etc/environment, environ.d, and what hooks write.
+    An image's /etc/environment, the files in environ.d and the files that hooks write all have this syntax.
     """
     return line.lstrip().partition("=")
 

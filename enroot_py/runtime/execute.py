@@ -128,7 +128,7 @@ def _is_elf(path: str) -> bool:
         with open(path, "rb") as f:
             return f.read(4) == b"\x7fELF"
     except OSError:
-        return False  # execute-only
+        return False  # the user can execute the file, but not read it
 
 
 def _drop_long_variables(env: dict[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Make overlays with fuse-overlayfs, for kernels without overlays for users: ENROOT_NATIVE_OVERLAYFS=n.
+"""Make overlays with fuse-overlayfs if ENROOT_NATIVE_OVERLAYFS=n, for kernels that refuse overlays to users.
 
 The server stays in the outer namespaces, like the server of a squashfs image: no process in the container can inspect
 the server, and the server keeps no mount of the container in use. The kernel ends the FUSE connection with the last
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
-_FIRST_DIRECTORY_FD = 500  # in the server; 3 is /dev/fuse
+_FIRST_DIRECTORY_FD = 500  # the server's first descriptor of a directory; its descriptor 3 is /dev/fuse
 
 
 SOURCE = "fuse-overlayfs:"

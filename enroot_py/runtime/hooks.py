@@ -260,7 +260,7 @@ def _script(
             return None
     if ours is not None and current == name:
         del by_name[name + ".py"]
-        return Hook(name, path, "in place of ours")
+        return Hook(name, path, "in place of penroot's hook")
     return Hook(name, path)
 
 

@@ -120,8 +120,9 @@ def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) ->
 
     fds: list[int] = []
     try:
+        # start_background() needs descriptors in ascending order.
         for fd in (lifetime, spaces["user"], spaces["mnt"]):
-            fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))  # in ascending order
+            fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))
         linux.start_background(_PATH, (_PROGRAM, "0", *shown), fds, 0, orphan=False)
     finally:
         for fd in fds:

@@ -14,7 +14,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import environ
 
-RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # in old versions of enroot
+RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # the name in old versions of enroot -> the new name
 
 
 def idle(path: str) -> str:
@@ -37,7 +37,7 @@ def is_original(path: str, name: str, digests: str) -> bool:
 def substitute(name: str, places: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
     """Return the path of our hook that replaces one of enroot's optional hooks.
 
-    Returns "" if the plugin or 20-mpi does this already, and None if we have no replacement.
+    Returns "" if the plugin or 20-mpi does the work of this hook, and None if penroot has no replacement.
     """
     step = "PYXIS_VERSION" in host
     if name == "50-slurm-pmi" and (step or settings.mpi and environ.is_rank(host)):

@@ -17,12 +17,12 @@ from enroot_py.config.settings import Settings
 from enroot_py.runtime import detached, execute, named, rootfs
 from enroot_py.runtime.namespaces import hide
 
-# In the order in which they can be joined: the user namespace gives the
-# capabilities to join the others, setns(2).
+# Namespaces in the order in which they can be joined: the user namespace gives the capabilities to join the others,
+# setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
-_ROOT_BYTES = 256  # read from mountinfo at a time
+_ROOT_BYTES = 256  # number of bytes to read from mountinfo at a time
 _MAX_READS = 100  # repetitions for a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # fuseoverlay.py puts this before the path
 
@@ -60,7 +60,7 @@ _boot = 0
 
 
 def running(settings: Settings) -> list[Process]:
-    """Return the user's running containers, by name and age."""
+    """Return the user's running containers, sorted by name and age."""
     containers = filter(None, (_oldest(pids, space, settings) for space, pids in by_mount_namespace().items()))
     return sorted(containers, key=lambda p: (p.name == UNKNOWN, p.name, p.started))
 
@@ -97,7 +97,7 @@ def _oldest(pids: list[int], space: int, settings: Settings) -> Process | None:
 
 
 def inode(pid: int, namespace: str) -> int:
-    """Return the identity of a process's namespace. Raises OSError."""
+    """Return the inode number that identifies a process's namespace. Raises OSError."""
     return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
 
 
@@ -108,7 +108,7 @@ def container_of(pid: int, settings: Settings) -> str | None:
 
 
 def _container(pid: int, settings: Settings) -> str | None:
-    """Return the container that has the root mount of ``pid``: its name, UNKNOWN, or None for another mount."""
+    """Return the name of the container whose root is the root mount of ``pid``, UNKNOWN, or None if there is none."""
     root = _root_mount(pid)
     if root is None:
         return None
@@ -283,7 +283,7 @@ def _is_own(pid: int) -> bool:
 
 
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
-    """Open the namespaces of a process that differ from ours, in the order in which they can be joined.
+    """Open the namespaces of ``pid`` that are not this process's, in the order in which they can be joined.
 
     The mount namespace must be ``mnt``, unless that is 0. Raises OSError.
     """

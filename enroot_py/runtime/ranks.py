@@ -47,7 +47,10 @@ def variables(host: Mapping[str, str], settings: Settings) -> dict[str, str]:
 
 
 class Record:
-    """The container that the ranks of a launcher share on this node, locked until this process executes its program."""
+    """The record of the container that the ranks of a launcher share on this node.
+
+    The record is locked until this process executes its program.
+    """
 
     def __init__(
         self, container: Iterable[str], settings: Settings, host: Mapping[str, str], runtime_path: str

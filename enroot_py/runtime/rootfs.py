@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOUNT_OPTIONS_BYTES = 4096  # a page, with the final NUL: mount(2)
 _MAX_LABEL_BYTES = 80  # of the label that names a step's container
-_MAX_PATH_END_BYTES = 80  # of a layer's or an image's path: everything below the store
+_MAX_PATH_END_BYTES = 80  # enough for the part of a layer's or an image's path below the store
 _WRITTEN = ("etc",)  # directories that every start writes to
 _USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")  # directories that every start uses
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV

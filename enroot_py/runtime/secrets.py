@@ -7,11 +7,11 @@ from _collections_abc import Mapping
 from enroot_py.base import log
 
 # The names of secrets. A name consists of words separated by "_".
-SECRET_WORDS = frozenset(  # a whole word
+SECRET_WORDS = frozenset(  # a whole word of a name
     "AUTH BEARER CRED CREDS DSN KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG SIGNATURE".split()
 )
 SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word
-HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # exceptions from SECRET_ENDS
+HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # words with these ends that name no secret
 SECRET_PARTS = (  # anywhere in a name
     *("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "CREDENTIAL", "WEBHOOK"),
     *("JWT", "COOKIE", "AUTHORIZATION"),

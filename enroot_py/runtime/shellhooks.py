@@ -110,7 +110,7 @@ class Scripts:
         if context.settings.mpi and "PMIX_NAMESPACE" in context.host and environ.is_rank(context.host):
             from enroot_py.runtime import pmix
 
-            if pmix.used(context.host):  # a hook that copies all PMIx variables undoes the work of 20-mpi
+            if pmix.used(context.host):  # repeat the work of 20-mpi: a hook may have copied all PMIx variables
                 libraries = pmix.Libraries(context.exists, context.environ.get("LD_LIBRARY_PATH", ""))
                 variables = context.environ
                 for name in [name for name, value in variables.items() if pmix.is_copy(name, value, context.host)]:

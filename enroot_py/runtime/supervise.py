@@ -64,7 +64,7 @@ def wait(child: int) -> int:
 
     If the child stops, stop too: the caller's shell then sees a stopped job. SIGCONT continues both.
     """
-    signals.restore()  # the kernel drops ignored signals
+    signals.restore()  # the kernel drops signals that are ignored
     while True:
         pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if pid and not os.WIFSTOPPED(status):
