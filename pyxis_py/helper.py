@@ -47,13 +47,13 @@ def main() -> None:
         job = Job(channel.receive())
         if job.protocol != PROTOCOL:
             raise PenrootError(
-                f"the plugin is of another version than penroot {__version__}: protocol {job.protocol}, not {PROTOCOL}",
+                f"the plugin does not match penroot {__version__}: it has protocol {job.protocol}, not {PROTOCOL}",
                 hint="systemctl restart slurmd; if you built the plugin yourself: pyxis-py install",
             )
         serve = _VERBS.get(sys.argv[1])
         if serve is None:
             raise PenrootError(
-                f"the plugin asks for {sys.argv[1]!r}", hint="plugin and package differ: pyxis-py install"
+                f"the plugin asks for {sys.argv[1]!r}", hint="install the plugin of this package: pyxis-py install"
             )
         serve(job, channel)
     except PenrootError as e:
@@ -160,11 +160,11 @@ def hold(job: Job, channel: Channel) -> None:
         comment.add(job, container.used)
     if event is not None and job.is_verbose:
         tell(f"{job.node}: the container took {event.words()}")
-    # A program that writes a checkpoint on SIGTERM still needs its root file system.
+    # Ignore signals from now on: a program that writes a checkpoint on SIGTERM still needs its root file system.
     for number in signals.UNHEARD:
         _signal.signal(number, _signal.SIG_IGN)
     held.answer(channel, job)
-    held.reap()  # not earlier: the first task waits
+    held.reap()  # after the answer, for which the first task waits
     log.sink = log.silent
     gc.freeze()  # otherwise the collector would scan all loaded modules while the first program starts
     gc.enable()

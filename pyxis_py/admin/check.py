@@ -33,7 +33,10 @@ _DIRS = re.compile(r"^\s*Dirs\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def findings(plugstack_conf: str | None) -> Iterator[Finding]:
-    """Yield all findings, in the order in which a step depends on them. ``plugstack_conf`` is a plugstack.conf."""
+    """Yield all findings, in the order in which a step depends on them.
+
+    ``plugstack_conf`` is the file to check, or None for the files that Slurm reads.
+    """
     slurm = slurm_configuration()
     if not slurm:
         yield Finding(
@@ -130,7 +133,7 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
 def _not_loaded(path: str) -> Finding:
     exists = os.path.isfile(path)
     if not exists and plugstack.supersedes_copy(path):
-        message = f"there is no file {path}, which Slurm reads instead of the one from slurmctld: steps run on the host"
+        message = f"there is no file {path}, which Slurm reads instead of slurmctld's copy: steps run on the host"
         return Finding("bad", message, "remove PlugStackConfig from slurm.conf, or create the file")
     if not plugstack.is_copy(path):
         message = f"{path} does not load {PLUGIN}" if exists else f"there is no file {path}"

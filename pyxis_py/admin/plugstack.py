@@ -179,9 +179,10 @@ def _replace(path: str, lines: Sequence[str], mode: int) -> None:
 
 
 def unconfigure(directory: str, plugin: str) -> list[str]:
-    """Remove the file that ``configure`` wrote, and return its path. Slurm fails if a required plugin is missing.
+    """Remove the file that ``configure`` wrote, and return its path in a list.
 
-    Raises ConfigError if another file of the directory loads ``plugin``, or if pyxis.conf has further lines.
+    Call this before the plugin is removed: Slurm runs no job while a required plugin is missing. Raises ConfigError if
+    another file of the directory loads ``plugin``, or if pyxis.conf has further lines.
     """
     removed = []
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():

@@ -34,7 +34,7 @@ class Container:
 
     @property
     def directory(self) -> str:
-        """The path of the container, whether it exists or not."""
+        """Return the path of the container's directory, whether it exists or not."""
         return f"{self.step.settings.data_path}/{self.name}"
 
     def begin(self) -> None:
@@ -171,7 +171,7 @@ class Container:
         return source
 
     def _create_for_steps(self, image: str) -> rootfs.Source:
-        """Make a container for removal after its last step."""
+        """Make a container that is removed after its last step."""
         settings, node = self.step.settings, self.step.job.node
         if self._takes_over and owned.maker(self.name, settings)[:1] in ([], [node]):
             # A killed helper of the same step may have made the container. The killed helper also held the name's lock.
@@ -183,7 +183,7 @@ class Container:
         return source
 
     def _other_name(self, name: str) -> str:
-        """Return a hint about a similar container: of another job, or of `penroot create`."""
+        """Return a hint if the user may mean a container of another node, another job or `penroot create`, else ""."""
         settings = self.step.settings
         if self.name != self.step.name:
             mine = "add --container-image to create one on this node"

@@ -66,9 +66,9 @@ class Environment:
 
     @property
     def _sets_pytorch(self) -> bool:
-        """Return whether to set the PyTorch variables, unless the environment file has an annotation against them.
+        """Return whether to set the PyTorch variables: yes, unless an annotation of the environment file says no.
 
-        At CSCS, the annotation must request them.
+        At CSCS, the annotation must say yes.
         """
         annotation = self._file.annotation("com.pyxis.pytorch_remap_vars") if self._file else None
         wanted, _ = annotation or (True, "")

@@ -160,7 +160,7 @@ class Held:
         self._check_join()
 
     def _check_join(self) -> None:
-        """Warn about options that a running container ignores. Raises ContainerError for a namespace."""
+        """Warn about options that a running container ignores. Raises ContainerError for --container-unshare."""
         request = self.step.request
         for kind in request.unshare:
             if kind not in self.spaces:

@@ -44,7 +44,7 @@ class Peer:
     __slots__ = ("socket", "pid", "_process")
 
     def __init__(self, socket: _socket.socket) -> None:
-        """Raises ProcessLookupError if the process has ended, PermissionError if it is not trusted."""
+        """Check the process. Raises ProcessLookupError if it has ended, PermissionError if it is not trusted."""
         self.socket = socket
         self._process = -1
         try:
@@ -123,7 +123,7 @@ class RunningContainers:
                         if seconds is not None and now - began >= seconds:
                             raise BusyError(f"another step has held {directory} for {seconds:.0f} s")
                         if now - began >= _WATCH_AFTER_S:
-                            from enroot_py.base import waits  # not for every step
+                            from enroot_py.base import waits  # rarely needed
 
                             watch = watch or waits.Watch(fd, f"making or removing the container {name}")
                             if reason := watch.look():
@@ -249,7 +249,7 @@ class Notes:
         self.path = f"{runtime_path}/{uid}"
 
     def add(self, name: str, directory: str) -> bool:
-        """Note a step or a container, with the ``directory`` to remove, or ``-``.
+        """Note a step or a container, with the ``directory`` to remove, or ``-`` if there is none.
 
         Returns whether the note is new. Raises PenrootError.
         """

@@ -23,7 +23,7 @@ class Step:
     """A step on this node: its request and settings, which do not change. container.py makes the container."""
 
     def __init__(self, job: Job) -> None:
-        """Raises UsageError, ConfigError."""
+        """Parse the request and load the settings. Raises UsageError, ConfigError."""
         self.job = job
         self.request = options.parse(job.options, job.environ, job.cwd, job.describe)
         self.plugin = plugin_settings.load(job.arguments)
@@ -71,7 +71,7 @@ class Step:
 
     @property
     def own_note(self) -> str:
-        """The name of the step's note, independent of the container's name."""
+        """Return the name of the step's note, which does not depend on the container's name."""
         return f"pyxis_{self.job.step}"
 
     @property

@@ -124,7 +124,7 @@ def forked(act: Callable[[Channel], object], failure: str) -> tuple[Channel, int
 
 
 def unexpected(error: BaseException, failure: str = "") -> PenrootError:
-    """Return an error for a failed system call, or with the place of our bug. ``failure`` begins the message."""
+    """Return an error that explains a failed system call, or else names the line of a bug. ``failure`` comes first."""
     from enroot_py.base import filesystems
 
     place = filesystems.place(error)

@@ -53,7 +53,7 @@ class Job:
     )
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Raises KeyError if the message lacks a mandatory key."""
+        """Read the pairs of a message. Raises KeyError if a mandatory key is missing."""
         single: dict[str, str] = {}
         self.arguments: list[str] = []
         self.options: list[tuple[str, str]] = []

@@ -81,11 +81,11 @@ class Request(Frozen):
 
     @property
     def sent(self) -> str:
-        """The path of an image that srun's host sends to the nodes, or "" for other images."""
+        """Return the path of an image that srun sends to the nodes, or "" for other images."""
         return _sent(self.image or "")
 
     def fstab(self) -> list[Mount]:
-        """Return the mounts as fstab(5) lines. Raises ConfigError for an unknown flag."""
+        """Return the mounts as lines of fstab(5), parsed. Raises ConfigError for an unknown flag."""
         return [mount.fstab(self.origins.get("mounts", "")) for mount in self.mounts]
 
 
@@ -111,7 +111,7 @@ def image_text(text: str) -> str:
 
 def file_name(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("a name has no control characters")
+        raise ValueError("a name cannot have control characters")
     return _path(text)
 
 
@@ -139,7 +139,7 @@ def _name(text: str) -> tuple[str, str]:
     if not name:
         raise ValueError("the name is empty")
     if "/" in name or not name.isprintable():
-        raise ValueError("a name has neither '/' nor control characters", "for an image, use --container-image")
+        raise ValueError("a name cannot have '/' or control characters", "for an image, use --container-image")
     if len(name.encode(errors="surrogateescape")) > MAX_NAME_BYTES:
         raise ValueError(f"a name has at most {MAX_NAME_BYTES} bytes")
     if mode and mode not in NAME_MODES:
@@ -155,7 +155,7 @@ def _environ_entries(text: str) -> tuple[str, ...]:
             raise ValueError("a name is empty", "separate names with one comma each; write a comma in a value as \\,")
         if equals and "*" in name:
             raise ValueError(f"{entry}: a pattern cannot have a value", "give NAME=VALUE for each name")
-        # Variables of the job may have other names: BASH_FUNC_module%%.
+        # A name without a value can be any variable of the job, such as BASH_FUNC_module%%.
         if equals and not (name.isascii() and name.isidentifier()) or any(map(str.isspace, name)):
             raise ValueError(f"{name!r} is not the name of a variable", "separate NAME or NAME=VALUE with commas")
     return tuple(dict.fromkeys(entries))

@@ -25,7 +25,7 @@ class PluginSettings(Rows):
     """The plugin's arguments."""
 
     runtime_path = Place("/run/pyxis", "directory for running steps, with a subdirectory for each user")
-    execute_entrypoint = Bool("0", "run entrypoints unless --no-container-entrypoint")
+    execute_entrypoint = Bool("0", "run the entrypoint of an image, unless --no-container-entrypoint is given")
     container_scope = Choice(
         "global",
         "lifetime of named containers: they are removed when their job ends (job), or stay on the node (global)",

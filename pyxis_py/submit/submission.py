@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         def serve(self, channel: Channel) -> None: ...
 
 
-# Directories of a site's policy, which no variable of a job changes. The second one is for Slurm in a container.
+# Directories of a site's policy, which no variable of a job changes. The second directory is for Slurm in a container.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
 _OPTIONS = "PYXIS_CONTAINER_"  # prefix of the variables for options
 
@@ -151,7 +151,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def resolve(job: Job, tag: Reference) -> str:
-    """Return the digest of a tag, or "" without access to the registry.
+    """Return the digest of a tag, or "" if the registry cannot be asked.
 
     Ends the process if that takes too long: the plugin then continues without a digest. Raises RefusedError. The nodes
     still ask the registry after that, because they may have another login or mirror.
@@ -212,7 +212,7 @@ def _is_given(option: str, words: list[str]) -> bool:
 def _words(job: Job) -> list[str]:
     """Return the command line of srun, sbatch or salloc, up to the program if getopt(3) has found it.
 
-    For a heterogeneous job, getopt(3) has found only the last component's, so all words are returned.
+    For a heterogeneous job, return all words: getopt(3) has found only the program of the last component.
     """
     with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as f:
         words = f.read().split("\0")

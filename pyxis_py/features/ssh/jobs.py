@@ -39,7 +39,7 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """What an ssh name selects: a job, a node, and a step or container there, or "" for the only one."""
+    """What an ssh name selects: a job, a node, and a step or container there, or "" for the only container."""
 
     job: SlurmJob
     node: str
@@ -126,7 +126,7 @@ def _job(name: str) -> tuple[SlurmJob, list[str]]:
 
 
 def _only(what: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
-    """Return the running one of several jobs. Raises ContainerError."""
+    """Return the running job of ``jobs``, or the first job if none runs. Raises ContainerError if several run."""
     running = [job for job in jobs if job.state == "RUNNING"]
     if len(running) > 1:
         shown = ", ".join(job.shown for job in running)

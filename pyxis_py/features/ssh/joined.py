@@ -31,7 +31,7 @@ _SHELLS = ("/bin/bash", "/bin/sh")
 
 
 class Inside:
-    """The server's end: sends requests to the nursery, and receives exit statuses."""
+    """The ssh server's end of the socket to the nursery. It sends requests, and receives exit statuses."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control

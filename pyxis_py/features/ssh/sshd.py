@@ -61,7 +61,7 @@ class Keys:
     """The host key, and the public key of the client."""
 
     def __init__(self, directory: str) -> None:
-        """Raises PenrootError."""
+        """Read the keys in ``directory``. Raises PenrootError."""
         try:
             trusted.place(directory, closed_to=0o077)
             self.host = asyncssh.import_private_key(_read(f"{directory}/host"))

@@ -70,7 +70,7 @@ class JobKeys:
             ) from e
 
     def forget_all_but(self, jobs: Container[str]) -> None:
-        """Remove the keys of all jobs of this cluster except ``jobs``, also incomplete ones."""
+        """Remove the keys of all jobs of this cluster except ``jobs``. Remove incomplete keys too."""
         of_cluster = re.compile(rf"(\.new-)?{re.escape(self._cluster)}\.(\d+)(-.*)?")
         for name in os.listdir(self.parent):
             match = of_cluster.fullmatch(name)

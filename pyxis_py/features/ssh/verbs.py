@@ -60,7 +60,7 @@ _suffix = click.option(
 @_suffix
 @click.argument("login")
 def ssh_config(suffix: str, login: str) -> None:
-    """Print an ssh configuration for a laptop to reach jobs.
+    """Print an ssh configuration by which a laptop reaches jobs.
 
     Append the output to the laptop's ~/.ssh/config. LOGIN is [USER@]HOST, or the name of this login node in that file.
     Then ssh JOB.cluster opens a shell in the container of a job; sftp, scp, rsync, port forwarding and editors work
