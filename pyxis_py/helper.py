@@ -209,10 +209,10 @@ def _await_task() -> None:
         tuple(parts(name))
 
     control = _socket.socket(fileno=CONTROL)
-    asked = select.poll()
-    asked.register(control, select.POLLIN)
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
     for module in _LATER:
-        if asked.poll(0):
+        if poll.poll(0):
             break
         __import__(module)
     _, controls, _, _ = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)

@@ -27,16 +27,16 @@ def serve(mounts: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
     """Start a server for each file. Errors are reported when the file is mounted."""
     for mount in mounts:
         if mount.source not in mounting.served:
-            place = f"{scratch}/data{len(mounting.served)}"
-            mounting.served[mount.source] = _File(mount.source, place, superuser=superuser).mount
+            mount_point = f"{scratch}/data{len(mounting.served)}"
+            mounting.served[mount.source] = _File(mount.source, mount_point, superuser=superuser).mount
 
 
 class _File:
     """A squashfs file, its server, and its mount point. The file is mounted at the first use."""
 
-    def __init__(self, path: str, place: str, *, superuser: bool) -> None:
+    def __init__(self, path: str, mount_point: str, *, superuser: bool) -> None:
         self._path = path
-        self._place = place
+        self._mount_point = mount_point
         self._server: Server | None = None
         self._error: PenrootError | None = None
         try:
@@ -53,18 +53,18 @@ class _File:
             raise self._error
         server, self._server = self._server, None
         if server is not None:
-            os.mkdir(self._place)
+            os.mkdir(self._mount_point)
             try:
                 self._attach(server)
             except PenrootError as e:
                 self._error = e
                 raise
-        return self._place
+        return self._mount_point
 
     def _attach(self, server: Server) -> None:
         try:
-            server.attach(self._place)
-            os.stat(self._place)  # squashfuse_ll reads the root directory only now
+            server.attach(self._mount_point)
+            os.stat(self._mount_point)  # squashfuse_ll reads the root directory only now
         except (OSError, PenrootError) as e:
             is_damaged = server.ended or isinstance(e, OSError)
             if not is_damaged or os.sysconf("SC_OPEN_MAX") < squashfuse.SERVER_FDS:

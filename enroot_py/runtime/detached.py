@@ -31,7 +31,7 @@ _MAX_CLAIMS = 10
 LOST_STATUS = 128 + SIGKILL  # reported for a container whose monitor was killed
 
 
-def place(settings: Settings) -> str:
+def records_path(settings: Settings) -> str:
     """Return the directory of the records. Raises ContainerError."""
     return f"{rootfs.make_scratch(settings)}/detached"
 
@@ -39,14 +39,14 @@ def place(settings: Settings) -> str:
 def names(settings: Settings) -> list[str]:
     """Return the names of all detached containers, running or not, sorted."""
     try:
-        return sorted(os.listdir(place(settings)))
+        return sorted(os.listdir(records_path(settings)))
     except FileNotFoundError:
         return []
 
 
 def programs(settings: Settings) -> Iterator[tuple[str, int, int]]:
     """Yield the name of each detached container, and the PID and start time of its program, or 0 if unknown."""
-    directory = place(settings)
+    directory = records_path(settings)
     for name in names(settings):
         try:
             with Fd(os.open(f"{directory}/{name}/processes", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
@@ -60,7 +60,7 @@ def find(name: str, settings: Settings) -> Record | None:
     """Open the record of a detached container. Return None if there is none. Raises ContainerError."""
     if not name or "/" in name or name in (".", ".."):
         return None
-    path = f"{place(settings)}/{name}"
+    path = f"{records_path(settings)}/{name}"
     try:
         return Record(name, path, Fd(os.open(path, _DIRECTORY)))
     except (FileNotFoundError, NotADirectoryError):
@@ -156,7 +156,7 @@ class Record:
 
 def claim(name: str, settings: Settings) -> Record:
     """Claim a name for a new container, and lock its record. Raises ContainerError if the name is taken."""
-    path = f"{place(settings)}/{name}"
+    path = f"{records_path(settings)}/{name}"
     try:
         for _ in range(_MAX_CLAIMS):
             os.makedirs(path, 0o700, exist_ok=True)

@@ -150,35 +150,35 @@ class Edits:
                 (log.explain or log.debug)(line)
         for command in self.programs:
             _run(command, context)
-        with _Places(context.root) as place:
-            self._add_nodes(context, place, is_shared)
+        with _Targets(context.root) as targets:
+            self._add_nodes(context, targets, is_shared)
             steps: list[tuple[str, Callable[..., None], tuple[object, ...]]] = []
-            steps += [(path, place.tmpfs, ()) for path in self.tmpfs]
-            steps += [(path, place.bind, source) for path, source in self.files.items()]
-            steps += [(path, place.link, (target,)) for path, target in self.links.items()]
+            steps += [(path, targets.tmpfs, ()) for path in self.tmpfs]
+            steps += [(path, targets.bind, source) for path, source in self.files.items()]
+            steps += [(path, targets.link, (target,)) for path, target in self.links.items()]
             for path, do, arguments in steps:
                 try:
                     do(path, *arguments)
                 except OSError as e:
-                    report = log.warn if do == place.bind else log.debug
+                    report = log.warn if do == targets.bind else log.debug
                     report(f"{self.origin}: cannot give the container {path}: {e.strerror}")
         self._extend_cache(context)
         context.environ.update(self.environ)
 
-    def _add_nodes(self, context: Context, place: _Places, is_shared: bool) -> None:
+    def _add_nodes(self, context: Context, targets: _Targets, is_shared: bool) -> None:
         """Hide, empty and add device nodes. With ``is_shared``, the container has the host's /dev. Raises HookError."""
         for path in self.hidden:
-            place.hide(path)
+            targets.hide(path)
         for path in self.emptied:
             if context.exists(path):
-                place.tmpfs(path)
+                targets.tmpfs(path)
         host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/")
         for target, source in self.nodes.items():
             emptied = target.startswith(tuple(f"{path}/" for path in self.emptied))
             if is_shared and not emptied and (source == host + target or context.exists(target)):
                 continue  # present in the shared /dev
             try:
-                place.bind(target, source)
+                targets.bind(target, source)
             except OSError as e:
                 message = f"cannot give the container the device {target}: {e.strerror}"
                 raise HookError(message, hint=f"check {source} on {os.uname().nodename}") from e
@@ -225,14 +225,14 @@ def shared_dev(context: Context) -> bool:
     return (on_host.st_dev, on_host.st_ino) == (in_container.st_dev, in_container.st_ino)
 
 
-class _Places:
+class _Targets:
     """Targets of changes in a container. Each directory is opened once."""
 
     def __init__(self, root: int) -> None:
         self.root = root
         self.directories: dict[str, int] = {}
 
-    def __enter__(self) -> _Places:
+    def __enter__(self) -> _Targets:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -189,7 +189,7 @@ preloaded: dict[str, CodeType] = {}  # our hooks by path, in a process that fork
 def preload() -> None:
     """Compile our hooks once, for the starts of this process's children."""
     compiled = pack.hooks()
-    paths_of_ours = [f"{place}/{name}" for place in OURS for name in _names(place) if name.endswith(".py")]
+    paths_of_ours = [f"{directory}/{name}" for directory in OURS for name in _names(directory) if name.endswith(".py")]
     preloaded.update({path: compiled.get(path) or _compile(path) for path in paths_of_ours})
 
 
@@ -207,7 +207,7 @@ def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = O
     site or the user replaces our hook of the same name. Raises ConfigError.
     """
     by_name = {
-        name: Hook(name[:-3], f"{place}/{name}") for place in ours for name in _names(place) if name[-3:] == ".py"
+        name: Hook(name[:-3], f"{folder}/{name}") for folder in ours for name in _names(folder) if name[-3:] == ".py"
     }
     last: list[Hook] = []
     system, user = directories("hooks.d", settings, host)
@@ -232,7 +232,7 @@ def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = O
 
 
 def _script(
-    path: str, by_name: dict[str, Hook], places: Sequence[str], settings: Settings, host: Mapping[str, str]
+    path: str, by_name: dict[str, Hook], directories_of_ours: Sequence[str], settings: Settings, host: Mapping[str, str]
 ) -> Hook | None:
     """Return the hook for the bash script ``path`` of a site, or None if the script does not run. Update ``by_name``.
 
@@ -244,7 +244,7 @@ def _script(
     name = path.rpartition("/")[2][:-3]
     current = originals.RENAMED.get(name, name)
     ours = by_name.get(current + ".py")
-    if ours is not None and ours.path.rpartition("/")[0] not in places:
+    if ours is not None and ours.path.rpartition("/")[0] not in directories_of_ours:
         ours = None  # a Python hook of the site or the user has replaced it
     if reason := originals.idle(path):
         if ours is not None and current == name:
@@ -252,7 +252,7 @@ def _script(
         return None
     if originals.is_original(path, name, STANDARD + "/originals.b2sum"):
         instead = ours
-        if instead is None and (other := originals.substitute(name, places, settings, host)) is not None:
+        if instead is None and (other := originals.substitute(name, directories_of_ours, settings, host)) is not None:
             instead = Hook(name, other)
         if instead is not None:
             instead.why, instead.original = f"in place of {path}, an original of enroot", path
@@ -282,7 +282,7 @@ def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | Non
 
 
 def _is_ours(path: str) -> bool:
-    return path.startswith(tuple(f"{place}/" for place in OURS))
+    return path.startswith(tuple(f"{directory}/" for directory in OURS))
 
 
 def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
@@ -314,8 +314,8 @@ def _failure(path: str, error: BaseException) -> HookError:
 def _reason(error: BaseException) -> str:
     """Describe a system error in words, or another exception by type and text."""
     if isinstance(error, OSError) and error.strerror:
-        place = error.filename if error.filename2 is None else error.filename2
-        return error.strerror if place is None else f"{place}: {error.strerror}"
+        path = error.filename if error.filename2 is None else error.filename2
+        return error.strerror if path is None else f"{path}: {error.strerror}"
     return f"{type(error).__name__}: {error}"
 
 

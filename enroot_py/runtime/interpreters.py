@@ -101,11 +101,11 @@ def _foreign(subject: str, path: str, proc: int) -> str:
     finally:
         os.close(fd)
     number = int.from_bytes(head[18:20], "big" if head[5:6] == b"\2" else "little")
-    here, machines = os.uname().machine, _MACHINES.get(number, ()) if head.startswith(b"\x7fELF") else ()
-    if not machines or here in machines or proc >= 0 and _may_be_emulated(head, proc):
+    machine, machines = os.uname().machine, _MACHINES.get(number, ()) if head.startswith(b"\x7fELF") else ()
+    if not machines or machine in machines or proc >= 0 and _may_be_emulated(head, proc):
         return ""
     return (
-        f"{subject} is for {machines[0]}, and this node is {here}: use an image for {here}, "
+        f"{subject} is for {machines[0]}, and this node is {machine}: use an image for {machine}, "
         "or register an emulator in binfmt_misc with the flag F"
     )
 
@@ -230,9 +230,9 @@ def _mount_of(path: str) -> str:
     except OSError:
         return ""
     for line in lines:
-        root, place = line.split(" ")[3:5]
-        if place != "/" and len(place) >= len(target) and f"{path}/".startswith(f"{place}/"):
-            target, shown = place, f"{line.partition(' - ')[2].split(' ')[1]}[{root}]"
+        root, mount_point = line.split(" ")[3:5]
+        if mount_point != "/" and len(mount_point) >= len(target) and f"{path}/".startswith(f"{mount_point}/"):
+            target, shown = mount_point, f"{line.partition(' - ')[2].split(' ')[1]}[{root}]"
     return f"; {target} is mounted from {shown}" if shown else ""
 
 

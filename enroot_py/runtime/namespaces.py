@@ -43,10 +43,10 @@ def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
 
 def map_user(uid: int, gid: int, outside: tuple[int, int], myself: int | None = None) -> None:
     """Map the user and group ``outside`` to ``uid`` and ``gid`` in the namespace of this process. Raises OSError."""
-    here = "/proc/self/" if myself is None else ""
-    _write(here + "setgroups", "deny", myself)
-    _write(here + "uid_map", f"{uid} {outside[0]} 1", myself)
-    _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
+    prefix = "/proc/self/" if myself is None else ""
+    _write(prefix + "setgroups", "deny", myself)
+    _write(prefix + "uid_map", f"{uid} {outside[0]} 1", myself)
+    _write(prefix + "gid_map", f"{gid} {outside[1]} 1", myself)
 
 
 def own(settings: Settings) -> int:

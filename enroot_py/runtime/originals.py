@@ -34,7 +34,7 @@ def is_original(path: str, name: str, digests: str) -> bool:
         return line in known.read()
 
 
-def substitute(name: str, places: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
+def substitute(name: str, hook_directories: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
     """Return the path of our hook that replaces one of enroot's optional hooks.
 
     Returns "" if the plugin or 20-mpi does the work of this hook, and None if penroot has no replacement.
@@ -44,5 +44,5 @@ def substitute(name: str, places: Sequence[str], settings: Settings, host: Mappi
         return ""
     if name == "50-slurm-pytorch" and step:
         return ""
-    paths = (f"{place}/extra/{name}.py" for place in places)
+    paths = (f"{directory}/extra/{name}.py" for directory in hook_directories)
     return next((path for path in paths if os.path.exists(path)), None)

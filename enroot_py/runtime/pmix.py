@@ -128,8 +128,8 @@ def stores(environ: Mapping[str, str]) -> dict[str, str]:
     up, and a client of PMIx 4 complains. All servers and clients support "hash".
     """
     modules = environ.get("PMIX_GDS_MODULE", "").split(",")
-    left = [module for module in modules if not module.startswith("shmem")]
-    return {} if left == modules else {"PMIX_GDS_MODULE": ",".join(left) or "hash"}
+    kept = [module for module in modules if not module.startswith("shmem")]
+    return {} if kept == modules else {"PMIX_GDS_MODULE": ",".join(kept) or "hash"}
 
 
 def client_variables(
@@ -150,9 +150,9 @@ def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) ->
     PMIx fails if a value under these names lists a component that PMIx lacks. So copy a value only if every PMIx has
     its components, or if the image has no Open MPI.
     """
-    named = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
+    copied = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
     alone = not libraries.have(*_OPEN_MPI)
-    return {copy: value for copy, value in named.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
+    return {copy: value for copy, value in copied.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
 
 
 def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
@@ -163,18 +163,18 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
     modes = environ.get("PMIX_SECURITY_MODE", "").split(",")
     if "munge" not in modes or libraries.have("libmunge.so.2"):
         return {"PMIX_SECURITY_MODE": ",".join(modes)} if modes[0] else {}
-    left = [mode for mode in modes if mode != "munge"]
-    if (remap_root or not left) and libraries.have(*_OPEN_MPI):
-        reason = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx accepts only MUNGE here"
+    kept = [mode for mode in modes if mode != "munge"]
+    if (remap_root or not kept) and libraries.have(*_OPEN_MPI):
+        reason = "root of a user namespace needs MUNGE with PMIx" if kept else "PMIx accepts only MUNGE here"
         hint = "install libmunge (Debian: libmunge2) and a PMIx with MUNGE in the image"
         if remap_root:
             hint += ", or do not become root in the container"
-        if not left:
+        if not kept:
             hint += ", or let the site offer more: PMIxEnv=PMIX_MCA_psec=munge,native in mpi.conf"
         raise ConfigError(
             f"{reason}, and the image has no libmunge.so.2 (PMIX_SECURITY_MODE={','.join(modes)})", hint=hint
         )
-    return {"PMIX_SECURITY_MODE": ",".join(left)} if left else {}
+    return {"PMIX_SECURITY_MODE": ",".join(kept)} if kept else {}
 
 
 def mismatch(kind: str, libraries: Libraries) -> str:

@@ -22,7 +22,7 @@ def advice(error: OSError, proc: str = "/proc") -> str:
     """Return a hint for refused namespaces or mounts, from the ``error`` and from the settings in ``proc``."""
     node = os.uname().nodename
     # If a container runtime made /proc/sys read-only, root of the pod cannot change it.
-    here = f"{MACHINE} ({node})" if is_read_only(f"{proc}/sys") else f"on {node}"
+    location = f"{MACHINE} ({node})" if is_read_only(f"{proc}/sys") else f"on {node}"
     for path, bad, command in (
         ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
         ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -35,13 +35,13 @@ def advice(error: OSError, proc: str = "/proc") -> str:
         ),
     ):
         if _text(f"{proc}/sys/{path}") == bad:
-            return f"{here}, as root: {command}"
+            return f"{location}, as root: {command}"
     if error.errno in (errno.ENOSPC, errno.EUSERS):
         return f"too many namespaces on {node}: see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
     if error.errno == errno.EACCES:
         profile = _profile(proc)
-        named = f"AppArmor's profile {profile}" if profile else "a security module, such as AppArmor or SELinux,"
-        return f"{named} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
+        subject = f"AppArmor's profile {profile}" if profile else "a security module, such as AppArmor or SELinux,"
+        return f"{subject} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
     if error.errno in (errno.EPERM, errno.ENOSYS) and _status(proc, "Seccomp") == _FILTERED:
         return (
             f"a seccomp filter refuses it on {node}: seccompProfile: {{type: Unconfined}} in the securityContext of a "

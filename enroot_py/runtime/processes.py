@@ -118,10 +118,10 @@ def _container(pid: int, settings: Settings) -> str | None:
         name = root.root.rpartition("/")[2]
         return name if name and _is_root(pid, data + name) else None
     options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
-    for key, place in options:
-        if place.startswith(data):
-            name = place[len(data) :].partition("/")[0]
-            removed = key == "upperdir" and not fuse and not _changes(pid, place)
+    for key, path in options:
+        if path.startswith(data):
+            name = path[len(data) :].partition("/")[0]
+            removed = key == "upperdir" and not fuse and not _changes(pid, path)
             return UNKNOWN if removed or name[0] == "." else name  # a hidden name is from store/throwaway.py
     label = root.source.removeprefix(_FUSE).partition(":")[0]
     if ("userxattr", "") not in options:

@@ -23,11 +23,11 @@ _DIGESTS = ("sha256:", "sha512:")  # after the "@" of an image reference
 
 def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
     """Return ``host`` without the secrets that ``text``, an image's /etc/environment, names. Warn about each."""
-    left = dict(host)
+    kept = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
-        del left[name]
+        del kept[name]
         log.warn(f"/etc/environment of the image asks for {name}, which looks like a secret: pass it with --env {name}")
-    return left
+    return kept
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -61,15 +61,15 @@ def findings(plugstack_conf: str | None) -> Iterator[Finding]:
     yield from root_squash(users_home())
 
 
-def findings_of_nodes(given: str | None, nodes: str) -> Iterator[Finding]:
+def findings_of_nodes(plugstack_conf: str | None, nodes: str) -> Iterator[Finding]:
     """Check the connections between these nodes and this host. Raises PenrootError."""
     slurm = slurm_configuration()
     for feature in plugged("reach"):
-        yield from feature.findings(nodes, _plugin(_stacks(given, slurm)), slurm)
+        yield from feature.findings(nodes, _plugin(_stacks(plugstack_conf, slurm)), slurm)
 
 
-def _stacks(given: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]]:
-    paths = [given] if given else plugstack.files(slurm)
+def _stacks(plugstack_conf: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]]:
+    paths = [plugstack_conf] if plugstack_conf else plugstack.files(slurm)
     return {path: list(plugstack.stack(path)) for path in paths}
 
 

@@ -201,8 +201,8 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> b
     elif plugstack.reads(main, directory) or not plugstack.is_copy(main):
         log.info(f"loaded by {plugstack.configure(directory, plugin, arguments)}")
         if not plugstack.reads(main, directory):
-            what = "does not include that file" if os.path.exists(main) else "does not exist"
-            log.error(f"{main} {what}: Slurm does not load the plugin yet")
+            problem = "does not include that file" if os.path.exists(main) else "does not exist"
+            log.error(f"{main} {problem}: Slurm does not load the plugin yet")
             log.hint(f"add the line to {main}: include {os.path.abspath(directory)}/*")
             return False
     elif any(line.path == plugin for line in plugstack.stack(main)):

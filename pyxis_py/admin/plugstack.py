@@ -50,14 +50,14 @@ def directories(slurm: Mapping[str, str]) -> list[str]:
     if conf := os.environ.get("SLURM_CONF"):
         return [os.path.dirname(conf)]
     local = os.path.dirname(slurm.get("SLURM_CONF", f"{DIRECTORY}/slurm.conf"))
-    present = [place for place in dict.fromkeys((local, CACHE)) if os.path.exists(f"{place}/slurm.conf")]
+    present = [directory for directory in dict.fromkeys((local, CACHE)) if os.path.exists(f"{directory}/slurm.conf")]
     return present if present or slurm else [local]
 
 
 def files(slurm: Mapping[str, str]) -> list[str]:
     """Return the plugstack.conf of each configuration directory, or the one that PlugStackConfig names."""
-    named = slurm.get("PlugStackConfig")
-    return [named] if named else [f"{directory}/plugstack.conf" for directory in directories(slurm)]
+    configured = slurm.get("PlugStackConfig")
+    return [configured] if configured else [f"{directory}/plugstack.conf" for directory in directories(slurm)]
 
 
 def is_copy(path: str) -> bool:

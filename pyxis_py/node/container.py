@@ -165,9 +165,9 @@ class Container:
         return self._made_of(image)
 
     def _made_of(self, image: str) -> rootfs.Source:
-        made = Image(self.step, image, self.name)
-        source = made.source()
-        self.used = made.used
+        step_image = Image(self.step, image, self.name)
+        source = step_image.source()
+        self.used = step_image.used
         return source
 
     def _create_for_steps(self, image: str) -> rootfs.Source:
@@ -239,8 +239,8 @@ class Container:
 
     @property
     def _runs_entrypoint(self) -> bool:
-        asked = self.step.request.entrypoint
-        return self.step.plugin.execute_entrypoint if asked is None else asked
+        requested = self.step.request.entrypoint
+        return self.step.plugin.execute_entrypoint if requested is None else requested
 
 
 def _bind(path: str, flags: tuple[str, ...], purpose: str) -> Mount:

@@ -104,8 +104,8 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
             return
         *lines, line = (line + read).split(b"\n")
         for whole in lines:  # the entrypoint may have written the beginning of the line
-            _, found, word = os.fsdecode(whole).rpartition(f"{mark} ")
-            if found and " " not in word:
+            _, has_mark, word = os.fsdecode(whole).rpartition(f"{mark} ")
+            if has_mark and " " not in word:
                 yield word
         line = line[-(1 << 12) :]
 

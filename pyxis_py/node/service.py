@@ -96,19 +96,19 @@ class Service:
         try:
             if client.events == select.POLLOUT:
                 return client.flush()
-            asked = client.request()
-            if asked is None:
+            request = client.request()
+            if request is None:
                 return False
-            if client.of_step and asked.verb == "finish":
-                self._finish(asked, client)
-            elif client.of_step and asked.verb == "save":
+            if client.of_step and request.verb == "finish":
+                self._finish(request, client)
+            elif client.of_step and request.verb == "save":
                 self._save(client)
                 return True
-            elif client.of_step and asked.verb == "join":
-                self.held.answer(client, asked)
+            elif client.of_step and request.verb == "join":
+                self.held.answer(client, request)
             # Do not attach to a container without its directory: another step has removed the directory.
-            elif asked.verb == "attach" and self.held.container.directory_id() == self.held.directory:
-                self.held.hand_over(client, unsealed="unsealed" in asked.numbers)
+            elif request.verb == "attach" and self.held.container.directory_id() == self.held.directory:
+                self.held.hand_over(client, unsealed="unsealed" in request.numbers)
             else:
                 return True
         except BlockingIOError:
@@ -146,7 +146,7 @@ class Service:
         finally:
             log.sink = log.silent
 
-    def _finish(self, asked: Job, client: Client) -> NoReturn:
+    def _finish(self, request: Job, client: Client) -> NoReturn:
         """Finish the step for slurmstepd, which also waits for this process to exit."""
         asker = self._close_others(client)
         try:
@@ -155,7 +155,7 @@ class Service:
 
                 attached.finish(self.held, self.held.added_mounts)
             self.held.report_killed()
-            leave.finish(self.held.container, **asked.ending)
+            leave.finish(self.held.container, **request.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:
             asker.fail(e)

@@ -48,7 +48,7 @@ class Step:
         self.name = f"pyxis_{scope}" + (self.request.name or job.step)  # the name of the container
 
     def _settings(self) -> Settings:
-        asked: dict[str, object] = {
+        requested: dict[str, object] = {
             "mpi": False,  # Slurm gives each task its variables, and the step mounts the files
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
@@ -56,8 +56,8 @@ class Step:
             **{f"unshare_{kind}": True for kind in self.request.unshare},
         }
         for settings_of in parts("settings"):
-            asked |= settings_of(self)
-        changes = {name: value for name, value in asked.items() if value is not None}
+            requested |= settings_of(self)
+        changes = {name: value for name, value in requested.items() if value is not None}
         settings = enroot_settings.load(self.host).replace("option", **changes)
         file = self.request.file
         return settings.with_devices(file.devices(self.job.environ), file.path) if file else settings

@@ -127,11 +127,11 @@ def unexpected(error: BaseException, failure: str = "") -> PenrootError:
     """Return an error that explains a failed system call, or else names the line of a bug. ``failure`` comes first."""
     from enroot_py.base import filesystems
 
-    place = filesystems.place(error)
+    location = filesystems.place(error)
     if isinstance(error, OSError):
         message, hint = filesystems.in_words(error)
-        return PenrootError(failure + message, hint=hint or place)
-    return PenrootError(f"{failure}{error!r}", hint=f"a bug in penroot, {place}")
+        return PenrootError(failure + message, hint=hint or location)
+    return PenrootError(f"{failure}{error!r}", hint=f"a bug in penroot, {location}")
 
 
 def await_answer(channel: Channel, child: int) -> tuple[Pairs, list[int]]:

@@ -370,7 +370,7 @@ def refuse_all(options: Sequence[tuple[str, str]], command: str) -> None:
 
 
 def parse(
-    given: Iterable[tuple[str, str]],
+    command_line: Iterable[tuple[str, str]],
     environ: Mapping[str, str],
     cwd: str = "",
     read: Callable[[str, str], Description] | None = None,
@@ -381,34 +381,35 @@ def parse(
     expanded from ``environ``. ``read`` loads an environment file by its name and origin. Raises UsageError for a bad
     value and for contradicting options.
     """
-    asked: dict[str, tuple[Any, str]] = {}
-    given = tuple(given)
-    known = _known([name for name, _ in given], environ)
+    requested: dict[str, tuple[Any, str]] = {}
+    command_line = tuple(command_line)
+    known = _known([name for name, _ in command_line], environ)
     by_name = _BY_NAME if known is OPTIONS else {option.name: option for option in known}
-    for name, text in given:
+    for name, text in command_line:
         if name not in by_name:
             raise UsageError(f"--{name}: unknown option", hint="the plugin is of another version: pyxis-py install")
         option = by_name[name]
-        _add(asked, option, option.from_command_line(text), f"--{name}")
-    by_options = frozenset(asked)
+        _add(requested, option, option.from_command_line(text), f"--{name}")
+    by_options = frozenset(requested)
     option_of_file = next((option for option in known if option.describes), None)
-    file = _file(option_of_file, asked, environ, read) if option_of_file else None
+    file = _file(option_of_file, requested, environ, read) if option_of_file else None
     job = environ if cwd else None
     by_file = _of_file(file, job) if file else {}
     for option in known:
         if option.variable and option.variable in environ and option.sets not in by_options | by_file.keys():
-            _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
-    asked = {**({key: file.flag(key) for key in ("entrypoint", "writable")} if file else {}), **by_file, **asked}
-    values = {attribute: value for attribute, (value, _) in asked.items()}
-    origins = {attribute: origin for attribute, (_, origin) in asked.items()}
+            _add(requested, option, option.from_variable(environ[option.variable]), option.variable)
+    flags = {key: file.flag(key) for key in ("entrypoint", "writable")} if file else {}
+    requested = {**flags, **by_file, **requested}
+    values = {attribute: value for attribute, (value, _) in requested.items()}
+    origins = {attribute: origin for attribute, (_, origin) in requested.items()}
     if "name" in values:
         values["name"], values["name_mode"] = values["name"]
     if file:
         values["mounts"] = tuple(dict.fromkeys((*_mounts(file, job), *values.get("mounts", ()))))
     if cwd and "mounts" in values:
         values["mounts"] = tuple(_resolved(mount, cwd, environ, origins) for mount in values["mounts"])
-    more = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
-    request = Request(**values, file=file, origins=origins, of_features=more)
+    of_features = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
+    request = Request(**values, file=file, origins=origins, of_features=of_features)
     if file and option_of_file and not request.wants_container:
         message = f"{origins[option_of_file.sets]}={file.name}: neither the file nor its bases name an image"
         raise UsageError(message, hint='add image = "ubuntu:24.04" to the file, or give --container-image')
@@ -423,14 +424,14 @@ _IN_FILES = tuple(
 
 def _file(
     option: Option,
-    asked: dict[str, tuple[Any, str]],
+    requested: dict[str, tuple[Any, str]],
     environ: Mapping[str, str],
     read: Callable[[str, str], Description] | None,
 ) -> Description | None:
     """Return the requested environment file, or None."""
-    if option.sets not in asked and option.variable in environ:
-        _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
-    return read(*asked[option.sets]) if read and option.sets in asked else None
+    if option.sets not in requested and option.variable in environ:
+        _add(requested, option, option.from_variable(environ[option.variable]), option.variable)
+    return read(*requested[option.sets]) if read and option.sets in requested else None
 
 
 def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
@@ -471,11 +472,11 @@ def _resolved(mount: MountEntry, cwd: str, environ: Mapping[str, str], origins: 
         raise UsageError(f"{mount.origin or origins['mounts']}: {why}", hint=hint) from None
 
 
-def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
+def _add(requested: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
     """Record the value of an attribute with its option or variable. Raises UsageError."""
-    known, before = asked.get(option.sets, (value, origin))
+    known, before = requested.get(option.sets, (value, origin))
     if known == value:  # Slurm calls back more than once with the same value
-        asked[option.sets] = value, origin
+        requested[option.sets] = value, origin
         return
     if before == origin:
         hint = (

@@ -77,23 +77,24 @@ def mine() -> list[SlurmJob]:
 
 def job(name: str) -> SlurmJob:
     """Return the caller's running job that the beginning of ``name`` selects. Raises ContainerError."""
-    found, _ = _job(name)
-    _check(found)
-    return found
+    selected, _ = _job(name)
+    _check(selected)
+    return selected
 
 
 def destination(name: str) -> Destination:
     """Return what JOB[.STEP|.CONTAINER][.NODE] selects. Raises ContainerError."""
-    found, rest = _job(name)
-    _check(found)
-    nodes = _ask("scontrol", "show", "hostnames", found.nodelist)
+    selected, rest = _job(name)
+    _check(selected)
+    nodes = _ask("scontrol", "show", "hostnames", selected.nodelist)
     node = next((word for word in rest[-1:] if word in nodes), "")
     container = ".".join(rest[:-1] if node else rest)
-    node = node or _node_of_step(found, container) or nodes[0]
+    node = node or _node_of_step(selected, container) or nodes[0]
     (state,) = _ask("sinfo", "--noheader", "--nodes", node, "--format", "%T")[:1] or [""]
     if state.endswith("*") or state.startswith("down"):
-        raise ContainerError(f"job {found.shown}: node {node} is {state}", hint=f"sinfo --nodes {node} --list-reasons")
-    return Destination(found, node, container)
+        hint = f"sinfo --nodes {node} --list-reasons"
+        raise ContainerError(f"job {selected.shown}: node {node} is {state}", hint=hint)
+    return Destination(selected, node, container)
 
 
 def _job(name: str) -> tuple[SlurmJob, list[str]]:
@@ -111,9 +112,9 @@ def _job(name: str) -> tuple[SlurmJob, list[str]]:
         return _only(f"job {words[0]}", jobs), words[1:]
     running = [job for job in mine() if job.uid == os.geteuid()]
     for length in range(len(words), 0, -1):
-        named = [job for job in running if job.name == ".".join(words[:length])]
-        if named:
-            return _only(f"the name {'.'.join(words[:length])}", named), words[length:]
+        matching = [job for job in running if job.name == ".".join(words[:length])]
+        if matching:
+            return _only(f"the name {'.'.join(words[:length])}", matching), words[length:]
     running = [job for job in running if job.state == "RUNNING"]
     if len(running) == 1:
         return running[0], words
@@ -125,26 +126,26 @@ def _job(name: str) -> tuple[SlurmJob, list[str]]:
     raise ContainerError(f"you have no running job with the name {name}", hint=hint)
 
 
-def _only(what: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
+def _only(subject: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
     """Return the running job of ``jobs``, or the first job if none runs. Raises ContainerError if several run."""
     running = [job for job in jobs if job.state == "RUNNING"]
     if len(running) > 1:
         shown = ", ".join(job.shown for job in running)
-        raise ContainerError(f"{what} matches several jobs: {shown}", hint="use a job ID")
+        raise ContainerError(f"{subject} matches several jobs: {shown}", hint="use a job ID")
     return (running or list(jobs))[0]
 
 
 def _check(job: SlurmJob) -> None:
     """Raise ContainerError if no step can be started in a job."""
-    what = f"job {job.shown}"
+    subject = f"job {job.shown}"
     if job.uid != os.geteuid():
-        raise ContainerError(f"{what} belongs to another user (uid {job.uid})", hint="squeue --me shows yours")
+        raise ContainerError(f"{subject} belongs to another user (uid {job.uid})", hint="squeue --me shows yours")
     if job.state in ("PENDING", "CONFIGURING"):
-        raise ContainerError(f"{what} is not running yet: {job.reason}", hint=f"squeue --start --job {job.shown}")
+        raise ContainerError(f"{subject} is not running yet: {job.reason}", hint=f"squeue --start --job {job.shown}")
     if job.state == "SUSPENDED":
-        raise ContainerError(f"{what} is suspended", hint=f"resume it: scontrol resume {job.shown}")
+        raise ContainerError(f"{subject} is suspended", hint=f"resume it: scontrol resume {job.shown}")
     if job.state != "RUNNING":
-        raise ContainerError(f"{what} has ended: {job.state}", hint="squeue --me shows yours")
+        raise ContainerError(f"{subject} has ended: {job.state}", hint="squeue --me shows yours")
 
 
 def _node_of_step(job: SlurmJob, step: str) -> str:

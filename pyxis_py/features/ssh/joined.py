@@ -134,8 +134,8 @@ class Nursery:
         for number in (signal.SIGHUP, signal.SIGCONT):
             for pid, _ in self._children.values():
                 _signal_group(pid, number)
-        while self._children and (left := deadline - time.monotonic()) > 0:
-            for fd in select.select(list(self._children), (), (), left)[0]:
+        while self._children and (remaining_s := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(self._children), (), (), remaining_s)[0]:
                 os.waitpid(self._children.pop(fd)[0], 0)
         for pid, _ in self._children.values():
             _signal_group(pid, signal.SIGKILL)
@@ -200,14 +200,14 @@ def _connect(addresses: list[Any], answer: int) -> int:
     for address in addresses:
         path = isinstance(address, str)
         family = socket.AF_UNIX if path else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as made:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
             try:
-                made.connect(address if path else tuple(address))
+                connection.connect(address if path else tuple(address))
             except OSError as e:
                 failure = e.errno or 1
             else:
                 with socket.socket(fileno=answer) as asker:
-                    socket.send_fds(asker, [b"."], [made.fileno()])
+                    socket.send_fds(asker, [b"."], [connection.fileno()])
                 return 0
     return failure
 

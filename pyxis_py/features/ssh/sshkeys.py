@@ -47,13 +47,13 @@ class JobKeys:
 
         with tempfile.TemporaryDirectory(
             prefix=f".new-{os.path.basename(self.path)}-", dir=self.parent, ignore_cleanup_errors=True
-        ) as made:
+        ) as temporary:
             for name in _NAMES:
                 key = asyncssh.generate_private_key(_KIND, comment=f"{name} of {os.path.basename(self.path)}")
-                _write(f"{made}/{name}", key.export_private_key())
-                _write(f"{made}/{name}.pub", key.export_public_key())
+                _write(f"{temporary}/{name}", key.export_private_key())
+                _write(f"{temporary}/{name}.pub", key.export_public_key())
             try:
-                os.rename(made, self.path)
+                os.rename(temporary, self.path)
             except OSError:
                 if not os.path.isdir(self.path):  # else another process has created it
                     raise
