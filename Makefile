@@ -28,11 +28,12 @@ dev: $(VENV)/run $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## prepa
 	@$(MAKE) --no-print-directory --silent libexec NEW=$(CURDIR) LIBDIR=$(CURDIR)
 	@for name in $(TOOLS); do ln -sf ../libexec/penroot-$$name bin/penroot-$$name || exit 1; done
 
-# Without a plugin if only the owner can enter the tree: the plugin starts programs of the tree as the users of jobs.
+# The plugin starts programs of the tree as the users of jobs. So its build fails if only the owner can enter the tree.
+# Then `make dev` continues without a plugin.
 $(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/request/options.py pyxis_py/admin/header.py enroot_py/base/filter.py
 	@bin/pyxis-py build --python $(PYTHON) --output $(CURDIR)/$@ || true
 
-check: $(VENV)/done ## lint and unit: a minute
+check: $(VENV)/done ## run lint and unit: a minute
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint unit
 
 test: prerequisites $(VENV)/done ## run all checks and all tiers of tests with an installation in PREFIX
@@ -53,7 +54,7 @@ lint: $(VENV)/done ## run ruff, mypy, clang-format, hadolint, shellcheck
 	$(VENV)/bin/hadolint $$(git ls-files '*Dockerfile*')
 	shellcheck $$(git ls-files '*.sh'; git ls-files | xargs awk 'FNR == 1 && /^#!.*[\/ ](ba)?sh( |$$)/ { print FILENAME } { nextfile }')
 
-# A dead link, or a page in no list, is an error.
+# A dead link is an error, and so is a page that no list of pages contains.
 docs: $(VENV)/docs ## build the generated pages of docs/, and the site in site/index.html
 	$(VENV)/bin/python -m tests.docs
 	rm -rf site
@@ -113,7 +114,7 @@ $(VENV)/docs: $(VENV)/done
 # time.
 launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2).new && \
 	chmod 755 $(2).new && mv -f $(2).new $(2)
-# A package build installs to ROOT. The programs below run from MODULES: those in NEW may be for another machine.
+# A package build installs to ROOT. The programs below run modules in MODULES, because NEW may be for another machine.
 ROOT := $(DESTDIR)$(PREFIX)
 NEW  ?= $(ROOT)/lib/penroot
 MODULES ?= $(NEW)
@@ -130,7 +131,7 @@ version: # install to NEW, then make LIBDIR a link to it
 	$(PYTHON) -m packages.library $(NEW)
 	@$(MAKE) --no-print-directory libexec
 	$(call from,packing,from enroot_py.base import packing; packing.write())
-	# Slurm refuses every job while a required plugin is missing, so keep the old one until there is a new one.
+	# Slurm refuses every job while a required plugin is missing, so keep the old plugin until there is a new one.
 	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \
 	elif test -e $(LIBDIR)/$(PLUGIN); then cp -pL $(LIBDIR)/$(PLUGIN) $(NEW) && \
 		echo 'keeping the old $(PLUGIN); to build a new one: pyxis-py install --slurm-include DIR'; fi
@@ -190,7 +191,7 @@ packages-test: $(VENV)/done ## install packages in fresh Debians, and build them
 	@tests/prerequisites packages cross
 	$(PYTEST) tests/packages -o timeout=1800 --capture=tee-sys
 
-# Make the Debians and the packages at the same time, because both take long.
+# Make the Debian file systems and the packages at the same time, because both take long.
 packages-ci: $(VENV)/done ## build deb and rpm once, lint and install them, run a job; run the Ansible role
 	@tests/prerequisites packaging
 	@$(VENV)/bin/python -m tests.packages & debians=$$!; $(VENV)/bin/python -m packages deb rpm; made=$$?; wait $$debians && exit $$made

@@ -1,4 +1,4 @@
-"""Set the time zone of the host, even if the image has no tzdata."""
+"""Give the container the time zone of the host, even if the image has no tzdata."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def run(context: Context) -> None:
         with open("/etc/localtime", "rb") as f:
             context.write("/etc/localtime", f.read())
     except FileNotFoundError:
-        return  # a dangling link gives no time zone
+        return  # the host's link is dangling, so there is no time zone to copy

@@ -1,8 +1,8 @@
 """Add the caller to the image's user database, with a home directory.
 
-Entries of the image stay, except the caller's name and _apt: without the user _apt, apt does not try to drop
-privileges, which would fail. If the image has shadow files, missing users are added without a password, because PAM
-rejects users without an entry. Nothing is copied from the host's shadow files. /etc/login.defs and
+Entries of the image stay, except those with the caller's name and the user _apt. Without _apt, apt does not try to drop
+privileges, which would fail in a container. If the image has shadow files, missing users are added without a password,
+because PAM rejects users without an entry. Nothing is copied from the host's shadow files. /etc/login.defs and
 /etc/default/useradd of the image apply.
 """
 
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
-OVERFLOW_ID = 65534  # of unmapped users and groups: user_namespaces(7)
+OVERFLOW_ID = 65534  # the ID of unmapped users and groups: user_namespaces(7)
 
 
 def run(context: Context) -> None:
@@ -56,7 +56,7 @@ def entry(name: str, *fields: object) -> str:
 
 
 def home(directory: str) -> str:
-    """Return the home directory, or / if passwd(5) cannot hold it: then only HOME has it."""
+    """Return the home directory, or / if passwd(5) cannot hold it. In that case only the variable HOME has it."""
     if ":" in directory or "\n" in directory:
         log.warn(f"/etc/passwd cannot hold the home directory {directory!r} and has / instead; HOME is correct")
         return "/"
@@ -99,7 +99,7 @@ def create_home(context: Context) -> None:
         except ValueError:
             umask = 0o077
         try:
-            # The owner always gets access: no other user could restore it.
+            # Always give the owner access: the container has no other user who could restore it.
             context.mkdir(user.pw_dir, 0o777 & ~umask | 0o700)
         except HookError as e:
             log.warn(f"the container has no home directory: {e}")

@@ -1,4 +1,4 @@
-"""Let a rank started by mpirun, mpiexec or srun reach its launcher, and through it all ranks."""
+"""Let a rank reach the mpirun, mpiexec or srun that started it, and through this launcher all other ranks."""
 
 from __future__ import annotations
 

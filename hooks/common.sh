@@ -51,12 +51,12 @@ common::getgrent() { # print the caller's line of the host's group(5)
 common::id() { # common::id uid|gid: print the caller's id on the host
     local inside outside known=PENROOT_${1^^}
     read -r inside outside _ < "/proc/self/${1}_map"
-    # If an image is mounted, the caller is root in the outer namespace.
+    # If a squashfs image is mounted, the caller is root in the outer user namespace.
     if [ "${outside}" -eq 0 ]; then outside=${!known:-${inside}}; fi
     printf '%s\n' "${outside}"
 }
 
-common::mountpoint() { # common::mountpoint PATH: print where its file system is mounted
+common::mountpoint() { # common::mountpoint PATH: print where the file system of PATH is mounted
     findmnt --noheadings --output TARGET --target "$1"
 }
 
@@ -65,7 +65,7 @@ common::read() { # common::read [OPTION...] NAME: like read, but succeed at end 
     read "$@" || :
 }
 
-common::runparts() { # common::runparts list|exec SUFFIX DIRECTORY: print or run its files
+common::runparts() { # common::runparts list|exec SUFFIX DIRECTORY: print or run the files *SUFFIX of DIRECTORY
     local file
     for file in "$3"/*"$2"; do
         [ -f "${file}" ] || continue
@@ -97,12 +97,12 @@ common::readstrarray() { # common::readstrarray ARRAY TEXT: split TEXT into line
     if [ -n "$2" ]; then readarray -t "$1" <<< "$2"; fi
 }
 
-common::envsubst() { # common::envsubst FILE: print it with exported variables for ${NAME}
+common::envsubst() { # common::envsubst FILE: print FILE, with ${NAME} replaced by the exported variable
     local line rest
     [ -f "$1" ] || return 0
     while IFS= read -r line || [ -n "${line}" ]; do
         rest=
-        # From the last variable to the first: values are not expanded again.
+        # Replace from the last variable to the first, so that values are not expanded again.
         while [[ ${line} =~ ^(.*)\$\{([A-Za-z_][A-Za-z0-9_]*)\}(.*)$ ]]; do
             line=${BASH_REMATCH[1]}
             rest=$(printenv "${BASH_REMATCH[2]}" || :)${BASH_REMATCH[3]}${rest}

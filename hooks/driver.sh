@@ -1,7 +1,7 @@
 #!/bin/bash
 # Run a configuration script and its functions, in the order of enroot(1): environ, hooks.d, hooks, mounts,
-# rc. Between them the script stops, and penroot does its part. Output goes to files.
-# Arguments: the script, the directory of these files, the command of the container.
+# rc. Between the functions this process stops, and penroot does its part. The output goes to files.
+# Arguments: the script, the directory of the output files, the command of the container.
 set -euo pipefail
 shopt -s lastpipe
 
@@ -15,7 +15,7 @@ _penroot_stop() { # tell penroot the exported variables, and wait until it conti
     done > "${_penroot_out}/exported"
     kill -STOP $$
 }
-# Call the functions as plain commands: set -e has no effect in a function that is part of a condition or a ||.
+# Call the functions as plain commands, because set -e has no effect in a function that is part of a condition or a ||.
 _penroot_defined() { declare -F "$1" > /dev/null; }
 
 "${BASH}" -n "${_penroot_conf}" || exit 1

@@ -1,8 +1,8 @@
 """The helper process, which the SPANK plugin executes. The helper makes and holds the container of a step.
 
 ``main`` is entered with a socket as fd 3; c_shims/spank/README.md has the protocol. Each process serves one verb:
-``check`` at submit, ``step`` during a step on a node, ``finish`` after the last task if the helper of the step was
-killed, ``epilog`` after a job that left containers or other files.
+``check`` at submit, ``step`` during a step on a node, ``ahead`` the same but started before the first task, ``finish``
+after the last task if the helper of the step was killed, ``epilog`` after a job that left containers or other files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyxis_py.submit.submission import Wish
 
 _OFFER_TIMEOUT_S = 3.0
-# Modules that some steps need, in the order of their use.
+# Modules that only some steps need, in the order of their use.
 _LATER = (
     "pyxis_py.node.service", "enroot_py.store.crash", "pwd", "grp",
     "enroot_py.registry.reference", "enroot_py.store.pull", "enroot_py.store.format",
@@ -47,7 +47,7 @@ def main() -> None:
         job = Job(channel.receive())
         if job.protocol != PROTOCOL:
             raise PenrootError(
-                f"the plugin is of another version than penroot {__version__}: protocol {job.protocol}, not {PROTOCOL}",
+                f"the plugin does not match penroot {__version__}: it has protocol {job.protocol}, not {PROTOCOL}",
                 hint="systemctl restart slurmd; if you built the plugin yourself: pyxis-py install",
             )
         # Logins, proxies and credential helpers of the user; PATH and LC_ALL stay the plugin's.
@@ -55,7 +55,7 @@ def main() -> None:
         serve = _VERBS.get(sys.argv[1])
         if serve is None:
             raise PenrootError(
-                f"the plugin asks for {sys.argv[1]!r}", hint="plugin and package differ: pyxis-py install"
+                f"the plugin asks for {sys.argv[1]!r}", hint="install the plugin of this package: pyxis-py install"
             )
         serve(job, channel)
     except PenrootError as e:
@@ -85,12 +85,12 @@ def check(job: Job, channel: Channel) -> None:
         return
     digest = _resolved(job, request, wish, channel) if wish.resolve and not wish.waits else wish.digest
     allocation = Job(channel.receive())
-    several = allocation.numbers.get("nodes", 0) != 1
-    offer = _offer(job, wish, digest, allocation) if several and (digest or wish.waits) else None
-    if wish.waits and several and offer is None:  # nodes could not ask this process for the digest
+    has_several_nodes = allocation.numbers.get("nodes", 0) != 1
+    offer = _offer(job, wish, digest, allocation) if has_several_nodes and (digest or wish.waits) else None
+    if wish.waits and has_several_nodes and offer is None:  # no node can ask this process for the digest
         digest = _resolved(job, request, wish, channel)
-    is_told = digest and not wish.image.digest
-    answer = [("ok", ""), *([("resolved", f"{wish.image.uri()} {digest}")] if is_told else [])]
+    sends_digest = digest and not wish.image.digest
+    answer = [("ok", ""), *([("resolved", f"{wish.image.uri()} {digest}")] if sends_digest else [])]
     if offer is None:
         channel.send(answer)
         return
@@ -99,7 +99,7 @@ def check(job: Job, channel: Channel) -> None:
 
 
 def _resolved(job: Job, request: Request, wish: Wish, channel: Channel) -> str:
-    """Return the digest of a tag for all nodes, "" if it cannot be resolved from here, or REFUSED."""
+    """Resolve a tag for all nodes: return its digest, "" if the registry does not answer here, or REFUSED."""
     from pyxis_py.submit import submission
 
     digest = ""
@@ -113,7 +113,7 @@ def _resolved(job: Job, request: Request, wish: Wish, channel: Channel) -> str:
             channel.log("ERROR", line)
             if e.hint:
                 channel.log("ERROR", e.hint)
-    _signal.setitimer(_signal.ITIMER_REAL, 0)  # end the tag's deadline: srun may be queued for long
+    _signal.setitimer(_signal.ITIMER_REAL, 0)  # stop the timer of resolve(): srun can wait in the queue for long
     return digest
 
 
@@ -150,7 +150,7 @@ def hold(job: Job, channel: Channel) -> None:
                 if held.joined:
                     from pyxis_py.node import attached
 
-                    held.brought = attached.prepare(held)
+                    held.added_mounts = attached.prepare(held)
                     operations.phase("attach")
                 listener = step.running.listen(step.name, job.step)
             except BaseException:
@@ -162,13 +162,13 @@ def hold(job: Job, channel: Channel) -> None:
         comment.add(job, container.used)
     if event is not None and job.is_verbose:
         tell(f"{job.node}: the container took {event.words()}")
-    # A program that writes a checkpoint on SIGTERM still needs its root file system.
+    # Ignore signals from now on: a program that writes a checkpoint on SIGTERM still needs its root file system.
     for number in signals.UNHEARD:
         _signal.signal(number, _signal.SIG_IGN)
     held.answer(channel, job)
-    held.reap()  # not earlier: the first task waits
+    held.reap()  # after the answer, for which the first task waits
     log.sink = log.silent
-    gc.freeze()  # or the collector scans all loaded modules while the first program starts
+    gc.freeze()  # otherwise the collector would scan all loaded modules while the first program starts
     gc.enable()
     from pyxis_py.node.service import Service
 
@@ -203,7 +203,7 @@ def _load_service() -> None:
 def _await_task() -> None:
     """Import the modules of a step, and wait until the first task sends its socket or slurmstepd ends.
 
-    With an MPI plugin, the first task starts 40 ms later, after slurmstepd has started its server.
+    With an MPI plugin, slurmstepd first starts its MPI server, so the first task starts 40 ms later.
     """
     from pyxis_py.node import container, held, step  # noqa: F401
 
@@ -211,19 +211,19 @@ def _await_task() -> None:
         tuple(parts(name))
 
     control = _socket.socket(fileno=CONTROL)
-    asked = select.poll()
-    asked.register(control, select.POLLIN)
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
     for module in _LATER:
-        if asked.poll(0):
+        if poll.poll(0):
             break
         __import__(module)
     _, controls, _, _ = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
     control.detach()
     if not controls:
         os._exit(0)
-    (asks,) = numbers(controls[0][2])
-    os.dup2(asks, SOCKET, inheritable=False)
-    os.close(asks)
+    (request_fd,) = numbers(controls[0][2])
+    os.dup2(request_fd, SOCKET, inheritable=False)
+    os.close(request_fd)
     _own_group()  # this process is in the step's cgroups now
 
 

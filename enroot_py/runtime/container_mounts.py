@@ -1,6 +1,6 @@
 """Parse SRC[:DST[:FLAGS]], the mounts of --container-mounts and of environment files.
 
-On the step path.
+Every step imports this module, so its imports must be cheap.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.mounting import Mount
 
-PATH_MAX = 4096  # limits.h, with the final NUL
+PATH_MAX = 4096  # includes the final NUL: limits.h
 # Default flags by kind of source.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
-SQUASHFS = "sqsh"  # a flag here, a type in fstab(5): mount the content of the squashfs file SRC
+SQUASHFS = "sqsh"  # the flag that mounts the content of the squashfs file SRC; an fstab has it as a type
 
 
 class MountEntry:
@@ -47,7 +47,7 @@ class MountEntry:
         return self.source, self.target, self.flags
 
     def fstab(self, origin: str) -> Mount:
-        """Return the mount as a line of fstab(5). Raises ConfigError for an unknown flag."""
+        """Return the entry as a Mount, with ``origin`` unless it has one. Raises ConfigError for an unknown flag."""
         from enroot_py.runtime.mounting import Mount
 
         kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"
@@ -60,7 +60,7 @@ class MountEntry:
         return SQUASHFS in self.flags
 
     def resolved(self, cwd: str, environ: Mapping[str, str]) -> MountEntry:
-        """Return the mount for a job in ``cwd``, with variables expanded. Raises ValueError."""
+        """Return the mount with variables expanded, and a relative source beneath ``cwd``. Raises ValueError."""
         source, target = self.source, self.target
         if "$" in source or "$" in target:
             source, target = _expand(source, environ), _expand(target, environ)
@@ -70,13 +70,13 @@ class MountEntry:
         return MountEntry(source, target, self.flags, self.origin)
 
     def check(self, variable: str = "$") -> None:
-        """Raise ValueError for an impossible mount. A path that begins with ``variable`` is checked in the job."""
+        """Raise ValueError for an invalid path. Accept a path that begins with ``variable`` and is expanded later."""
         source, target = self.source, self.target
         if self.is_squashfs and source in _SPECIAL_FLAGS:
-            raise ValueError(f"{source!r} is not a squashfs file", f"a file of that name is ./{source}")
+            raise ValueError(f"{source!r} is not a squashfs file", f"write ./{source} for a file of this name")
         is_file = self.is_squashfs and not source.startswith("~")
         if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS and not is_file:
-            hint = f"a relative path begins with a dot: ./{source}; a comma in a path is \\,"
+            hint = f"write a relative path with a dot: ./{source}; write a comma in a path as \\,"
             if source.startswith("~"):
                 hint = "no shell has replaced the ~: write $HOME"
             elif source.endswith((".sqsh", ".squashfs")):
@@ -86,14 +86,14 @@ class MountEntry:
             reason = f"the target {target!r} leads out of the container: Invalid cross-device link"
             raise ValueError(reason, f"write {source}:/PATH/IN/THE/CONTAINER")
         if not target.startswith(("/", variable)):
-            hint = f"write {source}:/PATH/IN/THE/CONTAINER; a colon in a path is \\:"
+            hint = f"write {source}:/PATH/IN/THE/CONTAINER; write a colon in a path as \\:"
             if source == target and source.startswith("."):
-                hint += ", or $PWD for the same path inside"
+                hint += "; write $PWD for the same path in the container"
             raise ValueError(f"the target {target!r} is not an absolute path", hint)
 
 
 def parse(text: str) -> tuple[MountEntry, ...]:
-    """Parse the option. Raises ValueError with the reason, and optionally a hint."""
+    """Parse the value of --container-mounts. Raises ValueError with the reason, and optionally a hint."""
     return tuple(dict.fromkeys(parse_one(entry) for entry in split(text, ",")))
 
 
@@ -109,7 +109,7 @@ def parse_one(entry: str, origin: str = "") -> MountEntry:
         raise ValueError(f"the target is empty in {entry!r}")
     for flag in flags:
         if not flag or any(c in " \t\n:,\\" for c in flag):
-            raise ValueError(f"{flag!r} is not a mount flag", "flags are separated with '+', as in ro+rprivate")
+            raise ValueError(f"{flag!r} is not a mount flag", "separate flags with '+', such as ro+rprivate")
     words = (*(() if SQUASHFS in flags else _SPECIAL_FLAGS.get(source, _BIND_FLAGS)), *flags)
     mount = MountEntry(bounded(source), _beneath_root(bounded(target)), words, origin)
     mount.check()
@@ -125,7 +125,7 @@ def _beneath_root(target: str) -> str:
 def _expand(text: str, environ: Mapping[str, str]) -> str:
     """Expand $NAME and ${NAME} in ``text``; a backslash before the $ prevents it.
 
-    No shell has read the lines of #SBATCH. Raises ValueError for an unset variable.
+    Options in #SBATCH lines need this, because no shell expands them. Raises ValueError for an unset variable.
     """
     done = before = ""
     for written, name, default, after in cut(text):
@@ -133,7 +133,7 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
             done = done[:-1]
         elif name and default is None:
             if name not in environ:
-                hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
+                hint = "export it before you submit the job; if the $ is part of a file's name, write \\$"
                 raise ValueError(f"${name} is not set in the job's environment", hint)
             written = environ[name]
         done += written + after

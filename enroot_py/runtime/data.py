@@ -1,7 +1,8 @@
-"""Mount data in squashfs files: ``SOURCE TARGET sqsh`` of an fstab, ``SOURCE:TARGET:sqsh``.
+"""Mount the content of squashfs files: ``SOURCE TARGET sqsh`` in an fstab, ``SOURCE:TARGET:sqsh`` in an option.
 
-Each file has its own server, started in the same place as an image's server and with the same protection. Mounts of the
-file are clones of a mount that the container cannot see. Imported only for a start with such a mount.
+Each file has its own server. It starts in the same namespaces as the server of an image, so it is protected in the same
+way. Mounts of the file are clones of a mount that the container cannot see. Only a start with such a mount imports this
+module.
 """
 
 from __future__ import annotations
@@ -26,44 +27,44 @@ def serve(mounts: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
     """Start a server for each file. Errors are reported when the file is mounted."""
     for mount in mounts:
         if mount.source not in mounting.served:
-            place = f"{scratch}/data{len(mounting.served)}"
-            mounting.served[mount.source] = _File(mount.source, place, superuser=superuser).mounted
+            mount_point = f"{scratch}/data{len(mounting.served)}"
+            mounting.served[mount.source] = _File(mount.source, mount_point, superuser=superuser).mount
 
 
 class _File:
     """A squashfs file, its server, and its mount point. The file is mounted at the first use."""
 
-    def __init__(self, path: str, place: str, *, superuser: bool) -> None:
+    def __init__(self, path: str, mount_point: str, *, superuser: bool) -> None:
         self._path = path
-        self._place = place
+        self._mount_point = mount_point
         self._server: Server | None = None
         self._error: PenrootError | None = None
         try:
             with open_file(path) as fd:
                 # A user who can read the file can read everything in it, whatever owners and modes the entries have.
-                # A superuser's container has other users too.
+                # A superuser's container has other users too, so it keeps owners and modes.
                 self._server = Server(path, fd, superuser=superuser)
         except PenrootError as e:
             self._error = e
 
-    def mounted(self) -> str:
-        """Mount the file and return the directory. Raises PenrootError, OSError."""
+    def mount(self) -> str:
+        """Mount the file, unless it is mounted, and return the directory. Raises PenrootError, OSError."""
         if self._error is not None:
             raise self._error
         server, self._server = self._server, None
         if server is not None:
-            os.mkdir(self._place)
+            os.mkdir(self._mount_point)
             try:
                 self._attach(server)
             except PenrootError as e:
                 self._error = e
                 raise
-        return self._place
+        return self._mount_point
 
     def _attach(self, server: Server) -> None:
         try:
-            server.attach(self._place)
-            os.stat(self._place)  # squashfuse_ll reads the root directory only now
+            server.attach(self._mount_point)
+            os.stat(self._mount_point)  # squashfuse_ll reads the root directory only now
         except (OSError, PenrootError) as e:
             is_damaged = server.ended or isinstance(e, OSError)
             if not is_damaged or os.sysconf("SC_OPEN_MAX") < squashfuse.SERVER_FDS:
@@ -78,10 +79,10 @@ def open_file(path: str) -> Fd:
         with Fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as handle:
             kind = os.fstat(handle).st_mode
             if stat.S_ISDIR(kind):
-                hint = f"a directory is mounted without {mounting.SQUASHFS}; convert it with mksquashfs"
+                hint = f"omit {mounting.SQUASHFS} to mount a directory, or convert it with mksquashfs"
                 raise MountError(f"{path} is a directory, not a squashfs file", hint=hint)
             if not stat.S_ISREG(kind):
-                raise MountError(f"{path} {trusted.IRREGULAR}", hint=f"{mounting.SQUASHFS} mounts squashfs files")
+                raise MountError(f"{path} {trusted.IRREGULAR}", hint=f"use {mounting.SQUASHFS} for squashfs files only")
             with Fd(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)) as file:
                 problem, hint = superblock.fault(file)
                 if problem:
@@ -89,5 +90,5 @@ def open_file(path: str) -> Fd:
                 return file.keep()
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
-        hint = f"it must exist on the node {os.uname().nodename}" if missing else "use a file that you can read"
+        hint = f"the file must exist on the node {os.uname().nodename}" if missing else "use a file that you can read"
         raise MountError(f"cannot mount {path}: {e.strerror}", hint=hint) from e

@@ -1,9 +1,9 @@
-"""Detached containers: their records in ENROOT_RUNTIME_PATH/detached/NAME, and the process that starts one.
+"""Start detached containers, and keep their records in ENROOT_RUNTIME_PATH/detached/NAME.
 
-A record is a directory. Its file ``processes`` has PID and start time of the monitor and of the program, ``log`` the
-output of the program, ``userns`` its user namespace, and at the end ``status`` its exit status. The monitor,
-c_shims/programs/monitor.c, is the parent of the program and holds a lock of the directory: a name whose directory is
-not locked is free. The kernel kills the program if the monitor is killed.
+A record is a directory with these files: ``processes`` has PID and start time of the monitor and of the program,
+``log`` has the output of the program, ``userns`` has the inode of its user namespace, and ``status`` has its exit
+status after its end. The monitor, c_shims/programs/monitor.c, is the parent of the program and keeps the directory
+locked. A name is free if no process has locked its directory. The kernel kills the program if the monitor is killed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MONITOR = f"{LIBRARY}/libexec/penroot-monitor"
-_RECORD_FD = 3  # in the monitor
+_RECORD_FD = 3  # the monitor's descriptor of the record
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILES = ("processes", "log", "userns", "status", ".status")
 _MAX_BYTES = 128
 _MAX_CLAIMS = 10
-LOST_STATUS = 128 + SIGKILL  # of a container whose monitor was killed
+LOST_STATUS = 128 + SIGKILL  # reported for a container whose monitor was killed
 
 
-def place(settings: Settings) -> str:
+def records_path(settings: Settings) -> str:
     """Return the directory of the records. Raises ContainerError."""
     return f"{rootfs.make_scratch(settings)}/detached"
 
@@ -39,14 +39,14 @@ def place(settings: Settings) -> str:
 def names(settings: Settings) -> list[str]:
     """Return the names of all detached containers, running or not, sorted."""
     try:
-        return sorted(os.listdir(place(settings)))
+        return sorted(os.listdir(records_path(settings)))
     except FileNotFoundError:
         return []
 
 
 def programs(settings: Settings) -> Iterator[tuple[str, int, int]]:
     """Yield the name of each detached container, and the PID and start time of its program, or 0 if unknown."""
-    directory = place(settings)
+    directory = records_path(settings)
     for name in names(settings):
         try:
             with Fd(os.open(f"{directory}/{name}/processes", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
@@ -57,10 +57,10 @@ def programs(settings: Settings) -> Iterator[tuple[str, int, int]]:
 
 
 def find(name: str, settings: Settings) -> Record | None:
-    """Open the record of a detached container, or return None."""
+    """Open the record of a detached container. Return None if there is none. Raises ContainerError."""
     if not name or "/" in name or name in (".", ".."):
         return None
-    path = f"{place(settings)}/{name}"
+    path = f"{records_path(settings)}/{name}"
     try:
         return Record(name, path, Fd(os.open(path, _DIRECTORY)))
     except (FileNotFoundError, NotADirectoryError):
@@ -100,6 +100,7 @@ class Record:
         return self._process(1)
 
     def _process(self, number: int) -> int:
+        """Return the PID of process ``number`` of the file ``processes``, or 0 if it has ended."""
         words = self._text("processes").split()[2 * number :][:2]
         pid, started = map(int, words) if len(words) == 2 and all(map(str.isdecimal, words)) else (0, 0)
         stat = proc.look(pid) if pid else None
@@ -155,7 +156,7 @@ class Record:
 
 def claim(name: str, settings: Settings) -> Record:
     """Claim a name for a new container, and lock its record. Raises ContainerError if the name is taken."""
-    path = f"{place(settings)}/{name}"
+    path = f"{records_path(settings)}/{name}"
     try:
         for _ in range(_MAX_CLAIMS):
             os.makedirs(path, 0o700, exist_ok=True)
@@ -168,12 +169,12 @@ def claim(name: str, settings: Settings) -> Record:
                     return record
     except OSError as e:
         raise ContainerError(f"cannot write {path}: {e.strerror}", hint="see ENROOT_RUNTIME_PATH") from e
-    hint = f"take another --name, or end it: penroot stop {name}"
+    hint = f"use another --name, or end the container: penroot stop {name}"
     raise ContainerError(f"a detached container {name} is running", hint=hint)
 
 
 def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
-    """Fork a monitor, which forks a process that starts the container. In that process, return None.
+    """Fork a monitor, which forks a process for the start. Return None in the process that starts the container.
 
     In the caller, return the messages of the start and its exit status: 0 once the program runs. Raises OSError.
     """
@@ -187,7 +188,7 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
         try:
             text = Fd(reader).content()
         except BaseException:
-            os.kill(monitor, SIGKILL)  # interrupted: the start ends with its monitor
+            os.kill(monitor, SIGKILL)  # this process is interrupted: the start ends with its monitor
             raise
     words = os.fsdecode(text).split("\0")
     messages = list(zip(words[:-1:2], words[1::2], strict=False))
@@ -198,11 +199,11 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
 
 
 _STATUS = "status"
-_pipe = -1  # to the process that waits for the start
+_pipe = -1  # the end of a pipe to the process that waits for the start
 
 
 def _fork_start(record: Record, output: int, writer: int) -> None:
-    """Fork the process that starts the container, and return in it. The present process becomes its monitor."""
+    """Fork the process that starts the container, and return only there. This process becomes its monitor."""
     global _pipe
     os.setsid()
     with Fd(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing:
@@ -231,7 +232,7 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
 
 
 def _report(level: str, text: str) -> bool:
-    """Send a message to the process that waits for the start, or write it to the log and return False."""
+    """Send a message to the process that waits for the start. If that has ended, log the message and return False."""
     try:
         return os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0")) > 0
     except OSError:
@@ -244,14 +245,15 @@ def _send(level: str, text: str) -> None:
 
 
 def note_namespace(record: Record, spaces: int) -> None:
-    """Record the user namespace of this process: the monitor kills its orphans. ``spaces`` is /proc/PID/ns."""
+    """Record the user namespace of this process, whose orphans the monitor kills. ``spaces`` is /proc/PID/ns."""
     record.write("userns", f"{os.stat('user', dir_fd=spaces).st_ino}\n")
 
 
 def report(status: int) -> None:
-    """Report the exit status of a start, or 0 just before it executes the program. Does nothing in other processes.
+    """Report to launch() the exit status of a failed start, or 0 just before the start executes the program.
 
-    Ends the start if the caller was killed, because nobody would know that the program runs.
+    Does nothing in a process that launch() did not fork. Ends the start if the caller of launch() was killed, because
+    nobody would know that the program runs.
     """
     if _pipe >= 0 and not _report(_STATUS, str(status)) and not status:
         os._exit(LOST_STATUS)

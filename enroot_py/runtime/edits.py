@@ -4,7 +4,7 @@ A device needs nodes in /dev, files of its driver, links, variables and entries 
 no vendor.
 
 A container has the host's /dev or a private one. A node of the host's /dev cannot be removed. To hide a node,
-bind-mount it on itself with ``nodev``: then open(2) fails with EACCES. A device cgroup would return EPERM.
+bind-mount it on itself with ``nodev``: then open(2) fails with EACCES, where a device cgroup would cause EPERM.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Host:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Host:
-        """Return the host's tree, or PENROOT_HOST_ROOT. The variable gives the caller no further access."""
+        """Return the tree at PENROOT_HOST_ROOT, else the host. The variable gives the caller no further access."""
         return cls(environ.get("PENROOT_HOST_ROOT", ""))
 
     def beneath(self, path: str) -> Host:
@@ -106,12 +106,12 @@ class Edits:
         self.programs: list[list[str]] = []  # run first, with the container's root as last argument
         self.nodes: dict[str, str] = {}  # device nodes: path in the container -> path on the host
         self.hidden: list[str] = []
-        self.emptied: list[str] = []  # directories of /dev that must have only the nodes above
+        self.emptied: list[str] = []  # directories of /dev in which only ``nodes`` may remain
         self.files: dict[str, tuple[str, int]] = {}  # path in the container -> path on the host, mount attributes
         self.tmpfs: list[str] = []
         self.links: dict[str, str] = {}
         self.environ: dict[str, str] = {}
-        self.directories: dict[int, str] = {}  # of libraries, by width in bits
+        self.directories: dict[int, str] = {}  # directories for libraries, by width in bits
         self.libraries: list[ldcache.Library] = []  # for the loader's cache, with paths in the container
 
     def node(self, host: Host, path: str, target: str = "") -> bool:
@@ -142,54 +142,56 @@ class Edits:
 
     def execute(self, context: Context) -> None:
         """Execute the changes. Raises HookError if a device cannot be added; warns if a file cannot be added."""
-        whole = shared_dev(context)
-        if not whole:
-            self.hidden = self.emptied = []  # a private /dev has only added nodes
+        is_shared = shared_dev(context)
+        if not is_shared:
+            self.hidden = self.emptied = []  # a private /dev has no nodes except those that are added to it
         if log.explain or os.environ.get("PENROOT_DEBUG"):
             for line in self.describe():
                 (log.explain or log.debug)(line)
         for command in self.programs:
             _run(command, context)
-        with _Places(context.root) as place:
-            self._nodes(context, place, whole)
+        with _Targets(context.root) as targets:
+            self._add_nodes(context, targets, is_shared)
             steps: list[tuple[str, Callable[..., None], tuple[object, ...]]] = []
-            steps += [(path, place.tmpfs, ()) for path in self.tmpfs]
-            steps += [(path, place.bind, source) for path, source in self.files.items()]
-            steps += [(path, place.link, (target,)) for path, target in self.links.items()]
+            steps += [(path, targets.tmpfs, ()) for path in self.tmpfs]
+            steps += [(path, targets.bind, source) for path, source in self.files.items()]
+            steps += [(path, targets.link, (target,)) for path, target in self.links.items()]
             for path, do, arguments in steps:
                 try:
                     do(path, *arguments)
                 except OSError as e:
-                    report = log.warn if do == place.bind else log.debug
+                    report = log.warn if do == targets.bind else log.debug
                     report(f"{self.origin}: cannot give the container {path}: {e.strerror}")
-        self._cache(context)
+        self._extend_cache(context)
         context.environ.update(self.environ)
 
-    def _nodes(self, context: Context, place: _Places, whole: bool) -> None:
+    def _add_nodes(self, context: Context, targets: _Targets, is_shared: bool) -> None:
+        """Hide, empty and add device nodes. With ``is_shared``, the container has the host's /dev. Raises HookError."""
         for path in self.hidden:
-            place.hide(path)
+            targets.hide(path)
         for path in self.emptied:
             if context.exists(path):
-                place.tmpfs(path)
+                targets.tmpfs(path)
         host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/")
         for target, source in self.nodes.items():
             emptied = target.startswith(tuple(f"{path}/" for path in self.emptied))
-            if whole and not emptied and (source == host + target or context.exists(target)):
+            if is_shared and not emptied and (source == host + target or context.exists(target)):
                 continue  # present in the shared /dev
             try:
-                place.bind(target, source)
+                targets.bind(target, source)
             except OSError as e:
                 message = f"cannot give the container the device {target}: {e.strerror}"
-                raise HookError(message, hint=f"it is {source} on {os.uname().nodename}") from e
+                raise HookError(message, hint=f"check {source} on {os.uname().nodename}") from e
 
-    def _cache(self, context: Context) -> None:
+    def _extend_cache(self, context: Context) -> None:
+        """Add the libraries to the loader's cache in the container."""
         if not self.libraries:
             return
         old = context.read(_CACHE)
         try:
             new = ldcache.extend(old, self.libraries)
         except ldcache.DAMAGE:
-            # The cache is damaged. The loader also searches the libraries' directory without a cache.
+            # The cache is damaged. The loader finds the libraries all the same: it also searches their directory.
             log.debug(f"{self.origin}: {_CACHE} of the image cannot be read")
             return
         if new != old:
@@ -200,7 +202,7 @@ class Edits:
 
 
 def _run(command: list[str], context: Context) -> None:
-    """Run a vendor's program with our capabilities. Raises HookError."""
+    """Run a vendor's program with the capabilities of this process. Raises HookError."""
     from enroot_py.base import run
     from enroot_py.runtime import supervise
 
@@ -223,14 +225,14 @@ def shared_dev(context: Context) -> bool:
     return (on_host.st_dev, on_host.st_ino) == (in_container.st_dev, in_container.st_ino)
 
 
-class _Places:
+class _Targets:
     """Targets of changes in a container. Each directory is opened once."""
 
     def __init__(self, root: int) -> None:
         self.root = root
         self.directories: dict[str, int] = {}
 
-    def __enter__(self) -> _Places:
+    def __enter__(self) -> _Targets:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -340,12 +342,12 @@ def shown(value: str) -> str:
 
 
 def bits(flags: int) -> int:
-    """Return the width of a library in bits, by its flags in the loader's cache. Without an architecture it is i386."""
+    """Return the width of a library in bits, by its flags in the loader's cache. i386 has no architecture flag."""
     return 64 if flags & 0xFF00 else 32
 
 
 def library_directory(context: Context, width: int) -> str:
-    """Return a directory that the container's loader searches without a cache: Debian's, or the usual one."""
+    """Return a directory that the container's loader searches without a cache. Prefer Debian's for the architecture."""
     if width == 32:
         return "/usr/lib/i386-linux-gnu" if context.exists("/usr/lib/i386-linux-gnu") else "/usr/lib"
     machine = os.uname().machine

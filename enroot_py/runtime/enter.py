@@ -1,6 +1,6 @@
 """Turn this process into a process of a container: enter() is the table of contents.
 
-All of it is in one process, without a shell and without a store. On the start path.
+A start runs in this process, without a shell and without the store. Every start imports this module.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 class Start(Frozen):
     """The parameters of one start, for enter().
 
-    ``host`` is the environment of the caller. Precedence of variables, lowest first: the image, ``file`` (a function of
-    an environment file that takes the image's variables), ``env``. The caller's ``mounts`` come last. A ``superuser``
-    stays in the user namespace of the caller. ``conf`` is a configuration script. ``script`` replaces the image's
-    /etc/rc, and ``program`` the image's own script. ``command`` is the command of the container. ``in_step``: a helper
-    outlives this process.
-    ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the parent,
-    where it does not return, and with 0 in process 1.
+    ``host`` is the environment of the caller. Precedence of variables, lowest first: the image, ``file``, ``env``.
+    ``file`` takes the image's variables and returns the variables of an environment file. The caller's ``mounts`` are
+    mounted last. A ``superuser`` stays in the user namespace of the caller. ``conf`` is the path of a configuration
+    script. ``script`` is a text that replaces the image's /etc/rc. ``command`` is the command of the container.
+    ``program`` is the first program that runs, if the caller knows it. With ``in_step``, a helper outlives this
+    process. ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the
+    parent, where ``forked`` does not return, and with 0 in process 1.
     """
 
     source: rootfs.Source
@@ -63,15 +63,12 @@ class Start(Frozen):
 
     @property
     def is_served(self) -> bool:
-        """Return whether a process must serve the root file system, because no other container shares it with us."""
+        """Return whether this start needs a FUSE server for the root file system."""
         return self.source.shared < 0 and (bool(self.source.image) or self.is_overlaid)
 
 
 class Site:
-    """Configuration of the node, the site and the user for all containers, read outside of the container.
-
-    ``variables`` has what ``${VAR}`` means in an fstab.
-    """
+    """Configuration of the node, the site and the user for all containers, read outside of the container."""
 
     def __init__(self, start: Start, uid: int, gid: int, mount_point: str) -> None:
         self.caller = hooks.caller(start.host, uid, gid)
@@ -81,7 +78,7 @@ class Site:
 
     def read(self, settings: Settings, host: Mapping[str, str]) -> None:
         """Read mounts.d and environ.d of the system and of the user. Raises ConfigError."""
-        self.variables = {**host, "ENROOT_ROOTFS": self.mount_point}
+        self.variables = {**host, "ENROOT_ROOTFS": self.mount_point}  # the values of ${VAR} in an fstab
         self.mounts: list[Mount] = []
         for origin, text in files.fragments(directories("mounts.d", settings, host), ".fstab", fstab.SYSTEM):
             self.mounts += fstab.parse_file(text, self.variables, origin)
@@ -89,10 +86,10 @@ class Site:
 
 
 def prepare(start: Start) -> Site | None:
-    """Read the configuration of a start, outside of its container, in a process that makes a child for the start.
+    """Read the configuration of a simple start in a process that then forks a child for the start.
 
-    Returns None if the start is not simple: if it needs root, another process than the server of an image, or
-    namespaces beyond the PID namespace. Raises PenrootError.
+    Returns None if the start is not simple. A simple start does not need root or a process beside the server of an
+    image, and its only private namespace is a PID namespace. Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
     if start.is_overlaid or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
@@ -110,8 +107,8 @@ def prepare(start: Start) -> Site | None:
 def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) -> Container:
     """Move this process into a new container and return the container.
 
-    If the start is ``prepared`` and ``entered``, this is process 1 of the new user and PID namespaces already. The
-    process keeps its capabilities in the container's user namespace. After a PenrootError, none of its mounts remains.
+    ``prepared`` is the result of prepare(). With ``entered``, this is already process 1 of new user and PID namespaces.
+    The process keeps its capabilities in the container's user namespace. After a PenrootError, no mount remains.
     """
     gc.disable()  # the start leaves no garbage; a collection would cost a tenth of a start with device hooks
     settings, own = start.settings, namespaces.own(start.settings)
@@ -124,7 +121,7 @@ def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) 
     sysfs, entry = None if prepared else caller_sysfs(own), share(start, scratch)
     follower = start_follower(start, [*(site.mounts if site else ()), *start.mounts], own, entry)
     server, mount = serve(start, scratch, entry)
-    site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
+    site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # meanwhile, the image's server starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
     await_servers(own)
     inside = (0, 0) if settings.remap_root else (uid, gid)
@@ -179,7 +176,7 @@ def make_scratch(start: Start) -> str:
 
 
 def share(start: Start, scratch: str) -> Entry | None:
-    """Return the entry of the image's server, or None if the container gets a server of its own.
+    """Return the entry of the image's server, or None if the container has a private server or no server.
 
     A step does not share a server: a step has one container, and the helper watches its server. A superuser has no user
     namespace to share.
@@ -197,7 +194,7 @@ def share(start: Start, scratch: str) -> Entry | None:
 def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
     """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
 
-    Returns the process to reap, or 0 if none is needed. The helper of a step follows the files itself. A writable
+    Returns the child to wait for, or 0 if no such process is needed. In a step, the helper does both. A writable
     container has copies of the host files. With a PID namespace, the process that waits for the container reports the
     servers that it has started.
     """
@@ -218,15 +215,15 @@ def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
-    """Return whether the container gets copies of all host files: the mounts are locked, or no process follows them."""
+    """Return whether to copy all host files: no process follows them, or one does but the kernel locks the mounts."""
     return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
     """Return the mounts of the system with private copies of host files that the container writes to or covers.
 
-    The kernel detaches a mount on a host file when the host replaces the file, except a locked mount.
-    With ``all_files``, the mounts are locked and a process follows the host files: the container gets copies of all.
+    The kernel detaches a mount of a host file when the host replaces the file, unless the mount is locked. With
+    ``all_files``, copy all host files: keeps_copies().
     """
     writable = start.settings.rootfs_writable
     targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
@@ -236,7 +233,10 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
 
 
 def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | None, int]:
-    """Start the server of an image, or of an overlay and its image; ``entry`` may have one to share."""
+    """Start squashfuse, unless ``entry`` has it, and fuse-overlayfs, if the root file system needs them.
+
+    Returns the server of the image or None, and the detached root mount or -1.
+    """
     source, settings = start.source, start.settings
     if not start.is_served:
         return None, source.shared
@@ -262,8 +262,8 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
 def enter_servers(start: Start, entry: Entry | None = None) -> None:
     """Enter the user namespace of the servers, in which the caller is root. ``entry`` may have a server to share.
 
-    Files of the image are owned by root. The caller is root in this outer user namespace, and himself in the inner one,
-    so he keeps access. Root of the inner namespace cannot inspect a server, whose root directory is the node's.
+    Files of the image are owned by root. The caller is root in this outer user namespace, so they keep access. Root of
+    the inner user namespace cannot inspect a server, whose root directory is the node's.
     """
     if not start.superuser:
         if entry is None or not entry.enter():
@@ -292,9 +292,9 @@ def await_servers(own: int) -> None:
 
 
 def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested: bool, entered: bool) -> int:
-    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does.
+    """Enter a user namespace, a mount namespace and the container's ``own`` namespaces.
 
-    With ``entered``, only the mount namespace is missing.
+    With ``entered``, only the mount namespace is missing. Returns the result of isolated.enter(), else -1.
     """
     if entered:
         namespaces.unshare_mounts(superuser=False)
@@ -336,7 +336,7 @@ def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) ->
 
 
 def caller_sysfs(own: int) -> Mount | None:
-    """Return a mount of /sys for a network namespace that the caller has entered as root, or None if it needs none."""
+    """Return a mount of /sys for a network namespace that the caller has entered as root, or None if not needed."""
     if own & linux.CLONE_NEWNET or not linux.capget_permitted() >> linux.CAP_SYS_ADMIN & 1:
         return None
     from enroot_py.runtime import sysfs
@@ -363,7 +363,7 @@ def mount_all(mounts: Iterable[Mount], root: int, *, before_hooks: bool) -> None
 
 
 def furnish(root: int, own: int, *, from_root: bool) -> None:
-    """Complete the container's ``own`` namespaces, and hide what root must not reach, after the system mounts."""
+    """After the system mounts: complete the container's ``own`` namespaces, and hide files that root must not reach."""
     if own:
         from enroot_py.runtime import isolated
 
@@ -377,9 +377,9 @@ def furnish(root: int, own: int, *, from_root: bool) -> None:
 def collect_environ(
     variables: Variables, start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
 ) -> Wanted:
-    """Return the environment for hooks: the image's, the site's, the configuration script's, the caller's.
+    """Set ``variables`` for the hooks: those of the image, the site, the configuration script and the caller.
 
-    Returns the caller's, which hooks see, but cannot override.
+    Returns the variables of the caller. enter() sets them again after the hooks, so hooks cannot override them.
     """
     variables.set(environ.of_image(context.root, context.host), "/etc/environment of the image")
     variables.set(site.environ, "environ.d")
@@ -410,7 +410,10 @@ def read_ahead(start: Start, context: hooks.Context, image_scripts: etc.ImageScr
 def run_hooks(
     start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
 ) -> tuple[list[Mount], str | None]:
-    """Run the hooks, then mounts and rc() of a configuration script."""
+    """Run the hooks, then mounts() and rc() of a configuration script.
+
+    Returns the script's mounts, and the text that replaces /etc/rc or None.
+    """
     context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in start.mounts)
     hooks.run(site.hooks, context, scripts.hook if scripts is not None else None)
     later, script = scripts.finish() if scripts is not None else ([], None)
@@ -418,7 +421,7 @@ def run_hooks(
 
 
 def replace_script(root: int, scratch: str, script: str | None) -> None:
-    """Cover /etc/rc with ``script`` for this start."""
+    """Cover /etc/rc with the text ``script`` for this start, unless it is None."""
     if script is None:
         return
     path = scratch + "/rc"
@@ -429,7 +432,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:
-    """Create the image's working directory; in a host directory only if the caller has mounted it."""
+    """Create the image's working directory. In a directory of the host, do so only if the caller has mounted it."""
     if image is None or paths.exists(root, image.workdir):
         return
     named = any(image.workdir.startswith(mount.target.rstrip("/") + "/") for mount in caller_mounts)
@@ -447,8 +450,9 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
     if settings.login_shell:
         from enroot_py.runtime import login
 
-        given = bool(start.command)
-        mask = login.prepare(context.root, context.environ, user=user, as_root=settings.remap_root, given=given)
+        mask = login.prepare(
+            context.root, context.environ, user=user, as_root=settings.remap_root, has_command=bool(start.command)
+        )
         umask = umask if mask is None else mask
     name, home = ("root", "/root") if settings.remap_root else (user.pw_name, user.pw_dir)
     environ.complete(context.environ, name, home, shell)
@@ -482,7 +486,7 @@ def finish_features(context: hooks.Context, variables: Variables) -> None:
 
 
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:
-    """Leave the host's file systems. A root program gets ``nested`` namespaces: namespaces.nest().
+    """Make ``mount_point`` the root directory. A root program gets ``nested`` namespaces: namespaces.nest().
 
     Processes that join the container later enter the same namespaces.
     """

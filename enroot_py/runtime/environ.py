@@ -1,7 +1,7 @@
-"""The environment of a container: the image's, then the site's, then the user's.
+"""Compute the environment of a container from the variables of the image, the site and the user.
 
-Variables of the caller do not come in, except variables of MPI ranks, and variables that a line names as ``${VAR}``. A
-line of an image gets no secret of the caller: secrets.py.
+The container does not get variables of the caller, except those of MPI ranks and those that a line names as ``${VAR}``.
+Lines of an image cannot get secrets of the caller: secrets.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Wanted = Mapping[str, tuple[str | None, str]]  # by name: the value, or None to unset, and the origin
 
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
-# PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
+# Slurm, Open MPI and PRRTE set PMIX_ variables. Slurm, Hydra (of MPICH and Intel MPI) and MVAPICH2 set PMI_ variables.
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
 
 # Variables that name files or directories that programs use; ':' separates several paths.
@@ -64,7 +64,7 @@ class Variables:
                 self.set({name: value}, origin)
 
     def note(self, origin: str) -> None:
-        """Record ``origin`` for variables that others have changed in ``values``."""
+        """Record ``origin`` for variables that have changed in ``values`` since the last record."""
         changed = {name: value for name, value in self.values.items() if self._known.get(name) != value}
         self.set(changed, origin)
 
@@ -86,7 +86,7 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
+    """Return the variables of the system's and the user's environ.d, with ``${VAR}`` from ``host``."""
     environ = {}
     for origin, text in files.fragments(directories("environ.d", settings, host), ".env", SHIPPED):
         for number, line in enumerate(text.split("\n"), 1):
@@ -171,7 +171,7 @@ def rank(host: Mapping[str, str]) -> list[str]:
 
 
 def complete(environ: dict[str, str], name: str, home: str, shell: str) -> None:
-    """Add the variables that a login would set and the image did not: login(1)."""
+    """Set the variables that a login sets, login(1), unless they are in ``environ``."""
     for key, value in (
         ("HOME", home),
         ("USER", name),

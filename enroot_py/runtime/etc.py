@@ -11,8 +11,9 @@ and ``\\n`` for a backslash and a newline. enroot skips the comment::
     MOTD=one two
 
 The comment counts only if the next line is unchanged, so that an edited line takes effect. fstab.py handles the third
-file of an image, /etc/fstab. Sources: enroot(1), image format; OCI image specification, "Image Configuration". On the
-start path: no re, no json.
+file of an image, /etc/fstab. Sources: enroot(1), image format; OCI image specification, "Image Configuration".
+
+Every start imports this module, so it imports neither re nor json.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ RC_LOCAL = """\
 # positional parameters or the working directory of its command here.
 """
 _EXACT = "# penroot-exact: "
-_SHOWN, _LINES = 40, 5  # a warning quotes so many characters of a line, and lines
-_MAX_SCRIPT_CHARS = 1 << 20  # longer scripts are not parsed: the kernel's limit of arguments is near
+_QUOTED_CHARS, _QUOTED_LINES = 40, 5  # a warning quotes at most 40 characters of a line, and 5 lines
+_MAX_SCRIPT_CHARS = 1 << 20  # do not parse longer scripts: the words come near the kernel's limit of arguments
 
 
 class Exec:
@@ -62,7 +63,7 @@ class Exec:
         """Return the words to execute: the entrypoint, then ``arguments`` or the image's command."""
         entrypoint = self.entrypoint if entrypoint is None else entrypoint
         if not entrypoint and arguments[:1] == ("--",):
-            arguments = arguments[1:]  # for the script, exec takes -- as the end of its options
+            arguments = arguments[1:]  # in the script, exec drops -- as the end of its own options
         return entrypoint + (arguments or self.command)
 
 
@@ -101,7 +102,7 @@ def write_digest(digest: str) -> str:
 
 
 def image_digest(rc_local: str) -> str:
-    """Return the digest of the last line of write_digest(), or ""."""
+    """Return the digest in the last line that write_digest() made, or ""."""
     lines = [line for line in rc_local.split("\n") if line.startswith(_DIGEST)]
     digest = lines[-1].removeprefix(_DIGEST) if lines else ""
     return digest if digests.is_digest(digest) else ""
@@ -124,7 +125,7 @@ class ImageScripts:
 
 
 def of_image(root: int) -> Exec | None:
-    """Return ImageScripts.exec() of a directory."""
+    """Return the program of the image in the directory ``root``, as ImageScripts.exec() does."""
     return read_rc(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
 
 
@@ -157,7 +158,7 @@ def read_rc(rc: str, rc_local: str) -> Exec | None:
 def _statements(script: str) -> list[str]:
     """Return the statements of a script without blank lines and comments; a quoted newline continues a line."""
     out: list[str] = []
-    going: list[str] = []  # lines of one statement
+    going: list[str] = []  # lines of the current statement
     quote = ""
     for line in script.split("\n"):
         if not going:
@@ -229,7 +230,7 @@ def _words(text: str) -> tuple[str, ...] | None:
 def assignment(line: str) -> tuple[str, str, str]:
     """Split a line of an environment file into key, ``=`` and value. Trailing spaces are part of the value.
 
-    All files have one syntax: an image's /etc/environment, environ.d, and what hooks write.
+    An image's /etc/environment, the files in environ.d and the files that hooks write all have this syntax.
     """
     return line.lstrip().partition("=")
 
@@ -294,5 +295,5 @@ def variables(env: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def no_variables(lines: Sequence[str]) -> str:
     """Describe ``lines`` that set no variable, for a warning."""
-    shown = ", ".join(repr(line[:_SHOWN] + "..." * (len(line) > _SHOWN)) for line in lines[:_LINES])
-    return f"{shown}{', ...' if len(lines) > _LINES else ''}: not NAME=VALUE, ignored"
+    short = [line[:_QUOTED_CHARS] + "..." * (len(line) > _QUOTED_CHARS) for line in lines[:_QUOTED_LINES]]
+    return f"{', '.join(map(repr, short))}{', ...' if len(lines) > _QUOTED_LINES else ''}: not NAME=VALUE, ignored"

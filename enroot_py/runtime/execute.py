@@ -41,7 +41,7 @@ class Container:
         """Return the words to execute for ``command``, which may be empty."""
         if self.image is not None and not self._login_shell:
             return self.image.argv(command, self.image.entrypoint if self.runs_entrypoint else ()) or ("/bin/sh",)
-        # Either a script that only a shell understands, or no script.
+        # A shell must run the image's script, or there is no script.
         keep = ""
         path: tuple[str, ...] = ()
         if self._login_shell and "PATH" in self.origins:
@@ -123,22 +123,22 @@ def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def _is_elf(path: str) -> bool:
-    """Return whether a file is a program, which a shell would read as a script with syntax errors."""
+    """Return whether a file is an ELF program. A shell would read it as a script, and report syntax errors."""
     try:
         with open(path, "rb") as f:
             return f.read(4) == b"\x7fELF"
     except OSError:
-        return False  # execute-only
+        return False  # the user can execute the file, but not read it
 
 
 def _drop_long_variables(env: dict[str, str]) -> bool:
-    """Remove the variables that are too long for execve(2), and warn. Return whether there are any."""
+    """Remove the variables that are too long for execve(2), and warn. Return whether there were any."""
     limit = 32 * os.sysconf("SC_PAGE_SIZE")  # MAX_ARG_STRLEN of execve(2), with the NUL at the end
     long = [name for name, value in env.items() if len(os.fsencode(f"{name}={value}")) >= limit]
     for name in long:
         del env[name]
     if long:
-        log.warn(f"not set, because the kernel limits a variable to {limit >> 10} KiB: {', '.join(long)}")
+        log.warn(f"variables above the kernel's limit of {limit >> 10} KiB are not set: {', '.join(long)}")
     return bool(long)
 
 
@@ -178,7 +178,7 @@ def _advice(path: str, error: int | None) -> str:
     if error not in (errno.ENOENT, errno.ENOTDIR):
         return ""
     if os.path.exists(path):
-        return "the file exists: its interpreter (#! line or ELF loader) does not, or it is for another architecture"
+        return "the file exists, but its interpreter (#! line or ELF loader) is missing or for another architecture"
     if path.startswith("-"):
-        return "put options before the container: words after it are its command"
+        return "put options before the name of the container: words after the name are its command"
     return "the command is looked up inside the container"

@@ -75,7 +75,7 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
         # Keep the backslash in the value of a variable: the line is unescaped after expansion.
         literal = {name: value.replace("\\", "\\134") for name, value in variables.items()}
     try:
-        # Only these: a path may contain other spaces of Unicode.
+        # Split only at tabs and spaces: a path can contain other white space of Unicode.
         words = filter(None, line.replace("\t", " ").split(" "))
         fields = [expand(word, literal) for word in words]
         if any("\\" in field for field in fields):
@@ -93,7 +93,7 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
             f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 are allowed", hint="write a space as \\040"
         )
     try:
-        # The dump frequency is ignored: a single number is the passno.
+        # The dump frequency is ignored. If there is only one number, take it as the passno.
         passno = next((number for number in map(int, fields[:3:-1]) if number), 0)
     except ValueError:
         raise ConfigError(f"{origin}: passno must be a number, not {fields[-1]!r}") from None
@@ -156,12 +156,12 @@ def write_image(volumes: Iterable[str]) -> str:
 
 
 def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:
-    """Parse the same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``.
+    """Parse a mount option: a line of fstab with ``:`` between the fields, such as ``--mount SRC:DST:none:OPTIONS``.
 
     ``SRC:DST:OPTIONS`` is a bind mount, as in docker and srun. Raises ConfigError.
     """
     if text.startswith(":"):
-        raise ConfigError(f"{origin}: SOURCE is missing", hint="a variable in it may be unset or empty")
+        raise ConfigError(f"{origin}: SOURCE is missing", hint="check whether a variable in SOURCE is unset or empty")
     try:
         mount = parse(text.replace(":", " "), variables, origin)
     except ConfigError as e:

@@ -1,8 +1,8 @@
-"""Make overlays with fuse-overlayfs, for kernels without overlays for users: ENROOT_NATIVE_OVERLAYFS=n.
+"""Make overlays with fuse-overlayfs if ENROOT_NATIVE_OVERLAYFS=n, for kernels that refuse overlays to users.
 
 The server stays in the outer namespaces, like the server of a squashfs image: no process in the container can inspect
-it, and it does not keep the container's mounts. The kernel ends the connection with the last process of the container,
-and then the server exits. Sources: fuse-overlayfs(1), fuse(4).
+the server, and the server keeps no mount of the container in use. The kernel ends the FUSE connection with the last
+process of the container, and then the server exits. Sources: fuse-overlayfs(1), fuse(4).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
-_FIRST_DIRECTORY_FD = 500  # in the server; 3 is /dev/fuse
+_FIRST_DIRECTORY_FD = 500  # the server's first descriptor of a directory; its descriptor 3 is /dev/fuse
 
 
 SOURCE = "fuse-overlayfs:"
@@ -40,7 +40,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
     if not program:
         raise ContainerError(
             f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
-            hint="install the package fuse-overlayfs, or leave overlays to the kernel",
+            hint="install the package fuse-overlayfs, or set ENROOT_NATIVE_OVERLAYFS=yes",
         )
     lowerdirs = (source.directory,) if source.directory else source.lowerdirs
     upper, work = source.upper, source.work
@@ -122,16 +122,16 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
 
 
 def _note(upper: str) -> None:
-    """Record that fuse-overlayfs writes to a container, because it marks deleted files differently."""
+    """Record that fuse-overlayfs writes to a container: its marks for deleted files differ from the kernel's."""
     open(os.path.dirname(upper) + "/" + NOTE, "w").close()
 
 
 def settle(container: str) -> None:
-    """Convert fuse-overlayfs's marks in a container to those of the kernel's overlayfs. Raises OSError.
+    """Convert fuse-overlayfs's marks for deleted files to the marks of the kernel's overlayfs. Raises OSError.
 
     Source: fuse-overlayfs(1); the kernel's filesystems/overlayfs, "whiteouts and opaque directories".
     """
-    closed = []  # directories without permissions, such as mount points
+    closed = []  # directories whose owner lacks a permission, such as mount points
     for directory, below, names in os.walk(container + "/upper"):
         for path in (f"{directory}/{name}" for name in below):
             mode = os.lstat(path).st_mode

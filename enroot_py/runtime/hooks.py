@@ -1,6 +1,6 @@
-"""Hooks: programs that shape a container, after its root is mounted and before its program runs.
+"""Find and run hooks: programs that change a container after its root is mounted and before its program runs.
 
-hooks/README.md has the contract. Our hooks are Python and run in this process.
+hooks/README.md has their contract. Our hooks are Python and run in this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_LINKS = "the image links there: see readlink -f in it"
+_LINKS = "a symlink of the image leads there: find it with readlink -f in the container"
 # Our hooks: inside the package in an installation, beside it in a source tree.
 STANDARD = next(d for d in (LIBRARY + "/enroot_py/standard_hooks", LIBRARY + "/hooks") if os.path.isdir(d))
 OURS = (STANDARD, *(f"{LIBRARY}/{place}/hooks" for place in folders("hooks")))
@@ -43,7 +43,7 @@ class Caller(Frozen):
 
 
 def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
-    """Return the caller with the environment ``host``. A caller without entries in the databases gets names of IDs."""
+    """Return the caller with the environment ``host``. A caller without passwd(5) entry gets names such as user1000."""
     import grp
     import pwd
 
@@ -82,7 +82,7 @@ class Context:
         self.user = caller.user
         self.group = caller.group
         self.cgroups = caller.cgroups
-        self.mountinfo = caller.mountinfo  # the file in the container has three times as many mounts
+        self.mountinfo = caller.mountinfo  # read before the start, which triples the number of mounts
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of present and later mounts
 
     def value(self, name: str) -> str:
@@ -90,7 +90,7 @@ class Context:
         return self.host.get(name, self.environ.get(name, ""))
 
     def read(self, path: str) -> bytes:
-        """Return the content of a regular file of moderate size, or nothing if it does not exist."""
+        """Return the content of a regular file, or nothing if it is missing. Warn if it is too large or unreadable."""
         try:
             return paths.read(self.root, path)
         except (FileNotFoundError, NotADirectoryError):
@@ -189,12 +189,12 @@ preloaded: dict[str, CodeType] = {}  # our hooks by path, in a process that fork
 def preload() -> None:
     """Compile our hooks once, for the starts of this process's children."""
     compiled = pack.hooks()
-    paths_of_ours = [f"{place}/{name}" for place in OURS for name in _names(place) if name.endswith(".py")]
+    paths_of_ours = [f"{directory}/{name}" for directory in OURS for name in _names(directory) if name.endswith(".py")]
     preloaded.update({path: compiled.get(path) or _compile(path) for path in paths_of_ours})
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Return whether to load hooks before entering a namespace, where root's files would appear as nobody's."""
+    """Return whether to load hooks before this process enters a user namespace, where root's files seem nobody's."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
@@ -207,7 +207,7 @@ def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = O
     site or the user replaces our hook of the same name. Raises ConfigError.
     """
     by_name = {
-        name: Hook(name[:-3], f"{place}/{name}") for place in ours for name in _names(place) if name[-3:] == ".py"
+        name: Hook(name[:-3], f"{folder}/{name}") for folder in ours for name in _names(folder) if name[-3:] == ".py"
     }
     last: list[Hook] = []
     system, user = directories("hooks.d", settings, host)
@@ -232,19 +232,19 @@ def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = O
 
 
 def _script(
-    path: str, by_name: dict[str, Hook], places: Sequence[str], settings: Settings, host: Mapping[str, str]
+    path: str, by_name: dict[str, Hook], directories_of_ours: Sequence[str], settings: Settings, host: Mapping[str, str]
 ) -> Hook | None:
-    """Return the hook for the bash script ``path`` of a site, or None, and update ``by_name``.
+    """Return the hook for the bash script ``path`` of a site, or None if the script does not run. Update ``by_name``.
 
-    The site can override our hooks: as in enroot, a script of that name that cannot run switches our hook off, and an
-    edited script replaces it. Raises ConfigError.
+    A site overrides our hook with a script of the same name: as in enroot, a script that cannot run switches our hook
+    off, and an edited script replaces our hook. Raises ConfigError.
     """
     from enroot_py.runtime import originals
 
     name = path.rpartition("/")[2][:-3]
     current = originals.RENAMED.get(name, name)
     ours = by_name.get(current + ".py")
-    if ours is not None and ours.path.rpartition("/")[0] not in places:
+    if ours is not None and ours.path.rpartition("/")[0] not in directories_of_ours:
         ours = None  # a Python hook of the site or the user has replaced it
     if reason := originals.idle(path):
         if ours is not None and current == name:
@@ -252,15 +252,15 @@ def _script(
         return None
     if originals.is_original(path, name, STANDARD + "/originals.b2sum"):
         instead = ours
-        if instead is None and (other := originals.substitute(name, places, settings, host)) is not None:
+        if instead is None and (other := originals.substitute(name, directories_of_ours, settings, host)) is not None:
             instead = Hook(name, other)
         if instead is not None:
-            instead.why, instead.original = f"for {path}, which is enroot's own", path
+            instead.why, instead.original = f"in place of {path}, an original of enroot", path
             by_name.setdefault(instead.name + ".py", instead)
             return None
     if ours is not None and current == name:
         del by_name[name + ".py"]
-        return Hook(name, path, "in place of ours")
+        return Hook(name, path, "in place of penroot's hook")
     return Hook(name, path)
 
 
@@ -277,12 +277,12 @@ def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | Non
                 _call(hook.path, hook.function, context)
             except (PenrootError, KeyboardInterrupt):
                 raise
-            except BaseException as e:  # sys.exit(0) too: the start would end without a container or an error
+            except BaseException as e:  # including sys.exit(0), which would end the start without an error
                 raise _failure(hook.path, e) from e
 
 
 def _is_ours(path: str) -> bool:
-    return path.startswith(tuple(f"{place}/" for place in OURS))
+    return path.startswith(tuple(f"{directory}/" for directory in OURS))
 
 
 def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
@@ -314,13 +314,13 @@ def _failure(path: str, error: BaseException) -> HookError:
 def _reason(error: BaseException) -> str:
     """Describe a system error in words, or another exception by type and text."""
     if isinstance(error, OSError) and error.strerror:
-        place = error.filename if error.filename2 is None else error.filename2
-        return error.strerror if place is None else f"{place}: {error.strerror}"
+        path = error.filename if error.filename2 is None else error.filename2
+        return error.strerror if path is None else f"{path}: {error.strerror}"
     return f"{type(error).__name__}: {error}"
 
 
 def _is_empty(path: str) -> bool:
-    """Return whether the file exists and is empty, or a device such as /dev/null. A dangling link is a mistake."""
+    """Return whether the file exists and is empty or a device such as /dev/null. A dangling link is not empty."""
     return os.path.exists(path) and not os.path.getsize(path)
 
 

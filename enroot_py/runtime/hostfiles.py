@@ -1,4 +1,4 @@
-"""Host files in a container: copy them, or follow their changes. On the start path."""
+"""Give a container copies of host files, or follow the changes of host files. Every start imports this module."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PATH = f"{LIBRARY}/libexec/{_PROGRAM}"
 def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, writable: bool) -> list[Mount]:
     """Return the system mounts, with private copies in place of the FILES that are mounted on ``targets``.
 
-    The copies lie in ``scratch``, a tmpfs of the container. With ``writable``, the container may change them. A mount
-    of a host file would disappear when the host replaces the file, and with it a later mount on top. A copy stays.
+    The copies lie in ``scratch``, a tmpfs of the container. With ``writable``, the container can change them. When the
+    host replaces a file, the kernel removes a mount of the file and every mount on top of it. A copy stays.
     """
     wanted = {target for target in targets if target in FILES}
     mounts = []
@@ -48,12 +48,12 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
 
 
 def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: int = -1) -> int:
-    """Start the process that stays beside the container of this process, or of a child, until this process ends.
+    """Start penroot-follow beside the container of this process, or of a ``child``. It ends with this process.
 
-    With ``changes``, the process shows the container new versions of FILES. ``servers`` maps what a FUSE server serves
-    to the server's program. The process prints a line if a server is killed. ``shared`` is a pidfd of the first server
-    if another container started it, or -1. Call this before entering a namespace. Returns the process to wait for, or
-    0 if none can be started: the container works without it.
+    With ``changes``, penroot-follow shows the container new versions of FILES. ``servers`` maps an image file or ROOT
+    to the program of its FUSE server: penroot-follow prints a line if a server is killed. ``shared`` is a pidfd of the
+    first server if another container started it, or -1. Call this before entering a namespace. Returns the process to
+    wait for, or 0 if penroot-follow cannot be started: the container works without it.
     """
     options, fds = ["--child"] * child, []
     try:
@@ -74,7 +74,8 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: in
             os.close(fd)
 
 
-lifelines: dict[str, int] = {}  # by what a server serves: a pipe that only the server and this process hold open
+# By the file that a FUSE server serves, or ROOT: the end of a pipe that only the server and this process hold open.
+lifelines: dict[str, int] = {}
 
 
 def note_start(lifeline: int) -> None:
@@ -87,9 +88,9 @@ def note_start(lifeline: int) -> None:
 
 
 def note_shared(served: str, *, joined: bool) -> None:
-    """Ask for a report of the death of a shared server, if this container has ``joined`` it.
+    """Close the lifeline of a shared server, so that no later server of the same file inherits it.
 
-    Close its lifeline, so that no later server of the same file inherits it.
+    If this container has ``joined`` the server, first ask for a report of the server's death.
     """
     lifeline = lifelines.pop(served, -1)
     if lifeline < 0:
@@ -119,8 +120,9 @@ def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) ->
 
     fds: list[int] = []
     try:
+        # start_background() needs descriptors in ascending order.
         for fd in (lifetime, spaces["user"], spaces["mnt"]):
-            fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))  # in ascending order
+            fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))
         linux.start_background(_PATH, (_PROGRAM, "0", *shown), fds, 0, orphan=False)
     finally:
         for fd in fds:

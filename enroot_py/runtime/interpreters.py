@@ -1,8 +1,8 @@
 """Explain why execve(2) fails for a file: the file, or the interpreter in its #! line or ELF header, cannot run.
 
-Files of other formats get no explanation, because the kernel may have another way to run them. This runs in a
-container, so it imports nothing later. Sources: execve(2), elf(5), the kernel's binfmt_script.c, binfmt_elf.c and
-binfmt-misc.rst.
+Files of other formats get no explanation, because the kernel may have another way to run them. The functions run in a
+container, where no module can be imported any more. Sources: execve(2), elf(5), the kernel's binfmt_script.c,
+binfmt_elf.c and binfmt-misc.rst.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import errno
 import os
 import stat
 
-# By ELF class, 32 or 64 bits: e_machine on each machine; offset and size of e_phoff and of e_phnum; the size of a
-# program header, and the offset and size of its p_offset and p_filesz.
+# By ELF class (1: 32 bits, 2: 64 bits): e_machine of each machine; offset and size of e_phoff, then of e_phnum; the
+# size of a program header; offset and size of its p_offset, then of its p_filesz.
 _LAYOUTS = {
     1: ({"x86_64": 3, "aarch64": 40}, (28, 4), (44, 2), 32, (4, 4), (16, 4)),
     2: ({"x86_64": 62, "aarch64": 183}, (32, 8), (56, 2), 56, (8, 8), (32, 8)),
 }
 _PT_INTERP = 3
-# By e_machine: the machine, and a second machine whose kernel may run its programs.
+# By e_machine: the machine, and a second machine whose kernel can also run programs of the first.
 _MACHINES = {
     3: ("i386", "x86_64"),
     21: ("ppc64le", ""),
@@ -38,8 +38,8 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 def explain(path: str, proc: int = -1) -> str:
     """Return why the kernel cannot execute ``path``, if the path or an interpreter is at fault; else "".
 
-    With a descriptor ``proc`` of the node's /proc, ask before the kernel tries: a program of another machine runs if
-    the node has an emulator.
+    Without ``proc``, execve(2) has failed already. With ``proc``, a descriptor of the node's /proc, execve(2) follows:
+    a program of another machine is no fault if the node has an emulator.
     """
     try:
         reason = _explain(path, proc)
@@ -94,37 +94,37 @@ def _find(name: str, search: str) -> str:
 
 
 def _foreign(subject: str, path: str, proc: int) -> str:
-    """Return an error if a program is for another machine, unless the node's /proc shows an emulator or no list."""
+    """Return an error if a program is for another machine, unless the node's /proc shows an emulator or hides them."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         head = os.pread(fd, _LINE_BYTES, 0)
     finally:
         os.close(fd)
     number = int.from_bytes(head[18:20], "big" if head[5:6] == b"\2" else "little")
-    here, machines = os.uname().machine, _MACHINES.get(number, ()) if head.startswith(b"\x7fELF") else ()
-    if not machines or here in machines or proc >= 0 and _may_be_emulated(head, proc):
+    machine, machines = os.uname().machine, _MACHINES.get(number, ()) if head.startswith(b"\x7fELF") else ()
+    if not machines or machine in machines or proc >= 0 and _may_be_emulated(head, proc):
         return ""
     return (
-        f"{subject} is for {machines[0]}, and this node is {here}: use an image for {here}, "
+        f"{subject} is for {machines[0]}, and this node is {machine}: use an image for {machine}, "
         "or register an emulator in binfmt_misc with the flag F"
     )
 
 
 def _may_be_emulated(head: bytes, proc: int) -> bool:
     """Return whether an entry of binfmt_misc fits a program. If a pod's /proc hides the entries, return True."""
-    place = os.open(_BINFMT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    directory = os.open(_BINFMT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     try:
-        names = os.listdir(place)
+        names = os.listdir(directory)
         if "register" not in names:
             return True
-        return any(_fits(head, name, place) for name in names if name not in ("register", "status"))
+        return any(_fits(head, name, directory) for name in names if name not in ("register", "status"))
     finally:
-        os.close(place)
+        os.close(directory)
 
 
-def _fits(head: bytes, name: str, place: int) -> bool:
-    """Return whether an entry of binfmt_misc has the magic number of a program."""
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+def _fits(head: bytes, name: str, directory: int) -> bool:
+    """Return whether an entry of binfmt_misc is enabled and has the magic number of a program."""
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         words = dict(line.partition(" ")[::2] for line in os.read(fd, 4096).decode().splitlines())
     finally:
@@ -156,7 +156,7 @@ def _broken(script: str, name: str) -> str:
 
 
 def _closed(subject: str, name: str) -> str:
-    """Return why an existing file cannot be executed."""
+    """Return why an existing file cannot be executed, or ""."""
     try:
         mode = os.stat(name).st_mode
     except OSError:
@@ -175,8 +175,7 @@ def _closed(subject: str, name: str) -> str:
 def _missing(subject: str, name: str, *, named: bool = False) -> str:
     """Return why a path leads to no file, or "" if unknown.
 
-    If the user has ``named`` the path, do not report that it does not exist, but report where a link leads and which
-    mount covers the path.
+    If the user has ``named`` the path, they know its name: report only where a link leads and which mount covers it.
     """
     error = _error(name)
     if error == errno.EACCES and not named:
@@ -231,9 +230,9 @@ def _mount_of(path: str) -> str:
     except OSError:
         return ""
     for line in lines:
-        root, place = line.split(" ")[3:5]
-        if place != "/" and len(place) >= len(target) and f"{path}/".startswith(f"{place}/"):
-            target, shown = place, f"{line.partition(' - ')[2].split(' ')[1]}[{root}]"
+        root, mount_point = line.split(" ")[3:5]
+        if mount_point != "/" and len(mount_point) >= len(target) and f"{path}/".startswith(f"{mount_point}/"):
+            target, shown = mount_point, f"{line.partition(' - ')[2].split(' ')[1]}[{root}]"
     return f"; {target} is mounted from {shown}" if shown else ""
 
 

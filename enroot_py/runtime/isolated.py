@@ -67,12 +67,14 @@ def enter(
 
     With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
     namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
-    in them. The PID namespace belongs to the first one, because /proc must be mounted from within it, and stay mounted.
+    in them. The PID namespace belongs to the first user namespace, because /proc must be mounted from within the PID
+    namespace, and stay mounted.
 
     ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: enter.Start. ``beside`` is
-    called after entering the PID namespace and before all others, so its processes end with the container. It returns
-    the namespaces that belong to the first user namespace even if the container is ``nested``. Returns a
-    descriptor of the second user namespace if it exists already, else -1. Raises NamespaceError.
+    called after this process has entered the PID namespace and before it enters the others, so the processes that
+    ``beside`` starts end with the container. ``beside`` returns the namespaces that belong to the first user namespace
+    even if the container is ``nested``. Returns a descriptor of the second user namespace if it exists already, else
+    -1. Raises NamespaceError.
     """
     if not superuser:
         namespaces.enter_user(uid, gid)
@@ -85,7 +87,7 @@ def enter(
 
 
 def _enter_owned(flags: int) -> int:
-    """Create a user namespace, and namespaces that belong to it. Enter the latter, and return the user namespace.
+    """Create a user namespace and namespaces that belong to it. Enter all but the user namespace, and return that.
 
     A child creates them: a process that has entered a user namespace cannot return to the parent namespace, whose
     capabilities the mounts need. Raises NamespaceError.
@@ -154,24 +156,24 @@ def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
         (linux.CLONE_NEWPID, "proc", "/proc", "rw", "--pid"),
         (linux.CLONE_NEWNET, "sysfs", "/sys", "ro", "--net"),
     ):
-        if own & flag and not (fstype == "sysfs" and _is_revealing(option)):
+        if own & flag and not (fstype == "sysfs" and _is_sysfs_refused(option)):
             system = [mount for mount in system if not mount.source == mount.target == target]
             options = ("x-create=dir", mode, "nosuid", "nodev", "noexec", "private")
             system.append(Mount(fstype, target, fstype, options, -1, option))
     return system
 
 
-def _is_revealing(option: str) -> bool:
+def _is_sysfs_refused(option: str) -> bool:
     """Return whether the kernel refuses a new /sys because parts of the present /sys are covered: in a pod.
 
-    Then the pod's /sys stays, read-only. It shows the names of network devices, but gives access to none. See
-    mount_namespaces(7).
+    Then the pod's /sys stays, read-only, and a warning says so. It shows the names of network devices, but gives access
+    to none. See mount_namespaces(7).
     """
     try:
         with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
             return False
     except PermissionError:
-        log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}: parts of it are covered here")
+        log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}, because parts of it are covered")
         return True
 
 
@@ -187,13 +189,13 @@ def complete(root: int, own: int) -> None:
 
 
 def make_dev(root: int, *, own_ipc: bool) -> None:
-    """Replace the host's /dev by one with standard devices. Raises MountError, OSError."""
-    for mount in fstab.parse_file(_DEV + (_OWN_IPC if own_ipc else _HOST_IPC), {}, "/dev of its own"):
+    """Replace the host's /dev by a private /dev with standard devices. Raises MountError, OSError."""
+    for mount in fstab.parse_file(_DEV + (_OWN_IPC if own_ipc else _HOST_IPC), {}, "the private /dev"):
         fstab.execute(mount, root)
     if os.isatty(0):
         terminal = os.readlink("/proc/self/fd/0")
         options = ("x-create=file", "bind", "rw", "nosuid", "noexec", "private")
-        fstab.execute(Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own"), root)
+        fstab.execute(Mount(terminal, "/dev/console", "none", options, -1, "the private /dev"), root)
     with paths.open_in(root, "/dev") as dev:
         for name, target in _LINKS.items():
             os.symlink(target, name, dir_fd=dev)

@@ -26,7 +26,7 @@ class Joined:
     def __init__(self, pid: int, settings: Settings) -> None:
         """Enter the namespaces and the working directory of ``pid``. Raises ContainerError.
 
-        Only children of this process are in the PID namespace.
+        This process stays outside the PID namespace. Its later children are inside.
         """
         try:
             self.environ = processes.of_process(pid)
@@ -48,8 +48,8 @@ class Joined:
     def become_root(self) -> None:
         """Become root in a user namespace below the container's. Raises NamespaceError.
 
-        Until hide(), other processes of the user may trace this one. In a container without root, no process has the
-        capabilities for that.
+        Before hide(), other processes of the user could trace this one, if they had the capabilities for that. In a
+        container without root, no process has them.
         """
         namespaces.enter_user(0, 0, myself=self.myself)
         namespaces.hide()
@@ -65,9 +65,10 @@ class Joined:
 
 
 def _check_owner(spaces: dict[str, int], pid: int) -> None:
-    """Refuse to enter another user's container, which root could. Raises ContainerError.
+    """Refuse to enter another user's container, even for root of the node. Raises ContainerError.
 
-    Otherwise files of that user would decide what root of the node executes, and root of the container could trace it.
+    Otherwise files of that user would decide what root of the node executes, and root of the container could trace the
+    program.
     """
     if "user" in spaces and (owner := processes.owner_of(spaces["user"])) != os.geteuid():
         raise ContainerError(
@@ -96,7 +97,7 @@ def execute_in(
     If this process is killed, or after ``timeout_s`` seconds, the command and all its processes are killed.
     """
     options = environ.of_options(env, os.environ)
-    ids = _wanted(user)
+    ids = _requested_user(user)
     pid = processes.find(target, settings)
     guard = supervise.guard(timeout_s)
     if guard:
@@ -124,8 +125,8 @@ def _execute(joined: Joined, command: tuple[str, ...], *, is_root: bool) -> NoRe
     execute.execute(command, joined.environ)
 
 
-def _wanted(user: str) -> str:
-    """Return "root" or "you" for the name or ID of a user, "" for "". Raises UsageError for other users."""
+def _requested_user(user: str) -> str:
+    """Return "root" for root, "you" for the caller, and "" for "". Raises UsageError for other users."""
     name, _, _ = user.partition(":")
     if name in ("", "root", "0"):
         return name and "root"

@@ -28,11 +28,11 @@ _UTMP = "=hxxi32s4s32s256shhiii16s20s"
 _USER_PROCESS = 7  # utmp(5)
 
 
-def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root: bool, given: bool) -> int | None:
+def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root: bool, has_command: bool) -> int | None:
     """Complete ``environ``, set limits, print the login messages. Return the umask, or None for the caller's.
 
-    ``user`` is the caller, ``as_root`` whether the program is root inside, ``given`` whether there is a command.
-    Raises ContainerError if logins are closed.
+    ``user`` is the caller. With ``as_root``, the program is root in the container. With ``has_command``, print no
+    messages. Raises ContainerError if logins are closed.
     """
     defs = _pairs(root, "/etc/login.defs")
     closed = _read(root, defs.get("NOLOGINS_FILE", "/etc/nologin"))
@@ -54,7 +54,7 @@ def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root:
     if defs.get("LASTLOG_ENAB") == "yes":
         _record(root, user.pw_uid, user.pw_name)
     _limit(defs.get("ULIMIT", ""))
-    if not given and os.isatty(0):
+    if not has_command and os.isatty(0):
         _message(root, defs)
     mask = defs.get("UMASK", "")
     return int(mask, 8) & 0o777 if mask and not mask.strip("01234567") else None
@@ -104,7 +104,7 @@ def _record(root: int, uid: int, name: str) -> None:
             record = (_USER_PROCESS, os.getpid(), line, line[-4:], os.fsencode(name), b"", 0, 0, 0, now, 0, b"", b"")
             os.write(fd, struct.pack(_UTMP, *record))
     except OSError:
-        return  # as in login(1), log in all the same
+        return  # login(1) too goes on without the records
 
 
 def _message(root: int, defs: Mapping[str, str]) -> None:

@@ -1,8 +1,8 @@
 """Hide files in /proc by which root could change or read the kernel, in containers that root starts.
 
-The files belong to root of the host, and their owner may write to them without any capability: a
-container of root's in a user namespace could set sysctls, or restart the node. Sources: the OCI runtime
-specification, "Masked Paths" and "Readonly Paths"; proc(5).
+The files belong to root of the host, and their owner can write to them without any capability. So a container that root
+starts in a user namespace could set sysctls, or restart the node. Sources: the OCI runtime specification, "Masked
+Paths" and "Readonly Paths"; proc(5).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ATTRIBUTES = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_AT
 
 
 def cover(root: int) -> None:
-    """Hide files of /proc, or make them read-only. Later mounts can cover this. Raises OSError."""
+    """Hide files of /proc, or make them read-only. Later mounts can still cover /proc. Raises OSError."""
     for path in (*_READ_ONLY, *_HIDDEN):
         try:
             descriptor = paths.open_in(root, path)

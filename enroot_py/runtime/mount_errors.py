@@ -56,18 +56,18 @@ def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
 def _fix_type(mount: Mount) -> str:
     """Return the hint for a mount whose type is missing or unknown."""
     if mount.fstype == "none" and mount.source.startswith(("/", ".")):
-        whole = _spelled(mount, mount.target, (*BIND, *_given(mount)))
+        whole = _spelled(mount, mount.target, (*BIND, *_caller_options(mount)))
         return f"a bind mount needs the option bind or rbind: {whole}"
     with open("/proc/filesystems") as known:
         if mount.fstype == "none" and mount.source in known.read().split():
             return f"name the type: {_spelled(mount, mount.target, mount.options, mount.source)}"
     fstype = mount.source if mount.fstype == "none" else mount.fstype
-    form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
+    form = "SOURCE:TARGET[:TYPE:OPTIONS], where a SOURCE on the host begins with / or ./"
     space = f"; {SEPARATORS}" if "/" in fstype else ""
-    return f"no file system of type {fstype!r} here: it is {form}{space}"
+    return f"no file system of type {fstype!r} here: write {form}{space}"
 
 
-def _given(mount: Mount) -> tuple[str, ...]:
+def _caller_options(mount: Mount) -> tuple[str, ...]:
     """Return the caller's options, without the default ones of parse_option() and without x-create."""
     options = mount.options[len(BIND) if _has_default(mount) else 0 :]
     return tuple(option for option in options if not option.startswith("x-create="))
@@ -81,7 +81,7 @@ def _has_default(mount: Mount) -> bool:
 def _options_for_file(mount: Mount) -> tuple[str, ...]:
     """Return the options of a bind mount that creates its target, in the shortest form."""
     implied = mount.words.isdisjoint(("bind", "rbind")) or _has_default(mount)
-    return (*(() if implied else BIND[1:]), *_given(mount))
+    return (*(() if implied else BIND[1:]), *_caller_options(mount))
 
 
 def _spelled(mount: Mount, target: str, options: tuple[str, ...], fstype: str = "") -> str:

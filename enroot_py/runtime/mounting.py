@@ -61,7 +61,7 @@ _attached: dict[str, tuple[int, int]] = {}
 
 
 class LeftOut(OSError):
-    """An image's mount is refused; the image starts without it."""
+    """Raised to refuse a mount of an image. The container starts without the mount."""
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EXDEV, why)
@@ -70,7 +70,7 @@ class LeftOut(OSError):
 class Mount:
     """One line of fstab; ``target`` is a path beneath the container's root.
 
-    ``inside`` is the source as a path in the container if the source is there too, else "". ``detached`` is the
+    If the source lies beneath the container's root, ``inside`` is its path there, else "". ``detached`` is the
     descriptor of a file system that is already mounted but not attached, or -1.
     """
 
@@ -173,7 +173,7 @@ class Mount:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
             return
         if self.inside and self.inside.strip("/") == self.target.strip("/"):
-            os.close(self._target(root, 0o755))  # the image has no directory for its volume
+            os.close(self._target(root, 0o755))  # an image can lack the directory of its volume
         if "remount" in self.words or not self.creates:
             self._change(root)
             return
@@ -203,7 +203,7 @@ class Mount:
         return self.binds or self.fstype != "none" or "x-move" in self.words
 
     def _change(self, root: int) -> None:
-        """Change an existing mount: remount, or propagation alone."""
+        """Change the flags or the propagation of an existing mount."""
         if self.source not in ("none", self.target) and not self._changes:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))  # as mount(2) would
         with paths.open_in(root, self.target) as target:
@@ -215,7 +215,7 @@ class Mount:
         if self.detached >= 0:
             return Fd(self.detached)
         if self.fstype == SQUASHFS:
-            return self._open_tree(linux.AT_FDCWD, self._place_of_file(), 0)
+            return self._open_tree(linux.AT_FDCWD, self._mount_squashfs(), 0)
         if not self.binds and "x-move" not in self.words:
             return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
         if not self.inside:
@@ -225,9 +225,9 @@ class Mount:
                 raise LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
             return self._open_tree(source, "", linux.AT_EMPTY_PATH)
 
-    def _place_of_file(self) -> str:
-        """Return the directory where a squashfs file is mounted. Raises MountError, and errors of its server."""
-        if self.source not in served:  # too late: servers start before the container's namespaces are entered
+    def _mount_squashfs(self) -> str:
+        """Mount a squashfs file for the container once, and return the directory. Raises PenrootError, OSError."""
+        if self.source not in served:  # a server must start before this process enters the container's namespaces
             hint = "declare it with --mount, --container-mounts or in mounts.d; it cannot be added later"
             raise MountError(f"cannot mount {self.source} on {self.target}: the container exists already", hint=hint)
         return served[self.source]()
@@ -253,7 +253,7 @@ class Mount:
             return tree.keep()
 
     def _open_target(self, root: int, mount: int) -> Fd:
-        """Open the target of ``mount``. A file covers a symlink of the image, not the destination of the link."""
+        """Open the target of ``mount``. A mounted file covers a symlink itself, not the destination of the symlink."""
         if not stat.S_ISDIR(os.fstat(mount).st_mode):
             try:
                 return paths.open_in(root, self.target, os.O_PATH | os.O_NOFOLLOW)
@@ -264,8 +264,8 @@ class Mount:
     def _target(self, root: int, mode: int = 0) -> Fd:
         """Open the target. With x-create, create a missing target.
 
-        A created target has no permissions: as in enroot, an export then knows that it is not part of the image. In a
-        directory of the host, a target is created only if the caller named this path.
+        A created target has no permissions. By this an export recognises, as in enroot, that it is not part of the
+        image. In a directory of the host, a target is created only if the caller named this path.
         """
         for word in self.words:
             if word.startswith("x-create="):
@@ -294,10 +294,10 @@ def attach(mount: int, target: int) -> None:
     try:
         linux.move_mount(mount, "", target, "", linux.MOVE_MOUNT_F_EMPTY_PATH | linux.MOVE_MOUNT_T_EMPTY_PATH)
     except OSError as e:
-        onto = stat.S_ISDIR(os.fstat(target).st_mode)
-        if onto == stat.S_ISDIR(os.fstat(mount).st_mode):
+        is_directory = stat.S_ISDIR(os.fstat(target).st_mode)
+        if is_directory == stat.S_ISDIR(os.fstat(mount).st_mode):
             raise
-        if onto:  # the kernel returns EINVAL in both cases
+        if is_directory:  # the kernel returns EINVAL in both cases
             raise IsADirectoryError(errno.EISDIR, "the target is a directory, but the source is not") from e
         raise NotADirectoryError(errno.ENOTDIR, "the target is a file, but the source is a directory") from e
 
@@ -334,5 +334,5 @@ def mount_filesystem(fstype: str, source: str, options: list[str], attributes: i
 
 
 def escape(field: str) -> str:
-    """Write spaces and control characters of a field in octal, fstab(5), and ``$`` because parse() expands it."""
+    """Write special characters of a field in octal: those of fstab(5), and ``$`` because parse() expands it."""
     return "".join(c if c > " " and c not in "\\$\x7f" else f"\\{ord(c):03o}" for c in field)

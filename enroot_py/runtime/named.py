@@ -21,7 +21,7 @@ def note(name: str, runtime_path: str) -> None:
 
 
 def write(name: str, runtime_path: str, pid: int) -> None:
-    """Write the hint. Without it, finding the container takes longer."""
+    """Write the hint. Ignore errors: without the hint, it only takes longer to find the container."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with Fd(os.open(_path(name, runtime_path), flags, 0o600)) as fd:
@@ -43,7 +43,7 @@ def _path(name: str, runtime_path: str) -> str:
 
 
 def candidates(name: str, runtime_path: str) -> list[int]:
-    """Return the process of the hint, and its children: with a PID namespace, these are in the container."""
+    """Return the process of the hint and its children: with a PID namespace, only the children are in the container."""
     from enroot_py.base import proc
 
     pid = _pid_in(_path(name, runtime_path))

@@ -28,7 +28,7 @@ def privileged(settings: Settings) -> bool:
 def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
     """Unshare the user namespace. The caller becomes ``uid`` and ``gid`` inside; no other user is mapped.
 
-    The process must have one thread. ``myself`` is the host's /proc/self, for a process whose /proc may be another.
+    The process must have one thread. ``myself`` is the host's /proc/self, for a process that may have another /proc.
     Raises NamespaceError with the fix for the administrator.
     """
     outside = os.geteuid(), os.getegid()
@@ -43,10 +43,10 @@ def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
 
 def map_user(uid: int, gid: int, outside: tuple[int, int], myself: int | None = None) -> None:
     """Map the user and group ``outside`` to ``uid`` and ``gid`` in the namespace of this process. Raises OSError."""
-    here = "/proc/self/" if myself is None else ""
-    _write(here + "setgroups", "deny", myself)
-    _write(here + "uid_map", f"{uid} {outside[0]} 1", myself)
-    _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
+    prefix = "/proc/self/" if myself is None else ""
+    _write(prefix + "setgroups", "deny", myself)
+    _write(prefix + "uid_map", f"{uid} {outside[0]} 1", myself)
+    _write(prefix + "gid_map", f"{gid} {outside[1]} 1", myself)
 
 
 def own(settings: Settings) -> int:
@@ -82,8 +82,8 @@ def nest(user: int, myself: int) -> None:
     """Enter the second user namespace, and copies of the mount and cgroup namespaces that belong to it.
 
     A mount namespace copied by another owner locks its mounts: root inside can neither unmount them nor change
-    their flags, mount_namespaces(7). isolated.enter() returned the namespace ``user``; -1 creates one. ``myself`` is
-    the host's /proc/self. Raises NamespaceError.
+    their flags, mount_namespaces(7). ``user`` is the result of isolated.enter(): the second user namespace, or -1 to
+    create it. ``myself`` is the host's /proc/self. Raises NamespaceError.
     """
     if user < 0:
         enter_user(0, 0, myself=myself)

@@ -14,7 +14,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import environ
 
-RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # in old versions of enroot
+RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # the name in old versions of enroot -> the new name
 
 
 def idle(path: str) -> str:
@@ -28,21 +28,21 @@ def idle(path: str) -> str:
 
 
 def is_original(path: str, name: str, digests: str) -> bool:
-    """Return whether ``path`` is enroot's original of the hook ``name``: see ``digests``. Raises ConfigError."""
+    """Return whether the file ``digests`` lists ``path`` as enroot's original of ``name``. Raises ConfigError."""
     line = f"{blake2b(files.content(path) or b'', digest_size=16).hexdigest()}  {name}.sh\n"
     with open(digests) as known:
         return line in known.read()
 
 
-def substitute(name: str, places: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
+def substitute(name: str, hook_directories: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
     """Return the path of our hook that replaces one of enroot's optional hooks.
 
-    Returns "" if the plugin or 20-mpi does this already, and None if we have no replacement.
+    Returns "" if the plugin or 20-mpi does the work of this hook, and None if penroot has no replacement.
     """
     step = "PYXIS_VERSION" in host
     if name == "50-slurm-pmi" and (step or settings.mpi and environ.is_rank(host)):
         return ""
     if name == "50-slurm-pytorch" and step:
         return ""
-    paths = (f"{place}/extra/{name}.py" for place in places)
+    paths = (f"{directory}/extra/{name}.py" for directory in hook_directories)
     return next((path for path in paths if os.path.exists(path)), None)

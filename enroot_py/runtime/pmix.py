@@ -23,7 +23,7 @@ _MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
 def used(environ: Mapping[str, str]) -> bool:
     """Return whether the step or rank runs under PMIx. Stray PMIX_ variables of the user do not count.
 
-    A rank of mpirun does, whatever plugin srun used for mpirun's daemon.
+    A rank of mpirun runs under PMIx, whatever plugin srun used for mpirun's daemon.
     """
     kind = "pmix" if "OMPI_COMM_WORLD_RANK" in environ else environ.get("SLURM_MPI_TYPE", "pmix")
     return kind.startswith("pmix") and "PMIX_NAMESPACE" in environ
@@ -34,12 +34,12 @@ _CRAY = "cray_shasta"
 
 
 def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[str, str, str]]:
-    """Yield the node paths that a client needs: path, "rw" or "ro", and purpose.
+    """Return the node paths that a client needs: path, "rw" or "ro", and purpose.
 
-    PMIx's "native" credential is the user ID that the client sends (psec_native.c; the server asks the kernel only on
-    the socket of PMIx 2). Root of a user namespace sends 0, and the server refuses it. MUNGE asks the kernel, munge(7).
-    "none" would admit any user of the node. Cray's PMI reads the ranks from a directory of PALS or Slurm:
-    mpi_cray_shasta.c, _create_app_dir().
+    Root of a user namespace needs MUNGE. PMIx's "native" credential is the user ID that the client sends
+    (psec_native.c; the server asks the kernel only on the socket of PMIx 2): root sends 0, and the server refuses it.
+    MUNGE asks the kernel, munge(7). "none" would admit any user of the node. Cray's PMI reads the ranks from a
+    directory of PALS or Slurm: mpi_cray_shasta.c, _create_app_dir().
     """
     needed = []
     spool = environ.get("PALS_SPOOL_DIR", "")
@@ -64,17 +64,17 @@ def _without_munge(environ: Mapping[str, str]) -> str:
 
 
 def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:
-    """Return the variables to remove, if the server would refuse the client and the step would never end."""
+    """Return the variables to remove if the server would refuse the client, because the step would never end."""
     if not (remap_root and used(environ) and _without_munge(environ)):
         return ()
     return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
 
 
 def check_root(environ: Mapping[str, str], tasks: int, option: str = "--container-remap-root") -> str:
-    """Return why a PMIx client cannot connect as root of a user namespace, or "": it would hang, not fail.
+    """Return a warning if a PMIx client cannot connect as root of a user namespace, else "".
 
-    Raises ConfigError for several ``tasks`` in the step, because they would wait for each other. A single task is only
-    warned: it may be a shell on a cluster whose MpiDefault is pmix.
+    Raises ConfigError if the step has several ``tasks``, because they would wait for each other for ever. A single task
+    only gets the warning: it may be a shell on a cluster whose MpiDefault is pmix.
     """
     lack = _without_munge(environ) if used(environ) else ""
     if not lack:
@@ -102,9 +102,9 @@ class Libraries:
         return any(self._exists(f"{directory}/{name}") for directory in self._directories for name in names)
 
 
+# Variables in which the server offers components. The client must support one of each.
 FITTED = ("PMIX_SECURITY_MODE", "PMIX_GDS_MODULE")
-
-
+# Names under which pyxis's hook copies them.
 _COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODULE"}
 
 
@@ -114,68 +114,71 @@ def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
 
 
 def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """Return the server's offers, FITTED, reduced to those that the client supports. Raises ConfigError for none."""
+    """Return those variables of FITTED that must change, with only the components that the client supports.
+
+    Raises ConfigError if the client supports none.
+    """
     return {**security(environ, libraries, remap_root=remap_root), **stores(environ)}
 
 
 def stores(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the server's offers of ways to the data of a job, without those that need the node's /tmp.
+    """Return PMIX_GDS_MODULE without the components that need the node's /tmp, or nothing if it has none of them.
 
     PMIx 5 keeps the data in a file in the node's /tmp, to share its memory. A client that does not find the file gives
     up, and a client of PMIx 4 complains. All servers and clients support "hash".
     """
     modules = environ.get("PMIX_GDS_MODULE", "").split(",")
-    left = [module for module in modules if not module.startswith("shmem")]
-    return {} if left == modules else {"PMIX_GDS_MODULE": ",".join(left) or "hash"}
+    kept = [module for module in modules if not module.startswith("shmem")]
+    return {} if kept == modules else {"PMIX_GDS_MODULE": ",".join(kept) or "hash"}
 
 
-def told(
+def client_variables(
     environ: Mapping[str, str], libraries: Libraries, inside: Mapping[str, str], *, remap_root: bool
 ) -> dict[str, str]:
-    """Return fitted(), and copies for scripts unless ``inside`` has them. Raises ConfigError."""
+    """Return the variables of fitted(), and of copies() except those in ``inside``. Raises ConfigError."""
     fit = fitted(environ, libraries, remap_root=remap_root)
     offers = {name: environ[name] for name in FITTED if name in environ}
     return {**copies({**offers, **fit}, libraries, {**environ, **inside}), **fit}
 
 
-_EVERYWHERE = frozenset(("native", "hash"))
+_EVERYWHERE = frozenset(("native", "hash"))  # components that every PMIx has
 
 
 def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) -> dict[str, str]:
     """Return ``fit`` under the names of pyxis's hook, which scripts read, except names in ``has``.
 
-    PMIx fails if a value under these names lists a component that it lacks. So copy only components of every PMIx,
-    unless the image has no Open MPI.
+    PMIx fails if a value under these names lists a component that PMIx lacks. So copy a value only if every PMIx has
+    its components, or if the image has no Open MPI.
     """
-    named = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
+    copied = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
     alone = not libraries.have(*_OPEN_MPI)
-    return {copy: value for copy, value in named.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
+    return {copy: value for copy, value in copied.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
 
 
 def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """Return the server's offers without those that the image does not support: a client would complain about them.
+    """Return PMIX_SECURITY_MODE without components that the image lacks: a client would complain about them.
 
-    Raises ConfigError if nothing is left for the image's MPI.
+    Raises ConfigError if no component is left for the image's MPI.
     """
     modes = environ.get("PMIX_SECURITY_MODE", "").split(",")
     if "munge" not in modes or libraries.have("libmunge.so.2"):
         return {"PMIX_SECURITY_MODE": ",".join(modes)} if modes[0] else {}
-    left = [mode for mode in modes if mode != "munge"]
-    if (remap_root or not left) and libraries.have(*_OPEN_MPI):
-        reason = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx accepts only MUNGE here"
+    kept = [mode for mode in modes if mode != "munge"]
+    if (remap_root or not kept) and libraries.have(*_OPEN_MPI):
+        reason = "root of a user namespace needs MUNGE with PMIx" if kept else "PMIx accepts only MUNGE here"
         hint = "install libmunge (Debian: libmunge2) and a PMIx with MUNGE in the image"
         if remap_root:
-            hint += ", or do not be root inside"
-        if not left:
+            hint += ", or do not become root in the container"
+        if not kept:
             hint += ", or let the site offer more: PMIxEnv=PMIX_MCA_psec=munge,native in mpi.conf"
         raise ConfigError(
             f"{reason}, and the image has no libmunge.so.2 (PMIX_SECURITY_MODE={','.join(modes)})", hint=hint
         )
-    return {"PMIX_SECURITY_MODE": ",".join(left)} if left else {}
+    return {"PMIX_SECURITY_MODE": ",".join(kept)} if kept else {}
 
 
 def mismatch(kind: str, libraries: Libraries) -> str:
-    """Return why the image's MPI does not support ``srun --mpi=kind``, or "". Each task would be alone."""
+    """Return why the image's MPI does not support ``srun --mpi=kind``, or "". Each task would run alone as rank 0."""
     if kind.startswith("pmix") and libraries.have(*_MPICH) and not libraries.have(*_OPEN_MPI):
         return "the image's MPI is MPICH or related, without PMIx, so each task would be rank 0 of 1: use --mpi=pmi2"
     if kind == "pmi2" and libraries.have(*_OPEN_MPI) and not libraries.have(*_MPICH):

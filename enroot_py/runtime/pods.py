@@ -11,7 +11,7 @@ import os
 from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
-# An overlay accepts no upperdir on another overlay, which makes no whiteouts: the kernel's filesystems/overlayfs.
+# An overlay accepts no upperdir on another overlay, where it cannot make whiteouts: the kernel's filesystems/overlayfs.
 ON_OVERLAY = "is on an overlay, as the root file system of a pod or a live image is"
 MACHINE = "on the machine of this pod"
 
@@ -19,10 +19,10 @@ _FILTERED = "2"  # Seccomp in proc_pid_status(5)
 
 
 def advice(error: OSError, proc: str = "/proc") -> str:
-    """Return a hint for refused namespaces or mounts, from ``error`` and ``proc``."""
+    """Return a hint for refused namespaces or mounts, from the ``error`` and from the settings in ``proc``."""
     node = os.uname().nodename
-    # If a runtime made /proc/sys read-only, root of the pod cannot change it.
-    here = f"{MACHINE} ({node})" if is_read_only(f"{proc}/sys") else f"on {node}"
+    # If a container runtime made /proc/sys read-only, root of the pod cannot change it.
+    location = f"{MACHINE} ({node})" if is_read_only(f"{proc}/sys") else f"on {node}"
     for path, bad, command in (
         ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
         ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -35,13 +35,13 @@ def advice(error: OSError, proc: str = "/proc") -> str:
         ),
     ):
         if _text(f"{proc}/sys/{path}") == bad:
-            return f"{here}, as root: {command}"
+            return f"{location}, as root: {command}"
     if error.errno in (errno.ENOSPC, errno.EUSERS):
         return f"too many namespaces on {node}: see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
     if error.errno == errno.EACCES:
         profile = _profile(proc)
-        named = f"AppArmor's profile {profile}" if profile else "a security module, such as AppArmor or SELinux,"
-        return f"{named} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
+        subject = f"AppArmor's profile {profile}" if profile else "a security module, such as AppArmor or SELinux,"
+        return f"{subject} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
     if error.errno in (errno.EPERM, errno.ENOSYS) and _status(proc, "Seccomp") == _FILTERED:
         return (
             f"a seccomp filter refuses it on {node}: seccompProfile: {{type: Unconfined}} in the securityContext of a "
@@ -90,7 +90,7 @@ def is_on_overlay(path: str) -> bool:
 
 
 def cgroups_are_read_only(path: str = "/proc/self/mountinfo") -> bool:
-    """Return whether this process cannot create a control group in any hierarchy of the file ``path``."""
+    """Return whether the mountinfo file ``path`` has control groups, all mounted read-only."""
     mounts = [mount for mount in mountinfo.read(path) if mount.fstype in ("cgroup", "cgroup2")]
     return bool(mounts) and all("ro" in mount.options for mount in mounts)
 
@@ -117,13 +117,13 @@ def _status(proc: str, key: str) -> str:
 
 
 def _profile(proc: str) -> str:
-    """Return the AppArmor profile of this process: apparmor(7)."""
+    """Return the name of the AppArmor profile that is enforced on this process, or "": apparmor(7)."""
     text = _text(f"{proc}/self/attr/apparmor/current") or _text(f"{proc}/self/attr/current")
     return text.removesuffix(" (enforce)") if text.endswith(" (enforce)") else ""
 
 
 def _apparmor_profile() -> str:
-    """Return the profile that comes with penroot: under share/ in an installation, under configs/ in a source tree."""
+    """Return the path of penroot's AppArmor profile: below share/ if installed, below configs/ in a source tree."""
     from enroot_py.base import versions  # rarely needed
 
     prefix = os.path.dirname(os.path.dirname(versions.link()))

@@ -17,18 +17,18 @@ from enroot_py.config.settings import Settings
 from enroot_py.runtime import detached, execute, named, rootfs
 from enroot_py.runtime.namespaces import hide
 
-# In the order in which they can be joined: the user namespace gives the
-# capabilities to join the others, setns(2).
+# Namespaces in the order in which they can be joined: the user namespace gives the capabilities to join the others,
+# setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
-_ROOT_BYTES = 256  # read from mountinfo at a time
-_MAX_READS = 100  # of a directory that changes meanwhile
+_ROOT_BYTES = 256  # number of bytes to read from mountinfo at a time
+_MAX_READS = 100  # repetitions for a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # fuseoverlay.py puts this before the path
 
 
 class Process:
-    """The oldest process of a running container; ``name`` is UNKNOWN if it was started from an image without Slurm."""
+    """The oldest process of a running container. ``name`` is UNKNOWN for an unnamed container outside Slurm."""
 
     __slots__ = ("name", "pid", "comm", "state", "started", "cpu", "mntns", "userns", "command")
 
@@ -60,7 +60,7 @@ _boot = 0
 
 
 def running(settings: Settings) -> list[Process]:
-    """Return the user's running containers, by name and age."""
+    """Return the user's running containers, sorted by name and age."""
     containers = filter(None, (_oldest(pids, space, settings) for space, pids in by_mount_namespace().items()))
     return sorted(containers, key=lambda p: (p.name == UNKNOWN, p.name, p.started))
 
@@ -97,7 +97,7 @@ def _oldest(pids: list[int], space: int, settings: Settings) -> Process | None:
 
 
 def inode(pid: int, namespace: str) -> int:
-    """Return the identity of a process's namespace. Raises OSError."""
+    """Return the inode number that identifies a process's namespace. Raises OSError."""
     return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
 
 
@@ -108,7 +108,7 @@ def container_of(pid: int, settings: Settings) -> str | None:
 
 
 def _container(pid: int, settings: Settings) -> str | None:
-    """Return the container that has the root mount of ``pid``: its name, UNKNOWN, or None for another mount."""
+    """Return the name of the container whose root is the root mount of ``pid``, UNKNOWN, or None if there is none."""
     root = _root_mount(pid)
     if root is None:
         return None
@@ -118,15 +118,15 @@ def _container(pid: int, settings: Settings) -> str | None:
         name = root.root.rpartition("/")[2]
         return name if name and _is_root(pid, data + name) else None
     options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
-    for key, place in options:
-        if place.startswith(data):
-            name = place[len(data) :].partition("/")[0]
-            removed = key == "upperdir" and not fuse and not _changes(pid, place)
-            return UNKNOWN if removed or name[0] == "." else name  # hidden: store/throwaway.py
+    for key, path in options:
+        if path.startswith(data):
+            name = path[len(data) :].partition("/")[0]
+            removed = key == "upperdir" and not fuse and not _changes(pid, path)
+            return UNKNOWN if removed or name[0] == "." else name  # a hidden name is from store/throwaway.py
     label = root.source.removeprefix(_FUSE).partition(":")[0]
     if ("userxattr", "") not in options:
         return None
-    return label if label.startswith("pyxis_") else UNKNOWN  # of a step: Source.label
+    return label if label.startswith("pyxis_") else UNKNOWN  # a step's container has a label: Source.label
 
 
 def _root_mount(pid: int) -> Mounted | None:
@@ -195,21 +195,21 @@ def find(target: str, settings: Settings) -> int:
         try:
             outside = inode(pid, "mnt") == inode(os.getpid(), "mnt")
         except OSError:
-            pass  # another user's: a job may have the same number
+            pass  # another user's process: the target may be a job with the same number
         else:
             if outside:
                 hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
                 raise ContainerError(f"process {pid} is not in a container", hint=hint)
             return pid
-    if containers := _of_record(target, settings) or _named(target, settings):
-        return containers
+    if member := _of_record(target, settings) or _named(target, settings):
+        return member
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
-            if process.name == target and not target.startswith("pyxis_"):  # a step leaves no file behind
+            if process.name == target and not target.startswith("pyxis_"):  # no hint for a step: it would remain
                 named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
     if pid:
-        return pid  # join() reports why this fails
+        return pid  # joining.Joined reports the error
     raise ContainerError(
         f"no running container {target} on {os.uname().nodename}",
         hint="penroot list --fancy shows the running containers",
@@ -283,7 +283,7 @@ def _is_own(pid: int) -> bool:
 
 
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
-    """Open the namespaces of a process that differ from ours, in the order in which they can be joined.
+    """Open the namespaces of ``pid`` that are not this process's, in the order in which they can be joined.
 
     The mount namespace must be ``mnt``, unless that is 0. Raises OSError.
     """

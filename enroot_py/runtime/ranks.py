@@ -1,7 +1,8 @@
 """MPI ranks: get the launcher's variables, and share one container between the ranks of a node.
 
 UCX and cross-memory attach work only within one user namespace, so ranks that a launcher starts one by one join the
-container of the first rank. Only the ranks hold the container. A rank locks the record while making or joining it.
+container of the first rank. The container ends with its last rank. A rank locks the record while it makes or joins the
+container.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LAUNCHERS = (
     *("HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_", "MPICH_", "GFORTRAN_UNBUFFERED", "I_MPI_"),
     *("MPISPAWN_", "MPIRUN_", "MV2_", "MVP_"),
 )
-# Variables about the host's MPI, which do not apply to the image's.
+# Ends of the names of variables about the host's MPI, which do not apply to the image's MPI.
 _HOSTS = ("PREFIX", "LIBDIR", "DATADIR", "component_path", "I_MPI_ROOT", "PMIX_SECURITY_MODE")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 # Prefixes of variables that select devices for hooks. Ranks with different values get separate containers.
@@ -46,7 +47,10 @@ def variables(host: Mapping[str, str], settings: Settings) -> dict[str, str]:
 
 
 class Record:
-    """The container that the ranks of a launcher share on this node, locked until this process executes its program."""
+    """The record of the container that the ranks of a launcher share on this node.
+
+    The record is locked until this process executes its program.
+    """
 
     def __init__(
         self, container: Iterable[str], settings: Settings, host: Mapping[str, str], runtime_path: str
@@ -76,11 +80,14 @@ class Record:
             raise ContainerError(f"cannot join the other ranks: {reason}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
-        """Enter the container of the other ranks, if it runs. Return its variables and the names with origins."""
+        """Enter the container of the other ranks. Return its variables, and the names of those with origins.
+
+        Return None if the container does not run: then this rank makes it.
+        """
         try:
             self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))
         except (EOFError, ValueError, TypeError):
-            return None  # no rank has made a container, or the first rank was killed meanwhile
+            return None  # no rank has made a container, or the rank that made it was killed before it wrote the record
         self._members = [member for member in self._members if _started(member[0]) == member[1]]
         if any(rank == self._rank for _, _, rank in self._members):
             self._members = []
@@ -127,7 +134,7 @@ class Record:
 
 
 def _await_rank(fd: int) -> str:
-    """Wait until the rank that makes or joins the container is done. Return why the wait failed, or ""."""
+    """Wait until another rank has made or joined the container. Return why the wait failed, or ""."""
     from enroot_py.base import waits
 
     return waits.lock(fd, "starting the shared container of this node's ranks")

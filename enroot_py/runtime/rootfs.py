@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _MOUNT_OPTIONS_BYTES = 4096  # a page, with the final NUL: mount(2)
-_MAX_LABEL_BYTES = 80  # of the name of a step whose container has no name
-_MAX_PATH_END_BYTES = 80  # of a layer's or an image's path: everything below the store
-_WRITTEN = ("etc",)  # every start writes there
-_USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")
+_MAX_LABEL_BYTES = 80  # of the label that names a step's container
+_MAX_PATH_END_BYTES = 80  # enough for the part of a layer's or an image's path below the store
+_WRITTEN = ("etc",)  # directories that every start writes to
+_USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")  # directories that every start uses
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
@@ -33,12 +33,12 @@ class Source:
     """The source of a root file system: directories from top to bottom, or one squashfs image.
 
     The image begins at ``offset`` of its file, as in a bundle. It is the lowest layer, below ``lowerdirs``. A container
-    that keeps its changes has the directory ``changes``, with the changes in ``upper``; otherwise a writable container
+    that keeps its changes has the directory ``changes``, with the changes in ``upper``. Any other writable container
     keeps its changes in memory. ``shared`` is the detached root mount of the same container if it runs already, else
-    -1. If the container ``lends`` its root to later steps, enter() sets ``shared``. ``served`` is a detached
-    mount of the image whose server runs already, else -1. An overlay shows ``label`` as its source: this names a
-    container without a directory. Changes that are ``is_volatile`` disappear with the container: the kernel does not
-    write them to the disk at the end.
+    -1. If the container ``lends`` its root to later steps, enter() sets ``shared``. ``served`` is a detached mount of
+    the image whose server runs already, else -1. An overlay shows ``label`` as its source: this names a container
+    without a directory. With ``is_volatile``, the changes disappear with the container, so the kernel does not write
+    them to the disk at the end.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class Source:
 def make_scratch(settings: Settings) -> str:
     """Return the directory beneath which a start mounts, in its own namespace. Raises ContainerError.
 
-    Only the caller can replace this directory. If others could replace the setting's directory, use a private one.
+    Other users cannot replace this directory. If they could replace ENROOT_RUNTIME_PATH, return a private directory.
     """
     path = settings.runtime_path
     try:
@@ -188,9 +188,10 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
 def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
     """Create directories in ``upper``, a tmpfs, with the modes that they have in ``lower``.
 
-    With a FUSE server, each directory saves requests that wake the server: six for attributes and flags when a hook
-    writes there, and one for the origin of a directory that only one layer has. Without a server, each saves the copy
-    of a directory that is written to. The kernel handles directories that are missing, or not root's, in the image.
+    With a FUSE server, each of them saves requests that wake the server: six for attributes and flags when a hook
+    writes there, and one for the origin of a directory that only one layer has. Without a server, each saves the kernel
+    the copy of the directory at the first write. Directories that the image lacks, or that are not root's, are left to
+    the kernel.
     """
     own_ids = os.geteuid(), os.getegid()
     for name in names:
@@ -295,7 +296,7 @@ def bind(directory: str) -> int:
 def lend(root: str) -> int:
     """Clone the root mount without the mounts beneath it, before it is sealed and before mounts are locked.
 
-    Two overlays with one upperdir have undefined behaviour, one overlay mounted twice has not: the kernel's
+    Two overlays with one upperdir have undefined behaviour, but one overlay can be mounted twice: the kernel's
     filesystems/overlayfs, "Sharing and copying layers". Returns -1 for a plain directory in which the host has mounts,
     because a clone cannot leave them out. Raises OSError.
     """
@@ -343,8 +344,8 @@ def is_on_initramfs() -> bool:
 def _cover_initramfs() -> None:
     """Mount the working directory over / and make it the root, as switch_root(8) does. Raises OSError.
 
-    chroot(2) confines nobody, the mount does: a path through "/", ".." or setns(2) ends at the topmost mount of /.
-    Removing that mount needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace. A program in a
+    chroot(2) confines no program, but the mount does: a path through "/", ".." or setns(2) ends at the topmost mount of
+    /. Removing that mount needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace. A program in a
     container lacks this capability, and namespaces that the program creates lock the mount: mount_namespaces(7).
     """
     linux.mount(".", "/", None, linux.MS_MOVE)
@@ -380,5 +381,5 @@ def _advice(error: OSError, upper: str) -> str:
             return f"{upper} {pods.ON_OVERLAY}, and cannot hold changes: {pods.volume('ENROOT_DATA_PATH')}"
         return f"{upper} cannot hold changes (NFS and Lustre cannot): set ENROOT_DATA_PATH to a local file system"
     if error.errno in (errno.ENOENT, errno.ESTALE):
-        return "a layer of its image is gone from the store: import the image again"
+        return "a layer of the image is missing in the store: import the image again"
     return ""

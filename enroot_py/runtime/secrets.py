@@ -7,11 +7,11 @@ from _collections_abc import Mapping
 from enroot_py.base import log
 
 # The names of secrets. A name consists of words separated by "_".
-SECRET_WORDS = frozenset(  # a whole word
+SECRET_WORDS = frozenset(  # a whole word of a name
     "AUTH BEARER CRED CREDS DSN KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG SIGNATURE".split()
 )
 SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word
-HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # exceptions from SECRET_ENDS
+HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # words with these ends that name no secret
 SECRET_PARTS = (  # anywhere in a name
     *("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "CREDENTIAL", "WEBHOOK"),
     *("JWT", "COOKIE", "AUTHORIZATION"),
@@ -22,12 +22,12 @@ _DIGESTS = ("sha256:", "sha512:")  # after the "@" of an image reference
 
 
 def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
-    """Return ``host`` without secrets that the ``text`` of /etc/environment asks for, and warn about each."""
-    left = dict(host)
+    """Return ``host`` without the secrets that ``text``, an image's /etc/environment, names. Warn about each."""
+    kept = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
-        del left[name]
+        del kept[name]
         log.warn(f"/etc/environment of the image asks for {name}, which looks like a secret: pass it with --env {name}")
-    return left
+    return kept
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""Share the FUSE server of a squashfs image among the containers of a user. On the start path of an image.
+"""Share the FUSE server of a squashfs image among the containers of a user. Starts of images import this module.
 
 The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that. A
 later start of the same file enters the server's user namespace, and mounts the file system once more through the
@@ -10,8 +10,8 @@ server's /dev/fuse: the kernel returns the existing file system, with its caches
 - The only lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. A start that takes the lock passes the descriptor to
   its server and closes its own copy: the kernel releases the lock when the server ends. A start waits for at most
   _SERVER_TIMEOUT_S.
-- The entry has a PID: the server has this PID or one of the next. The PID is only a hint, because a container may have
-  the directory mounted: _device() checks that a process is the server.
+- The entry holds a PID. The server has this PID or one of the PIDs after it. The PID is only a hint, because programs
+  in a container may have the directory mounted and can change it: _device() checks that a process is the server.
 - A server dies with its control group and is charged to it. So containers share a server only within a control group:
   in Slurm, within a step.
 """
@@ -25,9 +25,9 @@ from _signal import pidfd_send_signal
 from enroot_py.base import linux, proc
 from enroot_py.base.fds import Fd
 
-_MAX_FILES = 4096  # per user, of 7 bytes each; they are reused
+_MAX_FILES = 4096  # entries of a user: files of 7 bytes, which later images reuse
 _MAX_PID_DISTANCE = 64  # libfuse forks the server, so its PID follows the PID of the started process
-_SERVER_TIMEOUT_S = 2.0  # for the server that another start has begun: on a busy node it takes 0.2 s
+_SERVER_TIMEOUT_S = 2.0  # how long to wait for a server that another start begins: on a busy node it takes 0.2 s
 _TICK_S = 0.001
 _PID_DIGITS = 7
 _NO_PID = 0  # the server was not found
@@ -48,7 +48,7 @@ class Entry:
         self.lock = self.pidfd = self._device = -1
 
     def set_server(self, pidfd: int, device: int) -> None:
-        """Note a running server, and its descriptor of /dev/fuse."""
+        """Set the running server, and the number of its descriptor of /dev/fuse."""
         self.pidfd, self._device = pidfd, device
 
     def enter(self) -> bool:
@@ -145,7 +145,7 @@ def _write(file: int, pid: int) -> None:
 
 
 def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
-    """Look for the server of a locked entry. Return whether to look again: its start may not have noted it yet."""
+    """Look for the server of a locked entry. Return whether to look again, as the server may not be recorded yet."""
     text = os.pread(file, _PID_DIGITS, 0)
     if not text:
         return True
@@ -173,10 +173,10 @@ def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
 
 
 def _device(pid: int, state: os.stat_result) -> int:
-    """Return the server's descriptor of /dev/fuse, or -1 if a process is not the server of a file. Raises OSError.
+    """Return the descriptor of /dev/fuse in ``pid``, or -1 if ``pid`` is not the server of the file. Raises OSError.
 
     The server has the file open. It is root of a user namespace directly below this process's user namespace. No
-    program in a container is: namespaces.nest().
+    program in a container is root of such a namespace: namespaces.nest().
     """
     from fcntl import ioctl
 

@@ -35,7 +35,7 @@ def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]
     try:
         text = os.fsdecode(files.script(conf))
     except OSError as e:
-        raise ConfigError(f"cannot read {conf}: {e.strerror}", hint="--conf names a bash script") from e
+        raise ConfigError(f"cannot read {conf}: {e.strerror}", hint="give a bash script: --conf FILE") from e
     variables = {**base_directories(host), **host}
     directives = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -66,7 +66,7 @@ class Scripts:
         for name in ("environ", "fstab", "mounts"):
             os.close(os.open(f"{self._out}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         self._exported = _environ(context, self._out)
-        self._variables: dict[str, str] = {}  # of the container, when the file was last read
+        self._variables: dict[str, str] = {}  # the container's variables when the file was last read
         self._lines: dict[str, str] = {}  # the lines of the file at that time
         self._conf = ""
         self._shell = 0
@@ -110,13 +110,13 @@ class Scripts:
         if context.settings.mpi and "PMIX_NAMESPACE" in context.host and environ.is_rank(context.host):
             from enroot_py.runtime import pmix
 
-            if pmix.used(context.host):  # a hook that copies all PMIx variables undoes the work of 20-mpi
+            if pmix.used(context.host):  # repeat the work of 20-mpi: a hook may have copied all PMIx variables
                 libraries = pmix.Libraries(context.exists, context.environ.get("LD_LIBRARY_PATH", ""))
                 variables = context.environ
                 for name in [name for name, value in variables.items() if pmix.is_copy(name, value, context.host)]:
                     del variables[name]
                 root = context.settings.remap_root
-                variables.update(pmix.told(context.host, libraries, variables, remap_root=root))
+                variables.update(pmix.client_variables(context.host, libraries, variables, remap_root=root))
         for mount in fstab.parse_file(_read(self._out + "/fstab"), self._exported, "hooks"):
             if (mount.source.rstrip("/"), mount.target.rstrip("/")) not in context.mounted:
                 fstab.execute(mount, context.root)
@@ -150,7 +150,7 @@ class Scripts:
         context, before = self._context, self._exported
         records = _read(self._out + "/exported").split("\0")[:-1]
         exported = {key: value for key, _, value in (record.partition("=") for record in records)}
-        # Keep functions, and other names that no shell can export.
+        # Keep exported functions, and other variables whose names the script cannot export.
         exported.update((key, value) for key, value in before.items() if not environ.is_name(key))
         for variable, setting in all_settings().items():
             text = exported.get(variable, "")
@@ -233,8 +233,8 @@ def _environ(context: hooks.Context, out: str) -> dict[str, str]:
 def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_conf: bool = False) -> int:
     """Start a program with this process's capabilities, and with ``stderr`` unless that is -1. Return its PID.
 
-    The stdout of a hook is discarded. The shell of a configuration script is killed with this process: it may be
-    stopped.
+    The stdout of a hook is discarded. The shell of a configuration script is killed with this process, because a
+    stopped shell would remain.
     """
     child = os.fork()
     if child:

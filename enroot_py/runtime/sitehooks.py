@@ -27,7 +27,7 @@ _ENDING = ("_exit", "execv", "execve")
 def call(function: Callable[..., T], *arguments: object) -> T:
     """Call a function of a hook. Raises SystemExit if the hook tries to end this process.
 
-    A child that the hook forked may exit. In a step, where nobody sees stderr, print the hook's stderr for the user.
+    A child that the hook forked can exit. In a step, where nobody sees stderr, print the hook's stderr for the user.
     """
     originals = {name: getattr(os, name) for name in _ENDING}
     try:
@@ -83,7 +83,7 @@ class _Redirected:
                 self._output.read()
             self._output.read()
         finally:
-            os.dup2(self._stderr, 2)  # nobody reads the pipe any more
+            os.dup2(self._stderr, 2)  # from here on, no thread reads the pipe
 
     def __exit__(self, failure: object, *_: object) -> None:
         sys.stderr.flush()

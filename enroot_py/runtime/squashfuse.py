@@ -30,7 +30,7 @@ _ENVIRON = {
     "MALLOC_TOP_PAD_": "1048576",
 }
 
-# By default, the kernel asks squashfuse_ll only once for a name, but squashfuse again after a second.
+# By default, the kernel asks squashfuse_ll only once for a name, but asks squashfuse again after a second.
 _KEEP_NAMES = ("-o", "entry_timeout=31536000,attr_timeout=31536000")  # seconds
 
 INSTEAD = "penroot create IMAGE; ENROOT_UNPACK=yes"
@@ -55,8 +55,8 @@ class Server:
         Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
 
         The image begins at ``offset`` of its file. A new server is recorded in ``entry``. ``opened`` is the descriptor
-        of a data file. A ``superuser`` must obey the modes of a data file, and sees the owners of all files. Everybody
-        else owns all files, as in an unpacked image.
+        of a data file, or -1. For a ``superuser``, the kernel checks the modes of a data file, and files have their
+        owners. For other users, all files belong to the user, as in an unpacked image.
         """
         self._note(image, is_root=opened < 0)
         self._lifeline = hostfiles.lifelines.get(image, -1)
@@ -113,7 +113,7 @@ class Server:
         return joined
 
     def attach(self, target: str) -> None:
-        """Return the mount when the server runs. Raises ImageError if it does not."""
+        """Attach the mount to ``target`` when the server runs. Raises ImageError if it does not."""
         self.wait()
         mounting.attach_at(self._mount, target)
 
@@ -271,7 +271,7 @@ def wait_for(starter: int) -> int:
 def _spawn(command: list[str], fds: set[int]) -> int:
     """Start a FUSE server that becomes a daemon, with the open descriptors ``fds``. Return the process to wait for.
 
-    fork(2) would cost a Python process a millisecond. A descriptor of -1 is ignored.
+    Do not fork: fork(2) takes a millisecond in a Python process. Ignore a descriptor of -1.
     """
     actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
@@ -299,8 +299,8 @@ def _is_inheritable(fd: int) -> bool:
 def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> list[str]:
     """Return the FUSE server for ``image`` with its options. Raises ImageError if none is installed.
 
-    A user namespace with one user maps no other owners. Their directories would belong to nobody, and overlayfs would
-    not change them: path_resolution(7).
+    Without ``keeps_owners``, the server shows all files as the user's. A user namespace with one user maps no other
+    owners: their directories would belong to nobody, and overlayfs would not change them, path_resolution(7).
     """
     offset_option = ["-o", f"offset={offset}"] if offset else []
     owner: list[str] = []

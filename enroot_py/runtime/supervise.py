@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _SI_KERNEL = 0x80  # sigaction(2)
 of_child: list[int] = []  # descriptors that the parent closes after fork()
 _GUARD = f"{LIBRARY}/libexec/penroot-guard"
-_MAX_CHECKS = 200  # of a running program, a millisecond apart
+_MAX_CHECKS = 200  # checks of a running program, a millisecond apart
 
 
 def fork() -> int:
-    """fork(2) a child for wait(). From now on no signal ends the parent, and the child ends with the parent."""
+    """Fork a child for wait(). From now on no signal ends the parent, and the child ends with the parent."""
     mask, child = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE), 0
     lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # only the parent keeps ``held`` open
     try:
@@ -64,7 +64,7 @@ def wait(child: int) -> int:
 
     If the child stops, stop too: the caller's shell then sees a stopped job. SIGCONT continues both.
     """
-    signals.restore()  # the kernel drops ignored signals
+    signals.restore()  # the kernel drops signals that are ignored
     while True:
         pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if pid and not os.WIFSTOPPED(status):
@@ -129,15 +129,15 @@ def ignores_default(child: int, number: int) -> bool:
             with open(f"/proc/{child}/status") as f:
                 status = dict(line.split(":\t", 1) for line in f if ":\t" in line)
             with open(f"/proc/{child}/wchan") as f:
-                place = f.read()
+                wchan = f.read()
         except OSError:
             return False
         if status["NSpid"].split()[1:][-1:] != ["1"]:
             return False
         if any(int(status[name], 16) & 1 << number - 1 for name in ("SigBlk", "SigIgn", "SigCgt")):
             return False
-        if place != "0":  # it sleeps; in sigtimedwait(2) the awaited signals do not appear as blocked
-            return "sigtimedwait" not in place
+        if wchan != "0":  # the child sleeps; in sigtimedwait(2), SigBlk lacks the signals that it waits for
+            return "sigtimedwait" not in wchan
         sleep(0.001)
     return True
 

@@ -1,8 +1,8 @@
 """Mount a /sys for the caller's network, if the mounted /sys shows another network namespace.
 
-The caller may have entered a user and a network namespace, as `unshare -Urn` or rootless networking does, while /sys
-is still the node's. Only root of that user namespace may mount /sys for its network, and only before the container's
-own user namespace is entered. Not on the start path of a caller without privileges.
+`unshare -Urn` and rootless networking enter a user and a network namespace, while /sys is still the node's. Only root
+of that user namespace can mount a /sys for its network, and only before this process enters the container's user
+namespace. Starts of a caller without privileges do not import this module.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The commands of pyxis-py: install, check and the manual."""
+"""The commands of pyxis-py, such as install and check, and its manual."""

@@ -33,7 +33,10 @@ _DIRS = re.compile(r"^\s*Dirs\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def findings(plugstack_conf: str | None) -> Iterator[Finding]:
-    """Yield all findings, in the order in which a step depends on them. ``plugstack_conf`` is a plugstack.conf."""
+    """Yield all findings, in the order in which a step depends on them.
+
+    ``plugstack_conf`` is the file to check, or None for the files that Slurm reads.
+    """
     slurm = slurm_configuration()
     if not slurm:
         yield Finding(
@@ -58,15 +61,15 @@ def findings(plugstack_conf: str | None) -> Iterator[Finding]:
     yield from root_squash(users_home())
 
 
-def findings_of_nodes(given: str | None, nodes: str) -> Iterator[Finding]:
+def findings_of_nodes(plugstack_conf: str | None, nodes: str) -> Iterator[Finding]:
     """Check the connections between these nodes and this host. Raises PenrootError."""
     slurm = slurm_configuration()
     for feature in plugged("reach"):
-        yield from feature.findings(nodes, _plugin(_stacks(given, slurm)), slurm)
+        yield from feature.findings(nodes, _plugin(_stacks(plugstack_conf, slurm)), slurm)
 
 
-def _stacks(given: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]]:
-    paths = [given] if given else plugstack.files(slurm)
+def _stacks(plugstack_conf: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]]:
+    paths = [plugstack_conf] if plugstack_conf else plugstack.files(slurm)
     return {path: list(plugstack.stack(path)) for path in paths}
 
 
@@ -130,7 +133,7 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
 def _not_loaded(path: str) -> Finding:
     exists = os.path.isfile(path)
     if not exists and plugstack.supersedes_copy(path):
-        message = f"there is no file {path}, which Slurm reads instead of the one from slurmctld: steps run on the host"
+        message = f"there is no file {path}, which Slurm reads instead of slurmctld's copy: steps run on the host"
         return Finding("bad", message, "remove PlugStackConfig from slurm.conf, or create the file")
     if not plugstack.is_copy(path):
         message = f"{path} does not load {PLUGIN}" if exists else f"there is no file {path}"
@@ -142,7 +145,7 @@ def _not_loaded(path: str) -> Finding:
 
 
 def _fetched() -> Finding:
-    """Check a machine on which srun fetches its configuration from slurmctld each time."""
+    """Check whether srun loads the plugin, on a machine where srun fetches its configuration from slurmctld."""
     if "--container-image" in Program([find("srun", package="slurm-client"), "--help"], timeout=_TIMEOUT_S).run():
         return Finding("ok", f"srun loads {PLUGIN}: slurmctld sends it a plugstack.conf")
     message = f"srun does not load {PLUGIN}, and this machine has no plugstack.conf"
@@ -159,12 +162,12 @@ def _built(line: Line) -> Finding:
         version = prebuilt.installed()
     except PenrootError as e:
         return Finding("bad", f"cannot determine the version of Slurm: {e}", "check slurm.conf: " + e.hint)
-    has = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if not has:
-        return Finding("bad", "Slurm is not installed on this machine", "install it, or add it to PATH")
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not release:
+        return Finding("bad", "Slurm is not installed on this machine", "install Slurm, or add its programs to PATH")
     if number is None:
         return Finding("bad", f"{line.path} is not a penroot plugin, or too old", "pyxis-py install")
-    if (number >> 16, number >> 8 & 0xFF) != has:
+    if (number >> 16, number >> 8 & 0xFF) != release:
         built = f"{number >> 16}.{number >> 8 & 0xFF:02}"
         return Finding("bad", f"{line.path} is for Slurm {built}, this is {version}", "pyxis-py install")
     return Finding("ok", f"{line.origin} loads {line.path}, for Slurm {version}")
@@ -194,12 +197,12 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
 
 
 def _private_directories(kind: str, directory: str) -> list[str]:
-    """Return the directories that a Slurm plugin makes private to each job, on this node or another one."""
+    """Return the directories that a Slurm plugin makes private to each job, on any node."""
     with contextlib.suppress(OSError, yaml.YAMLError):
         if kind.endswith("linux"):
             with open(f"{directory}/namespace.yaml", "rb") as file:
                 document = yaml.safe_load(file)
-            dirs = [*_all_of("dirs", document), *_all_of("path", document)]  # path: of dir_confs, Slurm 26.11
+            dirs = [*_all_of("dirs", document), *_all_of("path", document)]  # in Slurm 26.11, dir_confs has path:
         else:
             with open(f"{directory}/job_container.conf", errors="surrogateescape") as conf:
                 dirs = _DIRS.findall(conf.read())
@@ -234,7 +237,7 @@ def root_squash(home: str) -> Iterator[Finding]:
     except PermissionError:
         yield Finding(
             "warn",
-            f"root cannot read {home} (root_squash?): steps read it as the user, but slurmd cannot",
+            f"root cannot read {home} (root_squash?): steps read it as the user, but slurmd, as root, cannot read it",
             "keep the plugin, runtime_path and an importer out of home directories",
         )
     except FileNotFoundError:

@@ -34,7 +34,7 @@ def library_directory(prefix: str | None) -> str:
     """
     if prefix is None:
         link = versions.link(_LIBRARY)
-        return link if os.path.exists(link) else _LIBRARY  # before the first is in use
+        return link if os.path.exists(link) else _LIBRARY  # no version is in use yet
     directory = os.path.join(os.path.abspath(prefix), "lib/penroot")
     if not os.path.exists(f"{directory}/pyxis_py/__init__.py"):
         raise ConfigError(f"no penroot in {directory}", hint=f"first: make install PREFIX={prefix}")
@@ -61,12 +61,12 @@ def find_slurm(prefix: str | None) -> str:
             return directory
     raise ConfigError(
         f"slurm/spank.h is not in {prefix or ', '.join(_INCLUDES)}",
-        hint="it is in the package libslurm-dev or slurm-devel; elsewhere: --slurm-include DIR",
+        hint="install the package libslurm-dev or slurm-devel, or name the directory: --slurm-include DIR",
     )
 
 
 def check_for_users(path: str, purpose: str) -> None:
-    """Raise ConfigError unless every user can read ``path``: jobs run it as their users."""
+    """Raise ConfigError unless every user can read ``path``, because a job runs it as the job's user."""
     if not os.path.exists(path):
         raise ConfigError(f"{purpose} {path} does not exist")
     at = os.path.realpath(path)
@@ -75,13 +75,13 @@ def check_for_users(path: str, purpose: str) -> None:
         if not mode & 0o001 and (at != os.path.realpath(path) or not mode & 0o004):
             raise ConfigError(
                 f"{purpose} {path}: {at} is closed to ordinary users",
-                hint="let every user read and enter it: jobs run it as their users",
+                hint="let every user read and enter it, because a job runs it as the job's user",
             )
         at = os.path.dirname(at)
 
 
 def build(output: str, *, python: str, library: str, include: str) -> None:
-    """Compile the plugin, and replace ``output`` by rename: slurmd may have the old file mapped.
+    """Compile the plugin, and replace ``output`` by rename, because slurmd may have the old file mapped.
 
     Raises PenrootError with the last lines of the compiler.
     """
@@ -93,7 +93,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
 
 
 def compile_plugin(output: str, include: str, *flags: str) -> None:
-    """Compile the plugin with these flags. Without -DPENROOT_LIB it searches for the packages when loaded.
+    """Compile the plugin with these flags. Without -DPENROOT_LIB, the plugin searches for the packages when loaded.
 
     Raises PenrootError with the last lines of the compiler.
     """
@@ -159,7 +159,7 @@ def install_command(
 ) -> None:
     """Install the plugin and enable it in Slurm.
 
-    It is prebuilt for this Slurm release if possible, else compiled.
+    Uses the prebuilt plugin for this Slurm release if there is one, else compiles the plugin.
     """
     settings.load(arguments)
     main = plugstack.main_file(plugstack_dir)
@@ -197,18 +197,18 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> b
     """Make the plugstack.conf ``main`` load the plugin. Return False if this host's admin must add a line to it."""
     if plugstack.is_sent(main):
         plugstack.configure_sent(main, plugin, arguments)
-        log.info(f"loaded by {main}, which slurmctld sends to nodes: scontrol reconfigure, when all have {plugin}")
+        log.info(f"loaded by {main}, which slurmctld sends to nodes: run scontrol reconfigure when all have {plugin}")
     elif plugstack.reads(main, directory) or not plugstack.is_copy(main):
         log.info(f"loaded by {plugstack.configure(directory, plugin, arguments)}")
         if not plugstack.reads(main, directory):
-            what = "does not include that file" if os.path.exists(main) else "does not exist"
-            log.error(f"{main} {what}: Slurm does not load the plugin yet")
+            problem = "does not include that file" if os.path.exists(main) else "does not exist"
+            log.error(f"{main} {problem}: Slurm does not load the plugin yet")
             log.hint(f"add the line to {main}: include {os.path.abspath(directory)}/*")
             return False
     elif any(line.path == plugin for line in plugstack.stack(main)):
         log.info(f"loaded by {main} ({plugin})")
     else:
-        log.warn(f"{main} comes from slurmctld and does not load it")
+        log.warn(f"{main} comes from slurmctld and does not load the plugin")
         log.hint(plugstack.HINT)
     return True
 
@@ -249,7 +249,7 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     if removed and plugstack.is_sent(main):
         log.hint("scontrol reconfigure: the nodes have a copy of plugstack.conf")
     if not removed:
-        log.info(f"nothing to remove: no file in {plugstack_dir} loads {plugin}, and it does not exist")
+        log.info(f"nothing to remove: no file in {plugstack_dir} loads {plugin}, which does not exist")
 
 
 @commands.command("choose", hidden=True)

@@ -1,4 +1,4 @@
-"""options.h, made by the plugin's build: the names shared with Python, the system call filter, the table of options."""
+"""Make options.h for the plugin's build: names shared with Python, the system call filter, the table of options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyxis_py.request.settings import SETTINGS
 
 
 def c_header() -> str:
-    """Return the header. In the table of options, for options.c alone, ``val`` is the index of a row."""
+    """Return the header. Only options.c uses the tables. In the table of options, ``val`` is the index of a row."""
     options = all_options()
     shared = {
         "RESOLVED": RESOLVED,
@@ -50,14 +50,14 @@ static struct spank_option option_table[] = {{
 {rows}\tSPANK_OPTIONS_TABLE_END
 }};
 
-/* The variable that stands in for each option, or NULL. */
+/* The variable that replaces each option, or NULL. */
 static const char *const option_variables[OPTION_COUNT] = {{
 {variables}}};
 
-/* Which options ask for a container at all. */
+/* Whether each option requests a container. */
 static const bool option_selects[OPTION_COUNT] = {{ {selects} }};
 
-/* Which options name an environment file. */
+/* Whether each option names an environment file. */
 static const bool option_describes[OPTION_COUNT] = {{ {describes} }};
 #endif
 

@@ -29,7 +29,7 @@ EXAMPLES = (
     ),
     (
         "srun --container-image=./mine.sqsh --container-save=./changed.sqsh --container-writable ./change",
-        "Change the content of a squashfs file, and save the result in another one.",
+        "Change the content of a squashfs file, and save the result in another file.",
     ),
 )
 MEANING = """\
@@ -55,8 +55,8 @@ Tasks get the variables of the job. If the image sets the same variable, the ima
 --container-env names the variable.
 """
 VARIABLES = f"""\
-Each variable replaces an option that the command line does not have, and takes the value of that option. The variable
-of an option without a value is {YES[1]} or false.
+Each variable replaces an option that is not on the command line, and has the value of that option. If the option takes
+no value, set the variable to {YES[1]} or false.
 """
 SEE = "penroot(1), penroot-env(1), penroot-lock(1), penroot.yaml(5), pyxis-py(1), srun(1), sbatch(1)"
 
@@ -67,7 +67,7 @@ def write(commands: click.Group, directory: str) -> list[str]:
 
 
 def pages(commands: click.Group) -> Iterator[tuple[str, str]]:
-    """Name and source of every page."""
+    """Yield the name and the source of each page."""
     rows = [
         (f"{setting.name}={setting.default}", f"{setting.doc} ({setting.kind}).") for setting in all_settings().values()
     ]

@@ -2,10 +2,10 @@
 
 The file is in the directory of slurm.conf, unless PlugStackConfig names another path: spank.c, spank_stack_init(). A
 machine without a slurm.conf gets both files from slurmctld. slurmd or sackd keeps them in CACHE. If neither runs, srun
-fetches them each time: read_config.c, _establish_config_source(). slurmctld sends plugstack.conf without the included
-files: slurmd_config_files and client_config_files, in proc_req.c of slurmctld until 23.02, in fetch_config.c since, up
-to 26.05. A relative include is resolved beside the copy, an absolute one on the node. A missing include is ignored
-without a message. On such a cluster, plugstack.conf itself has our line.
+fetches them each time: read_config.c, _establish_config_source(). Up to 26.05, slurmctld sends plugstack.conf without
+the included files: slurmd_config_files and client_config_files, in slurmctld's proc_req.c until 23.02 and in
+fetch_config.c since then. Slurm resolves a relative include beside the copy and an absolute include on the node, and
+ignores a missing include without a message. On such a cluster, plugstack.conf itself has our line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyxis_py.request.settings import PLUGIN
 DIRECTORY = "/etc/slurm"
 CACHE = "/run/slurm/conf"
 _MARK = "# pyxis-py install"  # marks our line in a file of the site
-HINT = "on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
+HINT = "on the host of slurmctld: pyxis-py install (it edits plugstack.conf itself); scontrol reconfigure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,22 @@ class Line:
 
 
 def directories(slurm: Mapping[str, str]) -> list[str]:
-    """Return the configuration directories of srun and slurmd here, slurmd's last. Usually they are the same.
+    """Return the configuration directories of srun and slurmd on this machine, slurmd's last.
 
-    ``slurm`` is the output of scontrol show config. The list is empty if srun fetches the files each time.
+    Usually both are the same. ``slurm`` is the output of scontrol show config. The list is empty if srun fetches the
+    files each time.
     """
     if conf := os.environ.get("SLURM_CONF"):
         return [os.path.dirname(conf)]
     local = os.path.dirname(slurm.get("SLURM_CONF", f"{DIRECTORY}/slurm.conf"))
-    present = [place for place in dict.fromkeys((local, CACHE)) if os.path.exists(f"{place}/slurm.conf")]
+    present = [directory for directory in dict.fromkeys((local, CACHE)) if os.path.exists(f"{directory}/slurm.conf")]
     return present if present or slurm else [local]
 
 
 def files(slurm: Mapping[str, str]) -> list[str]:
     """Return the plugstack.conf of each configuration directory, or the one that PlugStackConfig names."""
-    named = slurm.get("PlugStackConfig")
-    return [named] if named else [f"{directory}/plugstack.conf" for directory in directories(slurm)]
+    configured = slurm.get("PlugStackConfig")
+    return [configured] if configured else [f"{directory}/plugstack.conf" for directory in directories(slurm)]
 
 
 def is_copy(path: str) -> bool:
@@ -70,7 +71,7 @@ def supersedes_copy(path: str) -> bool:
 
 
 def is_sent(path: str) -> bool:
-    """Whether slurmctld sends this plugstack.conf to nodes without one (SlurmctldParameters=enable_configless)."""
+    """Return whether slurmctld sends this plugstack.conf to nodes (SlurmctldParameters=enable_configless)."""
     return not is_copy(path) and _sends(f"{os.path.dirname(path)}/slurm.conf")
 
 
@@ -178,9 +179,10 @@ def _replace(path: str, lines: Sequence[str], mode: int) -> None:
 
 
 def unconfigure(directory: str, plugin: str) -> list[str]:
-    """Remove the file that ``configure`` wrote, and return its path. Slurm fails if a required plugin is missing.
+    """Remove the file that ``configure`` wrote, and return its path in a list.
 
-    Raises ConfigError if another file of the directory loads ``plugin``, or if pyxis.conf has further lines.
+    Call this before the plugin is removed: Slurm runs no job while a required plugin is missing. Raises ConfigError if
+    another file of the directory loads ``plugin``, or if pyxis.conf has further lines.
     """
     removed = []
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
@@ -211,7 +213,7 @@ def _is_ours(line: str, plugin: str) -> bool:
 
 
 def _is_same(path: str, plugin: str) -> bool:
-    """Return whether a path is ``plugin``, also through a link to its version. Slurm runs no job if it is missing."""
+    """Return whether a path leads to ``plugin``, directly or through a link to its version."""
     names = os.path.basename(path), os.path.realpath(path)
     return path == plugin or names == (os.path.basename(plugin), os.path.realpath(plugin))
 

@@ -1,4 +1,4 @@
-"""Prebuilt plugins of a package, one for each release of Slurm: LIBRARY/plugins/RELEASE/spank_pyxis.so.
+"""Select a package's prebuilt plugin for the release of Slurm: LIBRARY/plugins/RELEASE/spank_pyxis.so.
 
 Slurm loads only a plugin for the same release (year and month). LIBRARY/spank_pyxis.so is a link to the prebuilt plugin
 in use, or a file that an admin compiled.
@@ -31,7 +31,7 @@ def built_for(plugin: str) -> int | None:
 def installed() -> str:
     """Return the version of Slurm on this machine, such as 22.05.8, or "" if Slurm is not installed.
 
-    slurmd comes first, as srun -V needs a slurm.conf. Raises PenrootError if both fail.
+    Asks slurmd before srun, because srun -V needs a slurm.conf. Raises PenrootError if both fail.
     """
     error = None
     for program in ("slurmd", "srun"):
@@ -87,13 +87,13 @@ def choose(library: str) -> None:
     release = take(library)
     version = installed()
     if release:
-        log.info(f"the plugin is that for Slurm {release}")
+        log.info(f"selected the plugin for Slurm {release}")
     elif version:
-        came = ", ".join(releases(library)) or "none"
-        log.error(f"Slurm {version} has no prebuilt plugin; there are plugins for {came}")
+        available = ", ".join(releases(library)) or "none"
+        log.error(f"Slurm {version} has no prebuilt plugin; there are plugins for {available}")
         log.hint(f"with gcc and slurm/spank.h: pyxis-py build --output {versions.link(library)}/{PLUGIN}")
     else:
-        log.info("Slurm is not installed on this machine; the plugin is chosen when there is")
+        log.info("Slurm is not installed on this machine; the plugin is selected once it is")
 
 
 def _take_interpreter(library: str) -> None:

@@ -16,7 +16,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.features import parts
 from enroot_py.runtime import mounting, pmix, rootfs
 from enroot_py.runtime.mounting import Mount
-from pyxis_py.node.held import Brought, enter_user, in_child
+from pyxis_py.node.held import AddedMounts, enter_user, in_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
 
 
-def prepare(held: Held) -> Brought | None:
+def prepare(held: Held) -> AddedMounts | None:
     """Mount the files of the node that a joining step needs in a running container. Raises ContainerError."""
     container, step = held.container, held.step
     if held.remap_root:
@@ -51,7 +51,7 @@ def prepare(held: Held) -> Brought | None:
     if not wanted and not extras:
         return None
     try:
-        brought = bring(held.spaces, held.unsealed, wanted, extras)
+        added = add_mounts(held.spaces, held.unsealed, wanted, extras)
     except PenrootError as e:
         if step.job.script or extras:
             raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
@@ -59,56 +59,58 @@ def prepare(held: Held) -> Brought | None:
         return None
     needed = {**dict.fromkeys(filter(None, (step.job.script,)), "the batch script")}
     needed |= {extra.target: extra.what for extra in extras}
-    for target, why in brought.failed.items():
+    for target, why in added.failed.items():
         if target in needed:
-            take_back(held.spaces, brought)
+            detach_mounts(held.spaces, added)
             raise ContainerError(
                 f"cannot mount {needed[target]} in the running container {name}: {target}: {why}",
                 hint=f"for a separate container: --container-name={name}:no_exec",
             )
-        # Only a warning: steps without MPI or X11 need none of them, and PMIx has fallbacks for some.
+        # Only warn: steps without MPI or X11 do not need these mounts, and PMIx has fallbacks for some of them.
         what = "X11" if target == container.authority else "MPI"
         log.warn(f"{what} may not work in the running container {name}: {target}: {why}")
     for target in (pmix.MUNGE, *(extra.target for extra in extras)):
-        brought.leave(target)  # they stay: other steps may use them
-    return brought
+        added.leave(target)  # other steps may use these mounts
+    return added
 
 
-def finish(held: Held, brought: Brought) -> None:
+def finish(held: Held, added: AddedMounts) -> None:
     """At the end of the step, detach its mounts from the container, which may still run."""
     step = held.step
     try:
         others = step.running.others(step.name, step.job.step)
         if any(other.startswith(f"{step.job.jobid}.") for other in others):
-            brought.leave(held.container.authority)  # other steps of the job use the file too
-        if brought.attached:
-            take_back(held.spaces, brought)
+            added.leave(held.container.authority)  # other steps of the job use the file too
+        if added.attached:
+            detach_mounts(held.spaces, added)
     except PenrootError as e:
         log.warn(f"mounts of step {step.job.step} stay in the running container {step.request.name}: {e}")
 
 
-def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Brought:
+def add_mounts(
+    spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]
+) -> AddedMounts:
     """Mount ``wanted`` and ``extras`` in the container with the namespaces ``spaces``.
 
     ``unsealed`` is a writable mount of the root file system, for mount points in a read-only container, or -1.
     Raises PenrootError if nothing could be mounted.
     """
-    pairs, fds = in_child(lambda: _bring(spaces, unsealed, wanted, extras))
+    pairs, fds = in_child(lambda: _add_mounts(spaces, unsealed, wanted, extras))
     attached = dict(zip((value for key, value in pairs if key == "attached"), fds, strict=True))
     failed = dict(value.split("\n", 1) for key, value in pairs if key == "failed")
-    return Brought(attached, failed)
+    return AddedMounts(attached, failed)
 
 
-def take_back(spaces: Mapping[str, int], brought: Brought) -> None:
-    """Detach the mounts of ``brought``. Raises PenrootError."""
-    in_child(lambda: _take_back(spaces, brought.attached.values()))
-    for target in list(brought.attached):
-        brought.leave(target)
+def detach_mounts(spaces: Mapping[str, int], added: AddedMounts) -> None:
+    """Detach added mounts from the container. Raises PenrootError."""
+    in_child(lambda: _detach_mounts(spaces, added.attached.values()))
+    for target in list(added.attached):
+        added.leave(target)
 
 
-def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Answer:
+def _add_mounts(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Answer:
     enter_user(spaces)
-    # open_tree(2) clones only mounts of a namespace that the caller's user namespace owns, so copy the node's.
+    # open_tree(2) clones only mounts of a mount namespace that the caller's user namespace owns: copy the node's.
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
     trees: list[tuple[Mount, int]] = []
@@ -164,7 +166,7 @@ def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
             os.close(make(unsealed, mount.target, 0, named=True, entered=True))
         target = _open(root, mount.target)
     with target:
-        # The first step, another step, or an earlier helper of this step has mounted it.
+        # The first step, another step, or an earlier helper of this step has already mounted the tree.
         if os.path.sameopenfile(tree, target) or "rbind" in mount.words and _is_mounted(root, mount.target):
             return False
         mounting.attach(tree, target)
@@ -194,8 +196,9 @@ def _open(root: int, path: str) -> Fd:
         raise paths.Foreign(path) if e.errno == errno.ELOOP else e from e
 
 
-def _take_back(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
-    # umount2(2) takes a path only. This one leads nowhere but to the mount: the /proc of the container may be forged.
+def _detach_mounts(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
+    # umount2(2) takes only a path. A path beneath the node's /proc/self/fd leads to the mount and nowhere else. The
+    # /proc of the container may be forged.
     descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     enter_user(spaces)
     rootfs.import_no_files()

@@ -1,6 +1,7 @@
 """``show_image`` in plugstack.conf: add the image to the comment of a batch job, for scontrol show job.
 
-A process of the user sets it on the node. The comment is the field that the owner may set in all Slurm releases.
+The helper, a process of the user, sets the comment on the node. The comment is the only field that the owner of a job
+is allowed to set in all Slurm releases.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ def add(job: Job, image: str) -> None:
     """Add the image to the user's comment, or replace the previous image in it."""
     try:
         name = _name(job)
-        before = _scontrol(job, "squeue", "--noheader", f"--jobs={name}", "--format=%k").removesuffix("\n")
+        before = _run(job, "squeue", "--noheader", f"--jobs={name}", "--format=%k").removesuffix("\n")
         after = changed(before, image)
         if after != before:
-            _scontrol(job, "scontrol", "update", f"JobId={name}", f"Comment={after}")
+            _run(job, "scontrol", "update", f"JobId={name}", f"Comment={after}")
     except PenrootError as e:
         log.warn(f"cannot add the image to the comment of the job: {e}")
 
 
 def _name(job: Job) -> str:
     """Return ID, ID_TASK or ID+COMPONENT. A bare ID would select a whole array or heterogeneous job."""
-    listed = _scontrol(job, "squeue", "--noheader", f"--jobs={job.jobid}", "--format=%A %i")
+    listed = _run(job, "squeue", "--noheader", f"--jobs={job.jobid}", "--format=%A %i")
     names = dict(line.partition(" ")[::2] for line in listed.splitlines())
     return names.get(str(job.jobid), str(job.jobid)).strip()
 
 
 def changed(comment: str, image: str) -> str:
-    """Return the comment with the image added."""
+    """Return the comment with the image added, in place of an earlier image."""
     words = comment.split(_BETWEEN) if comment not in ("", "(null)") else []
     words = [word for word in words if not (word.startswith(_OURS) and "@sha256:" in word)]
     return _BETWEEN.join((*words, _OURS + image))
 
 
-def _scontrol(job: Job, program: str, *words: str) -> str:
+def _run(job: Job, program: str, *words: str) -> str:
     """Return the output of a Slurm program. Raises PenrootError."""
     path = job.environ.get("SLURM_CONF")
     environ = {"SLURM_CONF": path} if path else {}

@@ -30,11 +30,11 @@ class Container:
         self.name = claims.of_this_node(step.name, step.settings.data_path)
         self.save_attempted = False
         self.used = ""  # the registry image of the container, with digest
-        self._takes_over = False  # from a helper of this step that was killed
+        self._takes_over = False  # True if an earlier helper of this step was killed
 
     @property
     def directory(self) -> str:
-        """The path of the container, whether it exists or not."""
+        """Return the path of the container's directory, whether it exists or not."""
         return f"{self.step.settings.data_path}/{self.name}"
 
     def begin(self) -> None:
@@ -54,7 +54,7 @@ class Container:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
 
     def _claim_name(self) -> None:
-        """If the container needs a directory, keep other nodes from it while this process lives."""
+        """If the container needs a directory, claim it: other nodes cannot use it while this process lives."""
         step = self.step
         if step.leaves_a_directory:
             self._claim = claims.Claim(step.name, step.settings.data_path, kept=step.request.name is not None)
@@ -67,7 +67,7 @@ class Container:
 
     @property
     def goes_with_steps(self) -> bool:
-        """Whether the last step removes the container, because a step without --container-name made the container."""
+        """Return whether the last step removes the container: a step without --container-name has made it."""
         return self.step.request.name is None or bool(owned.maker(self.name, self.step.settings))
 
     def joins_running(self) -> bool:
@@ -90,7 +90,7 @@ class Container:
 
     @property
     def authority(self) -> str:
-        """The X authority file of srun --x11, or ""."""
+        """Return the X authority file of srun --x11, or ""."""
         path = self.step.job.environ.get("XAUTHORITY", "")
         return path if path.startswith(_XAUTHORITY) and os.path.exists(path) else ""
 
@@ -102,7 +102,7 @@ class Container:
         if self.authority:
             mounts.append(_bind(self.authority, ("x-create=file", "ro", "noexec"), "srun --x11"))
         of_pmix = pmix.directories(self.environment.mpi, remap_root=remap_root)
-        return [*mounts, *(_bind(path, ("x-create=dir", mode, "noexec"), what) for path, mode, what in of_pmix)]
+        return [*mounts, *(_bind(path, ("x-create=dir", mode, "noexec"), purpose) for path, mode, purpose in of_pmix)]
 
     def prepare(self) -> rootfs.Source:
         """Return the root file system; import and create it if needed. Raises PenrootError."""
@@ -112,7 +112,7 @@ class Container:
         return self._existing() or self._create()
 
     def _check_sources(self) -> None:
-        """Raise MountError if the source of a mount does not exist, or is not a squashfs file where one is required."""
+        """Raise MountError if the source of a mount does not exist, or is no squashfs file despite the flag sqsh."""
         request = self.step.request
         for mount in request.mounts:
             origin = mount.origin or request.origins["mounts"]
@@ -128,7 +128,7 @@ class Container:
             except OSError as e:
                 missing = isinstance(e, FileNotFoundError)
                 reason = "source path does not exist" if missing else f"source path: {e.strerror}"
-                hint = f"it must exist on the node {self.step.job.node}" if missing else "use a path that you can read"
+                hint = f"create it on the node {self.step.job.node}" if missing else "use a path that you can read"
                 raise MountError(f"{origin}: {reason}: {mount.source}", hint=hint) from e
 
     def _existing(self) -> rootfs.Source | None:
@@ -165,13 +165,13 @@ class Container:
         return self._made_of(image)
 
     def _made_of(self, image: str) -> rootfs.Source:
-        made = Image(self.step, image, self.name)
-        source = made.source()
-        self.used = made.used
+        step_image = Image(self.step, image, self.name)
+        source = step_image.source()
+        self.used = step_image.used
         return source
 
     def _create_for_steps(self, image: str) -> rootfs.Source:
-        """Make a container for removal after its last step."""
+        """Make a container that is removed after its last step."""
         settings, node = self.step.settings, self.step.job.node
         if self._takes_over and owned.maker(self.name, settings)[:1] in ([], [node]):
             # A killed helper of the same step may have made the container. The killed helper also held the name's lock.
@@ -183,7 +183,7 @@ class Container:
         return source
 
     def _other_name(self, name: str) -> str:
-        """Return a hint about a similar container: of another job, or of `penroot create`."""
+        """Return a hint if the user may mean a container of another node, another job or `penroot create`, else ""."""
         settings = self.step.settings
         if self.name != self.step.name:
             mine = "add --container-image to create one on this node"
@@ -194,7 +194,7 @@ class Container:
         if name not in containers.names(settings):
             return ""
         if name.startswith("pyxis_"):
-            return f"the container {name} is --container-name={name.removeprefix('pyxis_')}"
+            return f"for the container {name}, use --container-name={name.removeprefix('pyxis_')}"
         return f"containers of steps are named pyxis_NAME; recreate it: penroot create --name pyxis_{name} IMAGE"
 
     def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str]:
@@ -209,7 +209,7 @@ class Container:
         if step.request.name is None:
             source.label = step.name  # for `penroot list -f`
         if self._runs_entrypoint:
-            from pyxis_py.node import entrypoint  # while the host's files are reachable
+            from pyxis_py.node import entrypoint  # import it while the host's files are reachable
         container = enter(
             Start(
                 source=source,
@@ -227,7 +227,7 @@ class Container:
         container.environ = environment.without_task(container.environ)
         container.environ |= environment.fit_pmix(container.environ, remap_root=step.settings.remap_root)
         if not self._runs_entrypoint:
-            container.environ.setdefault("SHLVL", "0")  # as after the shell that runs an image's script
+            container.environ.setdefault("SHLVL", "0")  # as if a shell had run the image's script
             return container.environ, container.below, container.image.workdir if container.image else "/"
         environ, workdir = entrypoint.run(container, self._confine, shown=bool(step.request.entrypoint_log))
         return environ, container.below, workdir
@@ -239,10 +239,10 @@ class Container:
 
     @property
     def _runs_entrypoint(self) -> bool:
-        asked = self.step.request.entrypoint
-        return self.step.plugin.execute_entrypoint if asked is None else asked
+        requested = self.step.request.entrypoint
+        return self.step.plugin.execute_entrypoint if requested is None else requested
 
 
-def _bind(path: str, flags: tuple[str, ...], what: str) -> Mount:
+def _bind(path: str, flags: tuple[str, ...], purpose: str) -> Mount:
     """Return a bind mount of a node path on the same path."""
-    return Mount(path, path, "none", (*flags, "bind", "nosuid", "nodev", "private"), 0, what)
+    return Mount(path, path, "none", (*flags, "bind", "nosuid", "nodev", "private"), 0, purpose)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from enroot_py.base.capture import Capture
     from enroot_py.runtime.execute import Container
 
-_SCRIPT, _STARTED, _END = 7, 8, 9  # a shell takes one digit
+_SCRIPT, _STARTED, _END = 7, 8, 9  # descriptors: sh(1) accepts only one digit
 _HINT = f"the entrypoint must leave descriptors {_SCRIPT} to {_END} alone, or use --no-container-entrypoint"
 _NOTICE_AFTER_S = 10.0  # then print why the step waits
 _EXIT_TIMEOUT_S = 1.0  # between the closing of a process's descriptors and its exit
@@ -56,7 +56,7 @@ def _show(output: Capture, say: Callable[[str], None]) -> None:
 def _run(container: Container, output: Capture, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     started, say = map(Fd, os.pipe())
     wait, end = map(Fd, os.pipe())
-    mark = f"penroot-{os.urandom(8).hex()}"  # the entrypoint may use the descriptor too
+    mark = f"penroot-{os.urandom(8).hex()}"  # distinguishes lines from those of an entrypoint with the same descriptor
     with started, end:
         with say, wait:
             child = os.fork()
@@ -104,14 +104,14 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
             return
         *lines, line = (line + read).split(b"\n")
         for whole in lines:  # the entrypoint may have written the beginning of the line
-            _, found, word = os.fsdecode(whole).rpartition(f"{mark} ")
-            if found and " " not in word:
+            _, has_mark, word = os.fsdecode(whole).rpartition(f"{mark} ")
+            if has_mark and " " not in word:
                 yield word
         line = line[-(1 << 12) :]
 
 
 def _failure(child: int, process: int) -> CommandError:
-    """End an entrypoint that has not run the given command, and return the error."""
+    """Kill an entrypoint that has not run the given command, if it still runs, and return the error."""
     if not select.select([process], (), (), _EXIT_TIMEOUT_S)[0]:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -129,7 +129,7 @@ def _execute(
 ) -> NoReturn:
     output, say, wait = descriptors
     try:
-        # Move both above the fixed numbers first, since dup2(2) closes a descriptor of that number.
+        # First move both above the fixed numbers, because dup2(2) closes a descriptor that has the new number.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
         for number, fd in ((1, output), (2, output), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
@@ -141,7 +141,7 @@ def _execute(
         linux.close_range(3, _SCRIPT - 1, 0)
         linux.close_range(_END + 1, 0xFFFFFFFF, 0)
         confine()
-        # As a file, not with -c: the entrypoint may join its arguments, as in: exec bash -lc "$*"
+        # Pass the script as a file, not with -c: the entrypoint may join its arguments, as in: exec bash -lc "$*"
         container.execute(("sh", f"/proc/self/fd/{_SCRIPT}"))
     except PenrootError as e:
         os.write(2, f"{e}\n".encode())

@@ -22,7 +22,7 @@ _OF_TASKS = ("SLURM_", "PMI_", "PMIX_", "PALS_")
 
 
 class Environment:
-    """Computes the environment of a step's tasks in a container that sets variables."""
+    """Compute the environment of a step's tasks in a container that sets variables."""
 
     def __init__(self, step: Step) -> None:
         self._job, self._file, self._env = step.job, step.request.file, step.request.env
@@ -36,20 +36,20 @@ class Environment:
     def of_file(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
         """Return the variables that the environment file sets and unsets. --container-env takes precedence over it."""
         names = self.in_file()
-        said = self._file.variables(image, self._job.environ) if self._file else {}
-        return {name: variable for name, variable in said.items() if name in names}
+        variables = self._file.variables(image, self._job.environ) if self._file else {}
+        return {name: variable for name, variable in variables.items() if name in names}
 
     def in_file(self) -> set[str]:
-        """Return the names that the environment file sets or unsets."""
+        """Return the names that the environment file sets or unsets, without those of --container-env."""
         return set(self._file.by_name("env")) - self.chosen().keys() if self._file else set()
 
     def of_task(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool
     ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return what to set and to unset in a task. --container-env overrides the image, which overrides the job."""
+        """Return variables to set and to unset in a task. --container-env overrides the image, the image the job."""
         kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
-        if ("PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self._job.environ) and self._tells_pytorch:
+        if ("PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self._job.environ) and self._sets_pytorch:
             from pyxis_py.node import pytorch
 
             assign.update(pytorch.variables(task, image))
@@ -60,15 +60,18 @@ class Environment:
         # The task already has the job's values.
         assign.update({name: value for name, value in kept.items() if self._job.environ.get(name) != value})
         drop = tuple(name for name in (*_LANGUAGES, *self.in_file()) if name not in kept and name not in assign)
-        # Each srun of a batch script uses the environment file and the tags as sbatch read them.
+        # A batch script keeps CARRIED and PINNED: each of its sruns uses the file and the tags as sbatch read them.
         ours = (RESOLVED, VERBOSE) if self._job.is_batch else (RESOLVED, VERBOSE, CARRIED, PINNED)
         return assign, (*drop, *pmix.withheld(self.mpi, remap_root=remap_root), *ours)
 
     @property
-    def _tells_pytorch(self) -> bool:
-        """Return whether to set the PyTorch variables. At CSCS, the environment file must request them."""
-        said = self._file.annotation("com.pyxis.pytorch_remap_vars") if self._file else None
-        wanted, _ = said or (True, "")
+    def _sets_pytorch(self) -> bool:
+        """Return whether to set the PyTorch variables: yes, unless an annotation of the environment file says no.
+
+        At CSCS, the annotation must say yes.
+        """
+        annotation = self._file.annotation("com.pyxis.pytorch_remap_vars") if self._file else None
+        wanted, _ = annotation or (True, "")
         return wanted
 
     def search(self, inside: Mapping[str, str]) -> str:
@@ -85,13 +88,13 @@ class Environment:
         }
 
     def fit_pmix(self, inside: Mapping[str, str], *, remap_root: bool) -> dict[str, str]:
-        """In the container, return the variables for its PMIx. Raises ConfigError if it cannot use the server."""
+        """In the container, return the variables for its PMIx. Raises ConfigError if its PMIx cannot use the server."""
         libraries = pmix.Libraries(os.path.exists, inside.get("LD_LIBRARY_PATH", ""))
         if self._job.is_first_of_several_tasks and (why := pmix.mismatch(self.mpi["SLURM_MPI_TYPE"], libraries)):
             log.warn(why)
         if not pmix.used(self.mpi):
             return {}
-        return pmix.told(self.mpi, libraries, inside, remap_root=remap_root)
+        return pmix.client_variables(self.mpi, libraries, inside, remap_root=remap_root)
 
     def pmix_stores(self) -> dict[str, str]:
         """Return the PMIx variables of a task in a running container, without checking its libraries."""

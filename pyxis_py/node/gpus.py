@@ -21,16 +21,16 @@ _OF_SLURM = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", _FIRST, "ZE_AFFINITY_
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
     """Return the GPU variables of a task, renumbered by position in PENROOT_GPUS, the GPUs of the container.
 
-    Variables of the image stay. A task with none of these GPUs keeps its variables: its step has attached to the
+    Variables of the image stay. A task that has none of these GPUs keeps its variables: its step has attached to the
     container of another step.
     """
     of_container = image["PENROOT_GPUS"].split(",")
-    stacks = image.get("PENROOT_GPU_KIND") == "amd.com/gpu" and bool(task.environ.get(_FIRST))
+    uses_rocr = image.get("PENROOT_GPU_KIND") == "amd.com/gpu" and bool(task.environ.get(_FIRST))
     changed = {}
     for name in _OF_SLURM:
         of_task = task.environ.get(name, "").split(",")
         counted = [str(of_container.index(number)) for number in of_task if number and number in of_container]
-        if stacks and name != _FIRST and task.environ.get(name) == task.environ[_FIRST]:
+        if uses_rocr and name != _FIRST and task.environ.get(name) == task.environ[_FIRST]:
             counted = [str(number) for number in range(len(counted))]
         if name not in image and counted:
             changed[name] = ",".join(counted)

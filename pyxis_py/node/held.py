@@ -11,7 +11,7 @@ from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import hostfiles, interpreters, mounting, namespaces, rootfs
 from enroot_py.runtime.environ import warn_of_missing_paths
-from pyxis_py.request.channel import SOCKET, Channel, assignments, built, forked, tell
+from pyxis_py.request.channel import SOCKET, Channel, assignments, await_answer, forked, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SERVER_EXIT_S = 0.3  # time for the server of an image to exit
 
 
 class Lent:
-    """The container of another step, from its helper."""
+    """The container of another step, as its helper has sent it."""
 
     __slots__ = ("environ", "spaces", "shared", "unsealed", "workdir", "remap_root", "new_keyring", "served")
 
@@ -67,8 +67,8 @@ class Lent:
             os.close(fd)
 
 
-class Brought:
-    """The mounts of a step in a running container.
+class AddedMounts:
+    """The mounts that a step has added to a running container.
 
     ``attached`` maps a target to the descriptor of its mount, ``failed`` maps a target to the reason of the failure.
     """
@@ -97,12 +97,13 @@ class Held:
         """
         self.container = container
         self.step = container.step
-        # The root file system without mounts, not read-only; `shared` is the mount for other containers of the image.
+        # ``unsealed`` is a writable mount of the root file system, without the mounts beneath it. ``shared`` is the
+        # same mount if steps may start separate containers on it, else -1.
         self.unsealed = self.shared = -1
-        self.brought: Brought | None = None
+        self.added_mounts: AddedMounts | None = None
         self.output = -1  # output of processes that hooks or the entrypoint left behind: read and dropped
         self._builder = 0
-        self._lifetime = -1  # a pipe: the lifetime of the process that follows the host's files
+        self._lifetime = -1  # a pipe: the process that follows the host's files ends when the pipe is closed
         self._host_files = hostfiles.digests()
         self._broken: dict[tuple[str, str], str] = {}  # why a command cannot run, by command and PATH
         running = self._running()
@@ -150,7 +151,7 @@ class Held:
             raise _imposter(step, other, str(e.strerror)) from e
 
     def _join(self, running: Lent) -> None:
-        """Raises ContainerError, ConfigError."""
+        """Use the container of another step. Raises ContainerError, ConfigError."""
         self.spaces, self.environ, self.workdir = running.spaces, running.environ, running.workdir
         self.remap_root, self.served = running.remap_root, running.served
         self.unsealed, self.shared = running.unsealed, running.shared
@@ -159,7 +160,7 @@ class Held:
         self._check_join()
 
     def _check_join(self) -> None:
-        """Warn about options that a running container ignores. Raises ContainerError for a namespace."""
+        """Warn about options that a running container ignores. Raises ContainerError for --container-unshare."""
         request = self.step.request
         for kind in request.unshare:
             if kind not in self.spaces:
@@ -168,14 +169,14 @@ class Held:
                     f"not in a separate {_KINDS[kind]} namespace",
                     hint=f"remove the option, or use another container: --container-name={request.name}:no_exec",
                 )
-        said = [mount.origin or request.origins["mounts"] for mount in request.mounts]
-        for origin in dict.fromkeys(said):
+        origins = [mount.origin or request.origins["mounts"] for mount in request.mounts]
+        for origin in dict.fromkeys(origins):
             tell(f"ignoring {origin} when attaching to a running container")
         if request.remap_root not in (None, self.remap_root):
             origin = request.origins["remap_root"]
             tell(f"ignoring {origin} when attaching to a running container: its user does not change")
         if self.served:
-            # Slurm kills that process with its step, and a user cannot move a process into another step's cgroup.
+            # Slurm kills the server with its step, and a user cannot move a process into another step's cgroup.
             log.warn(
                 f"files of the running container {request.name} come from a process of step {self.served} "
                 "and disappear when that step ends; use a named container, or :no_exec for private mounts"
@@ -194,7 +195,7 @@ class Held:
             )
         meanwhile()
         try:
-            pairs, fds = built(channel, child)
+            pairs, fds = await_answer(channel, child)
         except EOFError:
             _, status = os.waitpid(child, 0)
             raise PenrootError(
@@ -203,7 +204,7 @@ class Held:
             ) from None
         finally:
             channel.socket.close()
-        self._builder = child  # ends soon
+        self._builder = child  # ends soon: reap() waits for it
         if operations.event is not None:
             for name, seconds in assignments(pairs, "phase").items():
                 operations.event.add(name, float(seconds))
@@ -211,7 +212,7 @@ class Held:
         self.environ, self.workdir = assignments(pairs, "environ"), single["workdir"]
         self.served = step.job.step if "served" in single else ""
         self._broken[step.job.command, container.environment.search(self.environ)] = single["broken"]
-        # Tasks of other jobs do not get variables of this job's choice.
+        # Tasks of other jobs do not get variables that this job has chosen.
         below = assignments(pairs, "below")
         environment = container.environment
         chosen = {name for name, value in environment.chosen().items() if self.environ.get(name) == value}
@@ -228,9 +229,9 @@ class Held:
 
     def _with_file(self, environ: dict[str, str]) -> dict[str, str]:
         """Return the environment of a running container, changed by this step's environment file."""
-        said = self.container.environment.of_file(environ)
-        kept = {name: value for name, value in environ.items() if name not in said}
-        return {**kept, **{name: value for name, (value, _) in said.items() if value is not None}}
+        of_file = self.container.environment.of_file(environ)
+        kept = {name: value for name, value in environ.items() if name not in of_file}
+        return {**kept, **{name: value for name, (value, _) in of_file.items() if value is not None}}
 
     def answer(self, channel: Channel, task: Job) -> None:
         """Send the namespaces and the environment to a task."""
@@ -278,8 +279,8 @@ class Held:
     def hand_over(self, channel: Channel, *, unsealed: bool) -> None:
         """Send another step the namespaces, and the root file system without mounts.
 
-        If the root file system is writable, the step may start a separate container on it. A step of an earlier version
-        does not ask for one that is only ``unsealed``.
+        The other step can start a separate container on a writable root file system. With ``unsealed``, send the root
+        file system of a read-only container too: helpers of an earlier version do not ask for it.
         """
         root = (self.unsealed,) if (self.unsealed if unsealed else self.shared) >= 0 else ()
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.spaces)]
@@ -310,9 +311,8 @@ class Held:
     def let_go(self) -> None:
         """Close the namespaces, and wait for the server of an image, which ends with them.
 
-        slurmstepd would kill a living process, and check again after a second. A server that has not
-        ended within a moment is left to slurmstepd: another step may be in the container, or a process that a task
-        left behind.
+        slurmstepd would kill a living process, and check again after a second. If the server does not end within a
+        moment, leave it to slurmstepd: another step may be in the container, or a process that a task left behind.
         """
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
         for fd in (*self.spaces.values(), *(fd for fd in (self.unsealed, self._lifetime) if fd >= 0)):
@@ -335,7 +335,7 @@ def _explain(spaces: Mapping[str, int], command: str, workdir: str, search: str)
     try:
         return dict(in_child(look)[0])["broken"]
     except PenrootError:
-        return ""  # slurmstepd says what it knows
+        return ""  # slurmstepd prints its own message
 
 
 def in_child(act: Callable[[], Answer]) -> Answer:
@@ -347,7 +347,7 @@ def in_child(act: Callable[[], Answer]) -> Answer:
 
     channel, child = forked(answer, "")
     try:
-        return built(channel, child)
+        return await_answer(channel, child)
     except EOFError:
         raise PenrootError("the process that enters the container was killed", hint="see --mem and dmesg") from None
     finally:
@@ -370,7 +370,7 @@ def _is_ours(name: str, fd: int) -> bool:
 def _silent(step: Step, other: str, why: str) -> PenrootError:
     return ContainerError(
         f"step {other} runs the container {step.request.name}, and its helper process does nothing: {why}",
-        hint=f"scontrol resume {other.partition('.')[0]} lets a suspended job go on, scancel {other} ends that step; "
+        hint=f"resume a suspended job: scontrol resume {other.partition('.')[0]}; or end that step: scancel {other}; "
         "or use another container",
     )
 
@@ -378,14 +378,14 @@ def _silent(step: Step, other: str, why: str) -> PenrootError:
 def _imposter(step: Step, other: str, why: str) -> PenrootError:
     return ContainerError(
         f"what answers for the running container {step.request.name} is not the helper process of step {other}: {why}",
-        hint=f"scancel {other} to end that step, or use another container",
+        hint=f"end that step: scancel {other}; or use another container",
     )
 
 
 def _enter(container: Container, source: Source, channel: Channel, proc: int) -> None:
     """In the child: enter a new container, describe it to the helper, and wait until the helper holds it."""
-    # The task that waits must see it if the helper is killed, and a process that a hook leaves behind must not keep
-    # the helper's locks.
+    # Close the helper's descriptors: the waiting task must see an end of file if the helper is killed, and a process
+    # that a hook leaves behind must not keep the helper's locks.
     kept = sorted((channel.socket.fileno(), proc, *((source.shared,) if source.shared >= 0 else ())))
     for low, high in zip((SOCKET - 1, *kept), (*kept, 0xFFFFFFFF), strict=True):
         if low + 1 < high:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Image:
     """The image of --container-image."""
 
-    def __init__(self, step: Step, asked: str, container: str) -> None:
+    def __init__(self, step: Step, requested: str, container: str) -> None:
         """``container`` is the name of the container's directory, if any."""
-        self._step, self._asked, self._container = step, asked, container
+        self._step, self._requested, self._container = step, requested, container
         self._job, self._request, self._settings = step.job, step.request, step.settings
         self.used = ""  # the registry image, with its digest
 
@@ -39,7 +39,7 @@ class Image:
             return self._from_importer(importer)
         if self._request.sent:
             return self._from_srun()
-        return self._from_file(self._asked) if self._request.is_file(self._job.cwd) else self._from_reference()
+        return self._from_file(self._requested) if self._request.is_file(self._job.cwd) else self._from_reference()
 
     def _from_file(self, image: str) -> rootfs.Source:
         path = os.path.join(self._job.cwd or "/", image)
@@ -61,14 +61,14 @@ class Image:
         from enroot_py.registry import reference
         from enroot_py.store import pull
 
-        job, image = self._job, self._asked
+        job, image = self._job, self._requested
         ref = reference.parse(image, job.cwd)
         # With several tasks, users look only at the last line.
         if job.tasks <= 1:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         peers = self._peers()
-        # With a name, srun asks the registry only if a node lacks the container: this one.
+        # With a name, srun asks the registry only if a node lacks the container, as this node does.
         asks_srun = bool(peers and job.swarm and self._request.name) and not (pin or refused or ref.digest)
         try:
             if asks_srun and peers and (digest := peers.digest()):
@@ -100,19 +100,19 @@ class Image:
         return containers.create(self._container, stored.path, self._settings, name)
 
     def _from_srun(self) -> rootfs.Source:
-        """The squashfs file from srun's host, after its arrival in the store of this node. Raises ImageError."""
+        """Return the squashfs file that srun sends, after it has arrived in this node's store. Raises ImageError."""
         for receive in parts("receive"):
             stored: Stored = receive(self._job, self._request, self._step.plugin, self._settings)
-            return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._asked)
-        raise ImageError(f"{self._asked}: this installation of penroot receives no files from srun")
+            return self._of_file(stored.file) if self._settings.unpack else self._of_stored(stored, self._requested)
+        raise ImageError(f"{self._requested}: this installation of penroot receives no files from srun")
 
     def _from_importer(self, importer: Importer) -> rootfs.Source:
         uri = self._pinned_uri()
         containers.admit_imported(uri, self._settings)
         if self._job.tasks <= 1:
-            tell(f"importing docker image: {self._asked}")
+            tell(f"importing docker image: {self._requested}")
         path = importer.get(uri)
-        tell(f"imported docker image: {self._asked}")
+        tell(f"imported docker image: {self._requested}")
         try:
             return self._from_file(path)
         finally:
@@ -120,18 +120,18 @@ class Image:
                 importer.release()
 
     def _pinned_uri(self) -> str:
-        """The image by its digest, if the step knows the digest; else as it was asked for. Raises PenrootError."""
+        """Return the URI of the image, with the digest if the step knows it. Raises PenrootError."""
         from enroot_py.registry import reference
 
-        image = reference.parse(self._asked, self._job.cwd)
+        image = reference.parse(self._requested, self._job.cwd)
         pin = self._job.pin(self._request, image)
         if pin and isinstance(image, reference.Reference):
             return image.at(pin.digest).uri()
-        return self._asked if "://" in self._asked else f"{reference.DOCKER}{self._asked}"
+        return self._requested if "://" in self._requested else f"{reference.DOCKER}{self._requested}"
 
 
 def site_importer(step: Step) -> Importer | None:
-    """The site's own importer, if the image of this step comes from it."""
+    """Return the site's importer if it must import the image of this step, else None."""
     if not step.plugin.importer or not step.request.is_reference(step.job.cwd):
         return None
     from pyxis_py.node.importer import Importer

@@ -1,7 +1,7 @@
 """The site's importer, a program that ``importer=`` in plugstack.conf names.
 
-``PROGRAM get URI`` prints the absolute path of a squashfs file, which stays
-until ``PROGRAM release``; a step may release more than once.
+``PROGRAM get URI`` prints the absolute path of a squashfs file. The file stays until ``PROGRAM release``. A step may
+call release more than once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Importer:
             raise
         if len(lines) != 1 or not lines[0].startswith("/") or not os.path.isfile(lines[0]):
             self.release()
-            raise ImageError(f"{self.program} get {uri} printed {lines!r}", hint="it must be the path of a file")
+            hint = "it must print the absolute path of a squashfs file"
+            raise ImageError(f"{self.program} get {uri} printed {lines!r}", hint=hint)
         return lines[0]
 
     def release(self) -> None:

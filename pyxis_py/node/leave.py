@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyxis_py.request.job import Job
 
 _LOCK_TIMEOUT_S = 2  # how long the end of a step or a job waits for another step
-_MAX_PRINTED_FAILURES = 10  # of an epilog
+_MAX_PRINTED_FAILURES = 10  # by an epilog
 
 
 def save(container: Container) -> None:
@@ -37,7 +37,8 @@ def save(container: Container) -> None:
 def finish(container: Container, *, failed: bool, killed: bool) -> None:
     """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
 
-    ``failed``: not every task of the node has entered, so nothing is saved. ``killed``: there is no time for a save.
+    With ``failed``, some task of the node has not entered the container, so save nothing. With ``killed``, there is no
+    time for a save.
     """
     step = container.step
     if not step.request.wants_container:
@@ -46,7 +47,7 @@ def finish(container: Container, *, failed: bool, killed: bool) -> None:
         step.running.forget(step.name, step.job.step)
         _leave(container, failed, killed)
         return
-    # Other steps may have attached by JOB.STEP. The last one removes the container, but not during the save.
+    # Other steps may have attached by JOB.STEP. The last step removes the container, but not during the save.
     saves = step.request.save and not container.save_attempted and not failed and not killed
     try:
         lock = step.running.lock(step.name, None if saves else _LOCK_TIMEOUT_S)
@@ -93,8 +94,8 @@ def _leave(container: Container, failed: bool, killed: bool) -> None:
 def clean_up(job: Job) -> None:
     """After a job, remove its containers. Raises PenrootError if something could not be removed.
 
-    At the end of a job's extern step, other steps may still be dying: the containers of these steps stay. The slow
-    deletion comes last. If this process is killed during it, the containers have no name any more.
+    At the end of a job's extern step, other steps may still be ending: the containers of these steps stay. First all
+    containers lose their names, then they are deleted, which is slow: this process may be killed meanwhile.
     """
     from enroot_py.base import making
 
@@ -103,7 +104,7 @@ def clean_up(job: Job) -> None:
     notes = Notes(plugin.runtime_path, job.uid)
     failures = _Failures()
     trash: list[containers.Trash] = []
-    places: set[str] = set()
+    data_paths: set[str] = set()
     with failures:
         if job.context == "epilog":
             steps.forget_job(job.jobid)
@@ -117,7 +118,7 @@ def clean_up(job: Job) -> None:
                 continue  # a note of a feature
             if path.startswith("/"):
                 data_path, container = os.path.split(path)
-                places.add(data_path)
+                data_paths.add(data_path)
                 name = container.removesuffix(f"@{os.uname().nodename}")
                 users = steps.others(name, "")
                 if any(step.startswith(f"{job.jobid}.") for step in users):
@@ -130,7 +131,7 @@ def clean_up(job: Job) -> None:
     for each in trash:
         with failures:
             each.delete()
-    for data_path in places:
+    for data_path in data_paths:
         with failures:
             making.sweep(data_path)
     for clean_up_of_feature in parts("clean_up"):

@@ -1,4 +1,4 @@
-"""Containers with the lifetime of their steps. A file in each records the node and its boot ID."""
+"""Containers that end with their steps. A file in each of them records the node and the boot ID of the node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mark(directory: str, node: str) -> None:
 
 
 def maker(name: str, settings: Settings) -> list[str]:
-    """Return the node and the boot ID of a marked container, or [] for another one. Raises OSError."""
+    """Return the node and the boot ID of a marked container, or [] for other containers. Raises OSError."""
     container = f"{settings.data_path}/{name}"
     if container_record.of(container) is None:
         return []  # an unmarked container may have a file of that name
@@ -33,10 +33,10 @@ def sweep(settings: Settings, node: str) -> None:
         if not (name.startswith("pyxis_") and jobid.isdecimal() and stepid.isdecimal()):
             continue
         try:
-            of, boot = maker(name, settings)
+            owner, boot = maker(name, settings)
         except (OSError, ValueError):
             continue  # not readable, or just removed
-        if of == node and boot != linux.boot_id():
+        if owner == node and boot != linux.boot_id():
             containers.remove_if_there(name, settings)
 
 

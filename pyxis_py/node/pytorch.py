@@ -1,7 +1,7 @@
 """Set the variables by which processes of a PyTorch job find each other, from Slurm's variables.
 
-They are the ones of torch.distributed's "env://" initialisation, and the thread limit of torchrun. Variables that the
-image or the user set stay.
+These are the variables of torch.distributed's "env://" initialisation, and the thread limit of torchrun. Variables that
+the image or the user set stay.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Peer:
     __slots__ = ("socket", "pid", "_process")
 
     def __init__(self, socket: _socket.socket) -> None:
-        """Raises ProcessLookupError if the process has ended, PermissionError if it is not trusted."""
+        """Check the process. Raises ProcessLookupError if it has ended, PermissionError if it is not trusted."""
         self.socket = socket
         self._process = -1
         try:
@@ -53,10 +53,10 @@ class Peer:
             if not self.pid:
                 raise _ElsewhereError(errno.EPERM, "it is in the PID namespace of another job")
             if uid != os.geteuid():
-                raise PermissionError(errno.EPERM, f"it is of uid {uid}")
+                raise PermissionError(errno.EPERM, f"it belongs to uid {uid}")
             self._process = os.pidfd_open(self.pid)
             self.check()
-            # From now on each message names its sender. Set before connect(2), the option would bind an address.
+            # From now on each message names its sender. If set before connect(2), the option would bind an address.
             socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
         except BaseException:
             self.close()
@@ -68,7 +68,8 @@ class Peer:
             with open(f"/proc/{self.pid}/uid_map") as peer_map, open("/proc/self/uid_map") as own_map:
                 inside = peer_map.read() != own_map.read()
         except (FileNotFoundError, PermissionError):
-            # hidepid= of proc(5) hides untraceable processes, such as helpers. We may trace our containers.
+            # hidepid= of proc(5) hides processes that this process must not trace, such as helpers. Processes in the
+            # user's containers are not hidden, because this process may trace them.
             inside = False
         if inside:
             raise PermissionError(errno.EPERM, "it is in a container")
@@ -82,7 +83,7 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection too."""
+        """Close the connection and the pidfd."""
         self.socket.close()
         if self._process >= 0:
             os.close(self._process)
@@ -108,7 +109,7 @@ class RunningContainers:
     def lock(self, name: str, seconds: float | None = None) -> Fd:
         """Lock the container ``name`` against steps that make, start or remove it, until the descriptor is closed.
 
-        Raises PenrootError; BusyError if that takes longer than ``seconds``, or the holder makes no progress.
+        Raises PenrootError, and BusyError if that takes longer than ``seconds`` or the holder makes no progress.
         """
         began = time.monotonic()
         directory = f"{self.path}/{name}"
@@ -122,7 +123,7 @@ class RunningContainers:
                         if seconds is not None and now - began >= seconds:
                             raise BusyError(f"another step has held {directory} for {seconds:.0f} s")
                         if now - began >= _WATCH_AFTER_S:
-                            from enroot_py.base import waits  # not for every step
+                            from enroot_py.base import waits  # rarely needed
 
                             watch = watch or waits.Watch(fd, f"making or removing the container {name}")
                             if reason := watch.look():
@@ -206,7 +207,7 @@ class RunningContainers:
             except OSError as e:
                 raise PenrootError(
                     f"what answers at {self.path}/{name}/{step} is not the helper process of a step: {e.strerror}",
-                    hint=f"scancel {step} ends that step; then remove the file",
+                    hint=f"end that step: scancel {step}; then remove the file",
                 ) from e
             yield step, peer
 
@@ -220,7 +221,7 @@ class RunningContainers:
         return others
 
     def await_job(self, jobid: int, seconds: float) -> None:
-        """Wait until no step of a job holds a container, but no longer than that. Raises PenrootError."""
+        """Wait at most ``seconds`` until no step of a job holds a container. Raises PenrootError."""
         deadline = time.monotonic() + seconds
         while os.path.isdir(self.path) and time.monotonic() < deadline:
             holding = [step for name in os.listdir(self.path) for step in self.others(name, "")]
@@ -242,13 +243,13 @@ class RunningContainers:
 
 
 class Notes:
-    """Notes for the epilog of a job: links in RUNTIME_PATH/UID, made before the things that must be removed."""
+    """Notes for the epilog of a job: links in RUNTIME_PATH/UID, made before the containers that it must remove."""
 
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}"
 
     def add(self, name: str, directory: str) -> bool:
-        """Note a step or a container, with the ``directory`` to remove, or ``-``.
+        """Note a step or a container, with the ``directory`` to remove, or ``-`` if there is none.
 
         Returns whether the note is new. Raises PenrootError.
         """

@@ -41,7 +41,7 @@ class Service:
         self.clients: dict[int, Client] = {}
 
     def serve(self) -> NoReturn:
-        """Serve until the step ends. Copy changes of the host's files when no request came for a moment."""
+        """Serve until the step ends. Begin to follow the host's files when no request has come for a moment."""
         timeout_ms: int | None = self.held.FOLLOW_DELAY_MS
         while True:
             poll = select.poll()
@@ -58,55 +58,57 @@ class Service:
                 timeout_ms = None
             for fd, _ in events:
                 if fd == self.control.fileno():
-                    self._task()
+                    self._accept_task()
                 elif fd == self.listener.fileno():
-                    self._stranger()
+                    self._accept_step()
                 elif fd == self.held.output:
                     self.held.drop_output()
-                elif fd in self.clients and self._attend(self.clients[fd]):
+                elif fd in self.clients and self._serve_client(self.clients[fd]):
                     self.clients.pop(fd).socket.close()
 
-    def _task(self) -> None:
+    def _accept_task(self) -> None:
+        """Accept a connection of a task or of slurmstepd."""
         first, controls, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
         if not first:  # slurmstepd has ended, so no request can follow
             step = self.held.step
             step.running.forget(step.name, step.job.step)
             os._exit(0)
         for _, _, data in controls:  # empty if too many files are open: the task sees EOF
-            self._welcome(numbers(data)[0], of_step=True)
+            self._add_client(numbers(data)[0], of_step=True)
 
-    def _stranger(self) -> None:
+    def _accept_step(self) -> None:
+        """Accept a connection of another step."""
         with Fd(self.listener._accept()[0]) as fd:  # type: ignore[attr-defined]  # of the C module
             try:
                 Peer(_socket.socket(fileno=os.dup(fd))).close()  # refuse processes in containers
             except OSError:
                 return
-            self._welcome(fd.keep(), of_step=False)
-        strangers = [fd for fd, client in self.clients.items() if not client.of_step]
-        if len(strangers) > _MAX_CLIENTS:
-            self.clients.pop(strangers[0]).socket.close()
+            self._add_client(fd.keep(), of_step=False)
+        of_other_steps = [fd for fd, client in self.clients.items() if not client.of_step]
+        if len(of_other_steps) > _MAX_CLIENTS:
+            self.clients.pop(of_other_steps[0]).socket.close()
 
-    def _welcome(self, fd: int, *, of_step: bool) -> None:
+    def _add_client(self, fd: int, *, of_step: bool) -> None:
         self.clients[fd] = Client(_socket.socket(fileno=fd), of_step=of_step)
 
-    def _attend(self, client: Client) -> bool:
-        """Read from a client. Return whether it has been served."""
+    def _serve_client(self, client: Client) -> bool:
+        """Read from a client or write to it. Return whether to close its connection."""
         try:
             if client.events == select.POLLOUT:
                 return client.flush()
-            asked = client.request()
-            if asked is None:
+            request = client.request()
+            if request is None:
                 return False
-            if client.of_step and asked.verb == "finish":
-                self._finish(asked, client)
-            elif client.of_step and asked.verb == "save":
+            if client.of_step and request.verb == "finish":
+                self._finish(request, client)
+            elif client.of_step and request.verb == "save":
                 self._save(client)
                 return True
-            elif client.of_step and asked.verb == "join":
-                self.held.answer(client, asked)
+            elif client.of_step and request.verb == "join":
+                self.held.answer(client, request)
             # Do not attach to a container without its directory: another step has removed the directory.
-            elif asked.verb == "attach" and self.held.container.directory_id() == self.held.directory:
-                self.held.hand_over(client, unsealed="unsealed" in asked.numbers)
+            elif request.verb == "attach" and self.held.container.directory_id() == self.held.directory:
+                self.held.hand_over(client, unsealed="unsealed" in request.numbers)
             else:
                 return True
         except BlockingIOError:
@@ -115,11 +117,11 @@ class Service:
             return True  # the client was killed
         return False
 
-    def _only(self, client: Client) -> Channel:
-        """Close all connections but this one, as the step ends.
+    def _close_others(self, client: Client) -> Channel:
+        """Close all connections except that of ``client``, as the step ends. Return its channel.
 
-        A step that is attaching must notice the end: the other helper holds the lock of the name, and this step may
-        wait for the lock.
+        A step that is attaching must notice the end: its helper holds the lock of the container's name, and this
+        helper may wait for the lock.
         """
         self.listener.close()
         for fd, other in list(self.clients.items()):
@@ -131,8 +133,8 @@ class Service:
         return asker
 
     def _save(self, client: Client) -> None:
-        """Save the container for the last task, which fails if the save fails."""
-        asker = self._only(client)
+        """Save the container for the last task. The task fails if the save fails."""
+        asker = self._close_others(client)
         try:
             leave.save(self.held.container)
             asker.send((("ok", ""),))
@@ -144,16 +146,16 @@ class Service:
         finally:
             log.sink = log.silent
 
-    def _finish(self, asked: Job, client: Client) -> NoReturn:
+    def _finish(self, request: Job, client: Client) -> NoReturn:
         """Finish the step for slurmstepd, which also waits for this process to exit."""
-        asker = self._only(client)
+        asker = self._close_others(client)
         try:
-            if self.held.brought:
+            if self.held.added_mounts:
                 from pyxis_py.node import attached
 
-                attached.finish(self.held, self.held.brought)
+                attached.finish(self.held, self.held.added_mounts)
             self.held.report_killed()
-            leave.finish(self.held.container, **asked.ending)
+            leave.finish(self.held.container, **request.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:
             asker.fail(e)

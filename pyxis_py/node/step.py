@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """An immutable description; container.py makes the container."""
+    """A step on this node: its request and settings, which do not change. container.py makes the container."""
 
     def __init__(self, job: Job) -> None:
-        """Raises UsageError, ConfigError."""
+        """Parse the request and load the settings. Raises UsageError, ConfigError."""
         self.job = job
         self.request = options.parse(job.options, job.environ, job.cwd, job.describe)
         self.plugin = plugin_settings.load(job.arguments)
         if job.is_batch and not self.plugin.sbatch_support:
-            options.check_switched_off(job.options, "sbatch")
+            options.refuse_all(job.options, "sbatch")
             self.request = options.parse((), {})
         # Hooks and importers of the site read these variables.
         self.host = {
@@ -45,10 +45,10 @@ class Step:
         self.running = RunningContainers(self.plugin.runtime_path, job.uid)
         self.notes = Notes(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
-        self.name = f"pyxis_{scope}" + (self.request.name or job.step)  # of the container
+        self.name = f"pyxis_{scope}" + (self.request.name or job.step)  # the name of the container
 
     def _settings(self) -> Settings:
-        asked: dict[str, object] = {
+        requested: dict[str, object] = {
             "mpi": False,  # Slurm gives each task its variables, and the step mounts the files
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
@@ -56,8 +56,8 @@ class Step:
             **{f"unshare_{kind}": True for kind in self.request.unshare},
         }
         for settings_of in parts("settings"):
-            asked |= settings_of(self)
-        changes = {name: value for name, value in asked.items() if value is not None}
+            requested |= settings_of(self)
+        changes = {name: value for name, value in requested.items() if value is not None}
         settings = enroot_settings.load(self.host).replace("option", **changes)
         file = self.request.file
         return settings.with_devices(file.devices(self.job.environ), file.path) if file else settings
@@ -71,7 +71,7 @@ class Step:
 
     @property
     def own_note(self) -> str:
-        """The name of the step's note, independent of the container's name."""
+        """Return the name of the step's note, which does not depend on the container's name."""
         return f"pyxis_{self.job.step}"
 
     @property

@@ -1,1 +1,1 @@
-"""The request of a step, and its messages."""
+"""The request of a step, and the messages between plugin and helper."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Pairs = list[tuple[str, str]]
 
-# Descriptors of a helper: the socket of the first request, and the one on which tasks and slurmstepd connect.
+# Descriptors of a helper: the socket of the first request, and the socket through which tasks and slurmstepd connect.
 SOCKET, CONTROL = 3, 4
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_FDS = 8
@@ -28,7 +28,7 @@ _CHECK_INTERVAL_S, _MAX_STOPPED_CHECKS = 1.5, 6
 
 
 def tell(text: str) -> None:
-    """Send the user a line without the node's name, for use by programs."""
+    """Send the user a line without the node's name, so that programs can parse it."""
     log.sink("TELL", text)
 
 
@@ -124,24 +124,24 @@ def forked(act: Callable[[Channel], object], failure: str) -> tuple[Channel, int
 
 
 def unexpected(error: BaseException, failure: str = "") -> PenrootError:
-    """Return an error for a failed system call, or with the place of our bug. ``failure`` begins the message."""
+    """Return an error that explains a failed system call, or else names the line of a bug. ``failure`` comes first."""
     from enroot_py.base import filesystems
 
-    place = filesystems.place(error)
+    location = filesystems.place(error)
     if isinstance(error, OSError):
         message, hint = filesystems.in_words(error)
-        return PenrootError(failure + message, hint=hint or place)
-    return PenrootError(f"{failure}{error!r}", hint=f"a bug in penroot, {place}")
+        return PenrootError(failure + message, hint=hint or location)
+    return PenrootError(f"{failure}{error!r}", hint=f"a bug in penroot, {location}")
 
 
-def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
-    """Return the answer of ``child`` about the container that it enters.
+def await_answer(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
+    """Return the answer of ``child`` about the container that it enters. Print its log messages meanwhile.
 
     Raises PenrootError, also for a stopped child, and EOFError if the child has ended.
     """
     stopped, socket, poll = 0, channel.socket.fileno(), select.poll()
     with Fd(os.pidfd_open(child)) as process:
-        poll.register(process, select.POLLIN)  # a process that a hook has left behind may hold the socket open
+        poll.register(process, select.POLLIN)  # a process that a hook has left behind can keep the socket open
         poll.register(socket, select.POLLIN)
         while True:
             ready = [fd for fd, _ in poll.poll(_CHECK_INTERVAL_S * 1000)]
@@ -164,10 +164,10 @@ def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
 
 
 class Client(Channel):
-    """A task or step with a request. Reading and answering never block, so no client delays another."""
+    """A task or step that sends a request. Reading and answering never block, so no client delays another."""
 
     def __init__(self, socket: _socket.socket, *, of_step: bool) -> None:
-        """``of_step``: a task of the step itself, or slurmstepd. Other clients are steps, which may attach."""
+        """With ``of_step``, the client is a task of this step, or slurmstepd. Otherwise another step may attach."""
         super().__init__(socket)
         socket.setblocking(False)
         self.of_step = of_step
@@ -177,7 +177,10 @@ class Client(Channel):
         self._fds: tuple[int, ...] = ()
 
     def request(self) -> Job | None:
-        """Return the request, or None while it is incomplete. Raises EOFError, ValueError, KeyError, OSError."""
+        """Read a part of the request. Return the request once it is complete, before that None.
+
+        Raises EOFError, ValueError, KeyError, OSError.
+        """
         part = self.socket.recv(1 << 20)
         if not part:
             raise EOFError("the peer is gone")
@@ -194,7 +197,7 @@ class Client(Channel):
         self._out, self._fds, self.events = memoryview(_framed(pairs)), fds, select.POLLOUT
 
     def flush(self) -> bool:
-        """Send as much as the socket takes; return whether all is sent. Raises OSError."""
+        """Send as much of the answer as the socket takes. Return whether all is sent. Raises OSError."""
         self._out = self._out[self._send(self._out, self._fds) :]
         self._fds = ()
         return not self._out

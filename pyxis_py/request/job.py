@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.request.options import Request
 
-# Variables of the job that imports and the settings of starts ignore: they would select other users' files, or belong
-# to one task.
+# Variables of the job that are hidden from imports and from the settings of starts: they would select files of other
+# users, or they belong to one task.
 _DENIED = frozenset(
     (
         "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "PMIX_RANK",
@@ -53,7 +53,7 @@ class Job:
     )
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Raises KeyError if the message lacks a mandatory key."""
+        """Read the pairs of a message. Raises KeyError if a mandatory key is missing."""
         single: dict[str, str] = {}
         self.arguments: list[str] = []
         self.options: list[tuple[str, str]] = []
@@ -94,7 +94,7 @@ class Job:
 
     @property
     def step(self) -> str:
-        """JOB.STEP."""
+        """Return JOB.STEP."""
         return f"{self.jobid}.{self.stepid}"
 
     @property
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def ending(self) -> dict[str, bool]:
-        """How the step ended, in a request to finish it: Step.finish."""
+        """Return how the step ended, as arguments of leave.finish(). Only requests to finish a step have this."""
         return {how: self.numbers[how] != 0 for how in ("failed", "killed")}
 
     @property
@@ -118,12 +118,12 @@ class Job:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks on all nodes. For a batch script it is 1, as Slurm reports the job's number (sbatch -n)."""
+        """Return the number of tasks on all nodes: 1 for a batch script, for which Slurm reports that of sbatch -n."""
         return 1 if self.is_batch else self.numbers.get("totaltasks", 0)
 
     @property
     def script(self) -> str:
-        """The path of a batch script, which containers cannot see; "" in other steps."""
+        """Return the path of the batch script, which the container must mount, or "" in other steps."""
         return self.command if self.is_batch else ""
 
     def describe(self, name: str, origin: str) -> Description:
@@ -143,7 +143,7 @@ class Job:
         return Pin(resolved) if is_digest(resolved) else None
 
     def resolved(self, uri: str) -> str:
-        """The digest that srun found for an image; REFUSED, or "" if srun could not tell."""
+        """Return the digest that srun resolved for the image ``uri``, REFUSED, or "" if srun could not resolve it."""
         resolved, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
         return digest if uri == resolved and (digest == REFUSED or is_digest(digest)) else ""
 
@@ -157,5 +157,5 @@ class Job:
         return self.tasks > 1 and self.environ.get("SLURM_NODEID") == "0"
 
     def host(self) -> dict[str, str]:
-        """The job's environment without what must not reach an import or a start."""
+        """Return the job's environment without the variables that must not reach an import or a start."""
         return {key: value for key, value in self.environ.items() if key and key not in _DENIED}

@@ -1,7 +1,7 @@
 """The table of the container options of srun, sbatch and salloc.
 
 Options are parsed into a frozen Request at submit, and again in every step. header.py generates the SPANK plugin's
-table from this one. On the step path: no typing, no re.
+table from this one. Every step imports this module, so it imports neither typing nor re.
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ class Request(Frozen):
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:
-        """Whether the image is a path on the node: begins with / or ., or ends in .sqsh and is one word or a file."""
+        """Return whether the image is a path on the node.
+
+        A path begins with / or . or ends in .sqsh. With .sqsh, it is a bare name or the path of an existing file.
+        """
         image = self.image or ""
         if image.startswith(("/", ".")):
             return True
-        # One word is a file, which may not exist yet. A registry image of that name is docker://x.sqsh.
+        # A bare name is a file, even if it does not exist yet. A registry image of that name is docker://x.sqsh.
         return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
 
     def is_reference(self, cwd: str) -> bool:
@@ -78,17 +81,17 @@ class Request(Frozen):
 
     @property
     def sent(self) -> str:
-        """The path of an image that srun's host sends to the nodes, or "" for other images."""
+        """Return the path of an image that srun sends to the nodes, or "" for other images."""
         return _sent(self.image or "")
 
     def fstab(self) -> list[Mount]:
-        """Return the mounts as fstab(5) lines. Raises ConfigError for an unknown flag."""
+        """Return the mounts as lines of fstab(5), parsed. Raises ConfigError for an unknown flag."""
         return [mount.fstab(self.origins.get("mounts", "")) for mount in self.mounts]
 
 
 def _sent(image: str) -> str:
     path = image.removeprefix(_SENT)
-    is_registry = path[:1] in _DIGITS and path.lstrip(_DIGITS)[:1] in ("/", "#")  # bcast:5000#x, a host of that name
+    is_registry = path[:1] in _DIGITS and path.lstrip(_DIGITS)[:1] in ("/", "#")  # bcast:5000#x: port 5000 of bcast
     return "" if path == image or is_registry else path
 
 
@@ -108,13 +111,13 @@ def image_text(text: str) -> str:
 
 def file_name(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("a name has no control characters")
+        raise ValueError("a name cannot have control characters")
     return _path(text)
 
 
 def _path(text: str) -> str:
     if text.startswith(("~", "$")):
-        hint = f"write the path out; a file of that name is ./{text}"
+        hint = f"write the path out; write ./{text} for a file of this name"
         raise ValueError(f"no shell has replaced the {text[0]}", hint)
     return bounded(text)
 
@@ -136,7 +139,7 @@ def _name(text: str) -> tuple[str, str]:
     if not name:
         raise ValueError("the name is empty")
     if "/" in name or not name.isprintable():
-        raise ValueError("a name has neither '/' nor control characters", "for an image, use --container-image")
+        raise ValueError("a name cannot have '/' or control characters", "for an image, use --container-image")
     if len(name.encode(errors="surrogateescape")) > MAX_NAME_BYTES:
         raise ValueError(f"a name has at most {MAX_NAME_BYTES} bytes")
     if mode and mode not in NAME_MODES:
@@ -149,12 +152,12 @@ def _environ_entries(text: str) -> tuple[str, ...]:
     for entry in entries:
         name, equals, _ = entry.partition("=")
         if not name:
-            raise ValueError("a name is empty", "separate names with one comma each; a comma in a value is \\,")
+            raise ValueError("a name is empty", "separate names with one comma each; write a comma in a value as \\,")
         if equals and "*" in name:
-            raise ValueError(f"{entry}: a pattern has no value", "give NAME=VALUE for each name")
-        # Variables of the job may have other names: BASH_FUNC_module%%.
+            raise ValueError(f"{entry}: a pattern cannot have a value", "give NAME=VALUE for each name")
+        # A name without a value can be any variable of the job, such as BASH_FUNC_module%%.
         if equals and not (name.isascii() and name.isidentifier()) or any(map(str.isspace, name)):
-            raise ValueError(f"{name!r} is not the name of a variable", "write NAME, or NAME=VALUE, and commas between")
+            raise ValueError(f"{name!r} is not the name of a variable", "separate NAME or NAME=VALUE with commas")
     return tuple(dict.fromkeys(entries))
 
 
@@ -200,9 +203,10 @@ def _unshare(text: str) -> tuple[str, ...]:
 class Option:
     """One row of the table: an option and its attribute of Request.
 
-    A flag has a ``value`` and no ``parse``. ``selects``: the option requests a container. ``of_job``: sbatch and salloc
-    take it for the steps of a job. ``annotated``: an environment file can set it as the annotation com.pyxis.ATTRIBUTE.
-    ``describes``: the option names an environment file. ``variable``: the variable, if another option shares it.
+    A flag has a ``value`` and no ``parse``. An option that ``selects`` requests a container. An option ``of_job`` works
+    without a container too: sbatch and salloc apply it to the later steps of a job. An environment file can set an
+    ``annotated`` option by the annotation com.pyxis.ATTRIBUTE. An option that ``describes`` names an environment file.
+    ``variable`` is the option's variable, if another option has the same.
     """
 
     __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())
@@ -295,7 +299,7 @@ OPTIONS = (
     Option(
         "container-name",
         "name",
-        "use or create a container of this name, which stays on the node; others are removed when the step ends",
+        "use or create a container of this name, which stays on the node; unnamed ones are removed with the step",
         parse=_name,
         arginfo="NAME[:auto|create|exec|no_exec]",
         example="work",
@@ -350,23 +354,23 @@ def all_options() -> tuple[Option, ...]:
 
 
 def _known(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Option, ...]:
-    """Return the core's options, with those of features if an option or a variable may be theirs."""
+    """Return the core's options, and those of features if a name or a variable is not of the core."""
     of_core = all(name in _BY_NAME for name in names)
     of_core = of_core and not any(name.startswith("PYXIS_") and name not in _VARIABLES for name in environ)
     return OPTIONS if of_core else all_options()
 
 
-def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
-    """Raise UsageError for options if the site has sbatch_support=0; variables still apply to the steps."""
-    if said:
+def refuse_all(options: Sequence[tuple[str, str]], command: str) -> None:
+    """Raise UsageError if there are options, for a site with sbatch_support=0. Variables still apply to the steps."""
+    if options:
         raise UsageError(
-            f"--{said[0][0]}: container options of {command} are switched off on this cluster",
+            f"--{options[0][0]}: container options of {command} are switched off on this cluster",
             hint="use container options with srun, inside the job",
         )
 
 
 def parse(
-    given: Iterable[tuple[str, str]],
+    command_line: Iterable[tuple[str, str]],
     environ: Mapping[str, str],
     cwd: str = "",
     read: Callable[[str, str], Description] | None = None,
@@ -377,41 +381,42 @@ def parse(
     expanded from ``environ``. ``read`` loads an environment file by its name and origin. Raises UsageError for a bad
     value and for contradicting options.
     """
-    asked: dict[str, tuple[Any, str]] = {}
-    given = tuple(given)
-    known = _known([name for name, _ in given], environ)
+    requested: dict[str, tuple[Any, str]] = {}
+    command_line = tuple(command_line)
+    known = _known([name for name, _ in command_line], environ)
     by_name = _BY_NAME if known is OPTIONS else {option.name: option for option in known}
-    for name, text in given:
+    for name, text in command_line:
         if name not in by_name:
             raise UsageError(f"--{name}: unknown option", hint="the plugin is of another version: pyxis-py install")
         option = by_name[name]
-        _add(asked, option, option.from_command_line(text), f"--{name}")
-    by_options = frozenset(asked)
+        _add(requested, option, option.from_command_line(text), f"--{name}")
+    by_options = frozenset(requested)
     option_of_file = next((option for option in known if option.describes), None)
-    file = _file(option_of_file, asked, environ, read) if option_of_file else None
+    file = _file(option_of_file, requested, environ, read) if option_of_file else None
     job = environ if cwd else None
     by_file = _of_file(file, job) if file else {}
     for option in known:
         if option.variable and option.variable in environ and option.sets not in by_options | by_file.keys():
-            _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
-    asked = {**({key: file.flag(key) for key in ("entrypoint", "writable")} if file else {}), **by_file, **asked}
-    values = {attribute: value for attribute, (value, _) in asked.items()}
-    origins = {attribute: origin for attribute, (_, origin) in asked.items()}
+            _add(requested, option, option.from_variable(environ[option.variable]), option.variable)
+    flags = {key: file.flag(key) for key in ("entrypoint", "writable")} if file else {}
+    requested = {**flags, **by_file, **requested}
+    values = {attribute: value for attribute, (value, _) in requested.items()}
+    origins = {attribute: origin for attribute, (_, origin) in requested.items()}
     if "name" in values:
         values["name"], values["name_mode"] = values["name"]
     if file:
         values["mounts"] = tuple(dict.fromkeys((*_mounts(file, job), *values.get("mounts", ()))))
     if cwd and "mounts" in values:
         values["mounts"] = tuple(_resolved(mount, cwd, environ, origins) for mount in values["mounts"])
-    more = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
-    request = Request(**values, file=file, origins=origins, of_features=more)
+    of_features = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
+    request = Request(**values, file=file, origins=origins, of_features=of_features)
     if file and option_of_file and not request.wants_container:
         message = f"{origins[option_of_file.sets]}={file.name}: neither the file nor its bases name an image"
-        raise UsageError(message, hint='add image = "ubuntu:24.04" to it, or give --container-image')
+        raise UsageError(message, hint='add image = "ubuntu:24.04" to the file, or give --container-image')
     return request
 
 
-# Options that are keys of environment files, under the names of their attributes.
+# Options that environment files have as keys. The name of a key is that of the option's attribute.
 _IN_FILES = tuple(
     _BY_NAME[name] for name in ("container-image", "container-workdir", "container-entrypoint", "container-writable")
 )
@@ -419,18 +424,18 @@ _IN_FILES = tuple(
 
 def _file(
     option: Option,
-    asked: dict[str, tuple[Any, str]],
+    requested: dict[str, tuple[Any, str]],
     environ: Mapping[str, str],
     read: Callable[[str, str], Description] | None,
 ) -> Description | None:
     """Return the requested environment file, or None."""
-    if option.sets not in asked and option.variable in environ:
-        _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
-    return read(*asked[option.sets]) if read and option.sets in asked else None
+    if option.sets not in requested and option.variable in environ:
+        _add(requested, option, option.from_variable(environ[option.variable]), option.variable)
+    return read(*requested[option.sets]) if read and option.sets in requested else None
 
 
 def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
-    """Return the attributes from a file, each with its line. Raises UsageError, ConfigError."""
+    """Return the attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
     values = {}
     for option in _IN_FILES:
         entry = file.last(option.sets)
@@ -440,11 +445,11 @@ def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tupl
         elif entry and option.sets == "image":
             raise UsageError(
                 f"{entry.where}: only the job knows {text}",
-                hint="use a variable of the submitter: the image must be known before",
+                hint="use a variable that is set at submission: the image must be known before the job starts",
             )
     for option in all_options():
-        if option.annotated and (said := file.annotation(f"com.pyxis.{option.sets}")):
-            values[option.sets] = said
+        if option.annotated and (annotation := file.annotation(f"com.pyxis.{option.sets}")):
+            values[option.sets] = annotation
     return values
 
 
@@ -467,16 +472,16 @@ def _resolved(mount: MountEntry, cwd: str, environ: Mapping[str, str], origins: 
         raise UsageError(f"{mount.origin or origins['mounts']}: {why}", hint=hint) from None
 
 
-def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
+def _add(requested: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
     """Record the value of an attribute with its option or variable. Raises UsageError."""
-    known, before = asked.get(option.sets, (value, origin))
+    known, before = requested.get(option.sets, (value, origin))
     if known == value:  # Slurm calls back more than once with the same value
-        asked[option.sets] = value, origin
+        requested[option.sets] = value, origin
         return
     if before == origin:
         hint = (
-            f"give the option once (Slurm passes on only the last value), as {origin}={option.arginfo}; "
-            "components of a heterogeneous job: an srun each, with --het-group; "
+            f"give the option once (Slurm passes on only the last value): {origin}={option.arginfo}; "
+            "for the components of a heterogeneous job, use one srun each, with --het-group; "
             "options of salloc apply to each srun in it"
         )
         raise UsageError(f"{origin} is given twice with different values", hint=hint)

@@ -1,4 +1,4 @@
-"""The plugin's arguments in plugstack.conf, as a table of settings. On the step path."""
+"""The plugin's arguments in plugstack.conf, as a table of settings. Every step imports this module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PluginSettings(Rows):
     """The plugin's arguments."""
 
     runtime_path = Place("/run/pyxis", "directory for running steps, with a subdirectory for each user")
-    execute_entrypoint = Bool("0", "run entrypoints unless --no-container-entrypoint")
+    execute_entrypoint = Bool("0", "run the entrypoint of an image, unless --no-container-entrypoint is given")
     container_scope = Choice(
         "global",
         "lifetime of named containers: they are removed when their job ends (job), or stay on the node (global)",
@@ -36,13 +36,13 @@ class PluginSettings(Rows):
     use_enroot_load = Bool("0", "no effect: penroot never converts an image for a container")
     resolve_tags = Bool("1", "resolve tags in srun: all nodes of a step use the same image")
     show_image = Bool("0", "append the image of a batch script, with its digest, to the job's comment")
-    resolve_timeout = Seconds("5", "timeout in seconds for that; 0.4 of it without any answer")
+    resolve_timeout = Seconds("5", "timeout in seconds for resolve_tags; 0.4 of it if no registry answers at all")
     importer = Place("", "program that imports images in place of penroot")
     use_squashfuse = Bool("0", "no effect: squashfs images are always mounted")
 
     @property
     def resolve_silence(self) -> float:
-        """Timeout in seconds without any answer: a login node may not reach the registry."""
+        """Return the timeout in seconds for the first answer: a login node may not reach the registry at all."""
         return 0.4 * self.resolve_timeout
 
 
@@ -50,14 +50,14 @@ SETTINGS = {setting.name: setting for setting in vars(PluginSettings).values() i
 
 
 def all_settings() -> dict[str, Setting]:
-    """The arguments of the core, then those of the features."""
+    """Return the arguments of the core, then those of the features."""
     from enroot_py.base.features import plugged  # rarely needed
 
     return {**SETTINGS, **{row.name: row for feature in plugged("arguments") for row in feature.ARGUMENTS.values()}}
 
 
 def load(arguments: Iterable[str]) -> PluginSettings:
-    """Parse ``name=value`` arguments; the last of a name counts, as in pyxis.
+    """Parse ``name=value`` arguments. If a name is repeated, the last value counts, as in pyxis.
 
     Raises ConfigError for an unknown name and a bad value.
     """

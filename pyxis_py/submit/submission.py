@@ -29,25 +29,25 @@ if TYPE_CHECKING:
         def serve(self, channel: Channel) -> None: ...
 
 
-# Directories of a site's policy, which no variable of a job changes. The second one is for Slurm in a container.
+# Directories of a site's policy, which no variable of a job changes. The second directory is for Slurm in a container.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
 _OPTIONS = "PYXIS_CONTAINER_"  # prefix of the variables for options
 
 
 def check(job: Job) -> tuple[Request, Wish | Serving | None]:
-    """Return the request, as far as it is known at submit, and what srun may do for all nodes of a step.
+    """Return the request, as far as it is known at submit, and the work that srun does for all nodes, or None.
 
     Raises UsageError, ConfigError, ImageError.
     """
     plugin = settings.load(job.arguments)
     request = options.parse(job.options, job.environ, read=job.describe)
     if job.context != "srun" and not plugin.sbatch_support:
-        # Steps in the job may use the variables; only the options of sbatch are off.
-        options.check_switched_off(job.options, job.context)
+        # Only the options of sbatch and salloc are switched off. Steps in the job still use the variables.
+        options.refuse_all(job.options, job.context)
         return request, None
     for line in (*options.ignored(request), *slips(job.environ)):
         log.warn(line)
-    request.fstab()  # for errors in its flags
+    request.fstab()  # raises ConfigError for an unknown flag of a mount
     if request.wants_container and (job.options or job.context == "srun"):
         _check_words(job)
     image = _image(job, request)
@@ -88,7 +88,7 @@ def _image(job: Job, request: Request) -> Reference | LocalImage | None:
 
 
 def _has_policy(job: Job) -> bool:
-    """Return whether the site or the user may have a policy. srun waits, so import nothing."""
+    """Return whether the site or the user seems to have a policy. srun waits for this, so import nothing."""
     own = job.environ.get("XDG_CONFIG_HOME") or (job.environ.get("HOME") or os.path.expanduser("~")) + "/.config"
     return any(os.path.lexists(f"{place}/policy.json") for place in (*_SITES, f"{own}/enroot"))
 
@@ -113,7 +113,7 @@ def _check_policy(
             admission.check_file(request.image, loaded)
         elif image is not None:
             admission.check_name(image, loaded, tags.pin(image, loaded, pin), by_importer=by_importer)
-        elif os.path.exists(path):  # otherwise only the nodes can resolve the tag
+        elif os.path.exists(path):  # otherwise only the nodes can check the file
             admission.check_file(os.path.realpath(path), loaded)
     except PolicyError as e:
         raise PolicyError(f"{request.origins['image']}={request.image}: {e}", hint=e.hint) from None
@@ -122,8 +122,8 @@ def _check_policy(
 class Wish:
     """A registry image for which srun may resolve the tag and run the tracker of the swarm.
 
-    ``digest`` is the digest for the step, if it is known already. ``waits``: ask the registry only when a node does,
-    since the nodes may have the container of --container-name already.
+    ``digest`` is the digest for the step, if it is known already. With ``waits``, srun asks the registry only when a
+    node asks srun, because the nodes may already have the container of --container-name.
     """
 
     resolve = shares = waits = False
@@ -151,10 +151,10 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def resolve(job: Job, tag: Reference) -> str:
-    """Return the digest of a tag, or "" without access to the registry.
+    """Return the digest of a tag, or "" if the registry cannot be asked.
 
-    Ends the process if that takes too long, and then the plugin continues without a digest. Raises RefusedError; the
-    nodes still ask, as they may have another login or mirror.
+    Ends the process if that takes too long: the plugin then continues without a digest. Raises RefusedError. The nodes
+    still ask the registry after that, because they may have another login or mirror.
     """
     from enroot_py.base.errors import PenrootError, RefusedError
     from enroot_py.config import settings as enroot_settings
@@ -172,10 +172,10 @@ def resolve(job: Job, tag: Reference) -> str:
 
 
 def learns_later(job: Job) -> bool:
-    """Return whether the step gets srun's variables from after its allocation.
+    """Return whether the step gets variables that srun sets after the allocation.
 
     In a heterogeneous job only the first component gets them (pre_launch_srun_job of Slurm's srun_job.c). A step of
-    --async does not: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
+    --async does not get them: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
     """
     words = _words(job)
     several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)
@@ -198,13 +198,13 @@ def _check_words(job: Job) -> None:
         )
     if job.context == "salloc" and _is_given("--no-s|hell", words):
         raise UsageError(
-            "--no-shell: salloc passes container options to steps by its command's environment, and it has none",
+            "--no-shell: salloc passes container options to steps by its command's environment, but has no command",
             hint="use the options with each srun --jobid",
         )
 
 
 def _is_given(option: str, words: list[str]) -> bool:
-    """Return whether a command line has a flag, or an abbreviation of it: ``|`` marks the shortest one."""
+    """Return whether a command line has a flag or an abbreviation. ``|`` marks the end of the shortest abbreviation."""
     own, _, rest = option.partition("|")
     return any(word.startswith(own) and (own + rest).startswith(word) for word in words)
 
@@ -212,7 +212,7 @@ def _is_given(option: str, words: list[str]) -> bool:
 def _words(job: Job) -> list[str]:
     """Return the command line of srun, sbatch or salloc, up to the program if getopt(3) has found it.
 
-    For a heterogeneous job, getopt(3) has found only the last component's, so all words are returned.
+    For a heterogeneous job, return all words: getopt(3) has found only the program of the last component.
     """
     with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as f:
         words = f.read().split("\0")

@@ -42,7 +42,7 @@ def test_edited_hooks_of_the_site_replace_ours(user: User, rootfs: pathlib.Path,
     assert user.start("box", "id", "-un") == "guest\n"
     lines = explained(user)
     for name in bashhooks.LIKE_ENROOTS:
-        assert f"hook etc/hooks.d/{name}.sh (in place of ours)" in lines
+        assert f"hook etc/hooks.d/{name}.sh (in place of penroot's hook)" in lines
         assert not any(f"/{name}.py" in line for line in lines)
     assert "hook etc/hooks.d/50-slurm-pmi.sh" in lines
 
@@ -167,7 +167,7 @@ def test_unedited_hook_of_enroot_is_replaced_by_ours(
     main = known_original(user, site, name, "exit 1\n")
     assert user.run(str(main), "start", "box", "id", "-un").stdout == f"user{UID}\n"
     out = user.run(str(main), "start", "--explain", "box", "true").stdout
-    assert f"{name}.py  (for {site}/{name}.sh, which is enroot's own)" in out
+    assert f"{name}.py  (in place of {site}/{name}.sh, an original of enroot)" in out
     with (site / f"{name}.sh").open("a") as f:
         f.write("# edited\n")
     said = user.run(str(main), "start", "box", "id", "-un", status=1).stderr
@@ -192,7 +192,7 @@ def test_hook_of_ours_is_switched_off(user: User, rootfs: pathlib.Path, site: pa
 def test_info_names_hooks_and_why(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, {"98-nvidia": "", "50-mine": ""})
     lines = user.penroot("info").stdout.partition("\nHooks:\n")[2].splitlines()
-    assert f"  hook     {site}/98-nvidia.sh  (in place of ours)" in lines
+    assert f"  hook     {site}/98-nvidia.sh  (in place of penroot's hook)" in lines
     assert f"  hook     {site}/50-mine.sh" in lines
     assert [line for line in lines if line.endswith("/10-shadow.py")]
 

@@ -69,7 +69,7 @@ def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
 @pytest.mark.parity("options after NAME are options of the command", "options after NAME belong to the command")
 def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
     said = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
-    assert "--env" in said and "put options before the container" in said
+    assert "--env" in said and "put options before the name of the container" in said
 
 
 @pytest.mark.parity("list while processes end")

@@ -94,7 +94,7 @@ def test_image_variable_too_long_is_named(user: User, rootfs: pathlib.Path, shel
     (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * 135_000}\nA=1\nHUGE={'v' * 140_000}\n")
     done = user.penroot("start", "box", shell, "-c", "echo ${BIG-none}$A")
     assert done.stdout == "none1\n"
-    assert done.stderr == "[WARN] not set, because the kernel limits a variable to 128 KiB: BIG, HUGE\n"
+    assert done.stderr == "[WARN] variables above the kernel's limit of 128 KiB are not set: BIG, HUGE\n"
     (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * (131_071 - 4)}\n")  # the longest possible name
     done = user.penroot("start", "box", shell, "-c", "echo ${#BIG}")
     assert (done.stdout, done.stderr) == ("131067\n", "")

@@ -29,7 +29,7 @@ def test_two_commands_run_mpi_and_purge_leaves_nothing(debian: Machine, packages
     debian.run(f"apt-get -qq install --yes --no-install-recommends python3 {NEEDS}")
     before = debian.files()
     said = install(debian, packages, "penroot", "penroot-slurm-plugin")
-    assert f"[INFO] the plugin is that for Slurm {PLUGINS[debian.release]}\n" in said
+    assert f"[INFO] selected the plugin for Slurm {PLUGINS[debian.release]}\n" in said
     debian.run("pyxis-py install")
     demo(debian, environ)
     debian.run("apt-get -qq purge --yes penroot penroot-slurm-plugin")
@@ -43,10 +43,10 @@ def test_two_commands_run_mpi_and_purge_leaves_nothing(debian: Machine, packages
 def test_slurm_that_comes_goes_or_is_another(debian: Machine, packages: Path) -> None:
     debian.run("apt-get -qq purge --yes slurmctld slurmd slurm-client")
     said = install(debian, packages, "penroot", "penroot-slurm-plugin", "penroot-enroot-names")
-    assert said.count("[INFO] Slurm is not installed on this machine; the plugin is chosen when there is\n") == 1
+    assert said.count("[INFO] Slurm is not installed on this machine; the plugin is selected once it is\n") == 1
     assert debian.run("enroot version; penroot --version").stdout.splitlines()[1].endswith(", deb)")
     said = debian.run("apt-get -qq install --yes --no-install-recommends slurmd 2>&1").stdout
-    assert "[INFO] the plugin is that for Slurm 24.11\n" in said
+    assert "[INFO] selected the plugin for Slurm 24.11\n" in said
     fake = "printf '#!/bin/sh\\necho slurm 27.02.1\\n' > /usr/local/bin/slurmd; chmod 755 /usr/local/bin/slurmd"
     done = debian.run(f"{fake}; /usr/libexec/penroot/packaged plugin")
     assert done.stderr.splitlines() == [

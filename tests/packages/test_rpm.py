@@ -72,7 +72,7 @@ def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
         assert "nothing provides libc.so.6(GLIBC_2.34)(64bit)" in dnf(debian, install, check=False)
         dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)}")
         before = debian.files()
-        assert "[INFO] the plugin is that for Slurm 22.05\n" in dnf(debian, install)
+        assert "[INFO] selected the plugin for Slurm 22.05\n" in dnf(debian, install)
         dnf(debian, "install ./penroot-enroot-names-*.rpm")
         assert debian.run("enroot version; penroot --version").stdout.endswith(", rpm)\n")
         assert debian.run("rpm --verify penroot penroot-slurm-plugin penroot-enroot-names").stdout == ""
@@ -94,13 +94,13 @@ def test_later_slurm_and_upgrade_during_use(packages: Path, tmp_path: Path) -> N
         dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)} {python}")
         before = debian.files()
         said = dnf(debian, "install ./penroot-1*.rpm ./penroot-slurm-plugin-1*.rpm")
-        assert "[INFO] Slurm is not installed on this machine; the plugin is chosen when there is\n" in said
+        assert "[INFO] Slurm is not installed on this machine; the plugin is selected once it is\n" in said
         (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # in spite of the trigger
         # Install Slurm, upgrade it, reinstall Python, install AppArmor.
         for slurm in ("24.11", "25.05"):
             program = f"#!/bin/sh\necho slurm {slurm}.1\n"
             said = dnf(debian, f"install {stand_in(debian, 'slurm', slurm, file='/usr/sbin/slurmd', text=program)}")
-            assert f"[INFO] the plugin is that for Slurm {slurm}\n" in said
+            assert f"[INFO] selected the plugin for Slurm {slurm}\n" in said
         (compiled,) = version.glob("modules.cpython*")
         compiled.unlink()
         dnf(debian, f"reinstall {python}")

@@ -19,7 +19,7 @@ from tests.waiting import until
 SITE = "/home/opt"  # all nodes of this lab see the directory, and no other lab does
 PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
 NAME = ("sh", "-c", "echo $IMAGE_NAME")
-FIX = "fix: on the host of slurmctld: pyxis-py install, which edits plugstack.conf itself; scontrol reconfigure"
+FIX = "fix: on the host of slurmctld: pyxis-py install (it edits plugstack.conf itself); scontrol reconfigure"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     reconfigure(site, "include plugstack.conf.d/*.conf")
     out = pyxis_py(site, "install", "n1")
     assert f"built {PLUGIN}" in out
-    assert "/run/slurm/conf/plugstack.conf comes from slurmctld and does not load it" in out
+    assert "/run/slurm/conf/plugstack.conf comes from slurmctld and does not load the plugin" in out
     assert "pyxis.conf:1 loads" in pyxis_py(site, "install", "ctl", 1)
     site.run("rm /etc/slurm/plugstack.conf.d/pyxis.conf", user="root")
 

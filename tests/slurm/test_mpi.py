@@ -125,7 +125,7 @@ def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
     assert "requested component was not found" not in done.stderr
     stderr = refused(lab, image, "-n2", "--mpi=pmix", "--container-remap-root", "hello")
     assert "the image has no libmunge.so.2 (PMIX_SECURITY_MODE=munge,native)" in stderr
-    assert "do not be root inside" in stderr
+    assert "do not become root in the container" in stderr
     clear(lab)
 
 

@@ -174,7 +174,7 @@ def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
         assert (
             f"step {first} runs the container one, and its helper process does nothing: its job is suspended" in error
         )
-        assert f"scontrol resume {job} lets a suspended job go on" in error
+        assert f"resume a suspended job: scontrol resume {job};" in error
 
 
 @pytest.mark.parity("attaching to a container of a suspended job fails at once")
@@ -211,7 +211,7 @@ def test_modes(lab: Lab) -> None:
 
 def test_prefixed_name_is_reported(lab: Lab) -> None:
     srun(lab, IMAGE, NAME, "true")
-    assert "the container pyxis_one is --container-name=one" in refused(lab, "--container-name=pyxis_one", "true")
+    assert "the container pyxis_one, use --container-name=one" in refused(lab, "--container-name=pyxis_one", "true")
     lab.run(["penroot", "create", "--name", "own", "docker://registry:5000#minimal:1"], node="n1")
     assert "penroot create --name pyxis_own" in refused(lab, "--container-name=own", "true")
     assert "add --container-image" in refused(lab, "--container-name=nobody", "true")

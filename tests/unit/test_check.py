@@ -116,7 +116,7 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
 def test_file_of_slurmctld_alone_hides_the_sent_one(programs: Path, copy: Path) -> None:
     """spank_stack_init() opens PlugStackConfig without searching for it."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
-    assert finding.verdict == "bad" and "instead of the one from slurmctld" in finding.what
+    assert finding.verdict == "bad" and "instead of slurmctld's copy" in finding.what
     assert "remove PlugStackConfig from slurm.conf" in finding.fix
 
 

@@ -83,7 +83,11 @@ def test_variable_can_request_a_file() -> None:
         ("image a\nmounts :/b", "it.toml:2: mounts: the source is empty", "for example mounts = ["),
         ("image a\nmounts /a:b", "it.toml:2: mounts: the target 'b' is not an absolute path", "/a:/PATH"),
         ("image ${NONE}", "it.toml:1: image: the variable NONE is not set", "${NONE:-}"),
-        ("image a:${SLURM_JOB_ID}", "it.toml:1: image: only the job knows a:${SLURM_JOB_ID}", "must be known before"),
+        (
+            "image a:${SLURM_JOB_ID}",
+            "it.toml:1: image: only the job knows a:${SLURM_JOB_ID}",
+            "must be known before the job starts",
+        ),
         ("image a\nmounts /${NONE}:/x", "it.toml:2: mounts: the variable NONE is not set", "export it"),
     ],
 )

@@ -73,7 +73,7 @@ def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
     given = {**MUNGE, "PMIX_SECURITY_MODE": offered}
     with pytest.raises(ConfigError, match=r"no libmunge\.so\.2") as caught:
         pmix.security(given, libraries("libpmix.so.2"), remap_root=root)
-    assert ("do not be root inside" in caught.value.hint) == root
+    assert ("do not become root in the container" in caught.value.hint) == root
     assert ("mpi.conf" in caught.value.hint) == (offered == "munge")
     # Without a request for an MPI, nothing is refused.
     assert "munge" not in str(pmix.security(given, libraries(), remap_root=root))

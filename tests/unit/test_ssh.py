@@ -40,14 +40,14 @@ def test_a_node_that_is_down(slurm: Any, state: str) -> None:
     squeue(slurm, f"42|42|{ME}|RUNNING|n[1-2]|None|a|b")
     slurm.register(["sinfo", slurm.any()], stdout=f"{state}\n")
     with pytest.raises(ContainerError, match=rf"job 42: node n2 is {state.replace('*', '.')}$") as raised:
-        jobs.place("42.n2")
+        jobs.destination("42.n2")
     assert raised.value.hint == "sinfo --nodes n2 --list-reasons"
 
 
 def test_an_element_of_an_array(slurm: Any) -> None:
     squeue(slurm, f"50|42_7|{ME}|RUNNING|n[1-2]|None|a|b")
     slurm.register(["sinfo", slurm.any()], stdout="mixed\n")
-    found = jobs.place("42_7")
+    found = jobs.destination("42_7")
     assert (found.job.number, found.job.name, found.node, found.container) == ("50", "a|b", "n1", "")
 
 
@@ -101,7 +101,7 @@ def test_a_name_of_several_jobs(slurm: Any) -> None:
         slurm, f"42|42|{ME}|RUNNING|n1|None|train", f"43|43|{ME}|RUNNING|n1|None|train", f"44|44|{ME}|PENDING||x|train"
     )
     with pytest.raises(ContainerError, match=r"the name train matches several jobs: 42, 43$"):
-        jobs.place("train")
+        jobs.destination("train")
 
 
 def test_keys_are_the_users_alone_and_made_once(tmp_path: pathlib.Path) -> None:

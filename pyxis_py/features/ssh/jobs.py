@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.run import Program, find
 
-# The name comes last, as it may have any character. It may have line breaks, so ask only for names of own jobs.
+# The name of a job comes last, because it can have any character. It can have line breaks, so ask for the names of the
+# caller's jobs only.
 _FORMAT = "%A|%i|%U|%T|%N|%r|"
 _LINE = re.compile(r"(\d+)\|([^|]*)\|(\d+)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)")
 _OUTPUT_VARIABLES = ("SQUEUE_", "SINFO_")  # prefixes of variables that change the output of these programs
-_NUMBER = re.compile(r"\d+([_+]\d+)?$")  # also an array element or a component of a heterogeneous job
+_NUMBER = re.compile(r"\d+([_+]\d+)?$")  # a job, an array element, or a component of a heterogeneous job
 _TIMEOUT_S = 60.0  # slurmctld may be busy
 
 
@@ -38,7 +39,7 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """What an ssh name selects: a job, a node, and a step or container there, or "" for the only one."""
+    """What an ssh name selects: a job, a node, and a step or container there, or "" for the only container."""
 
     job: SlurmJob
     node: str
@@ -75,28 +76,29 @@ def mine() -> list[SlurmJob]:
 
 
 def job(name: str) -> SlurmJob:
-    """Return the running job of the caller at the beginning of a name. Raises ContainerError."""
-    found, _ = _job(name)
-    _check(found)
-    return found
+    """Return the caller's running job that the beginning of ``name`` selects. Raises ContainerError."""
+    selected, _ = _job(name)
+    _check(selected)
+    return selected
 
 
-def place(name: str) -> Destination:
+def destination(name: str) -> Destination:
     """Return what JOB[.STEP|.CONTAINER][.NODE] selects. Raises ContainerError."""
-    found, rest = _job(name)
-    _check(found)
-    nodes = _ask("scontrol", "show", "hostnames", found.nodelist)
+    selected, rest = _job(name)
+    _check(selected)
+    nodes = _ask("scontrol", "show", "hostnames", selected.nodelist)
     node = next((word for word in rest[-1:] if word in nodes), "")
     container = ".".join(rest[:-1] if node else rest)
-    node = node or _node_of_step(found, container) or nodes[0]
+    node = node or _node_of_step(selected, container) or nodes[0]
     (state,) = _ask("sinfo", "--noheader", "--nodes", node, "--format", "%T")[:1] or [""]
     if state.endswith("*") or state.startswith("down"):
-        raise ContainerError(f"job {found.shown}: node {node} is {state}", hint=f"sinfo --nodes {node} --list-reasons")
-    return Destination(found, node, container)
+        hint = f"sinfo --nodes {node} --list-reasons"
+        raise ContainerError(f"job {selected.shown}: node {node} is {state}", hint=hint)
+    return Destination(selected, node, container)
 
 
 def _job(name: str) -> tuple[SlurmJob, list[str]]:
-    """Return the job at the beginning of a name, and the words after it. Raises ContainerError."""
+    """Return the job that the beginning of ``name`` selects, and the words after that. Raises ContainerError."""
     words = name.split(".")
     if _NUMBER.match(words[0]):
         try:
@@ -110,9 +112,9 @@ def _job(name: str) -> tuple[SlurmJob, list[str]]:
         return _only(f"job {words[0]}", jobs), words[1:]
     running = [job for job in mine() if job.uid == os.geteuid()]
     for length in range(len(words), 0, -1):
-        named = [job for job in running if job.name == ".".join(words[:length])]
-        if named:
-            return _only(f"the name {'.'.join(words[:length])}", named), words[length:]
+        matching = [job for job in running if job.name == ".".join(words[:length])]
+        if matching:
+            return _only(f"the name {'.'.join(words[:length])}", matching), words[length:]
     running = [job for job in running if job.state == "RUNNING"]
     if len(running) == 1:
         return running[0], words
@@ -124,26 +126,26 @@ def _job(name: str) -> tuple[SlurmJob, list[str]]:
     raise ContainerError(f"you have no running job with the name {name}", hint=hint)
 
 
-def _only(what: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
-    """Return the running one of several jobs. Raises ContainerError."""
+def _only(subject: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
+    """Return the running job of ``jobs``, or the first job if none runs. Raises ContainerError if several run."""
     running = [job for job in jobs if job.state == "RUNNING"]
     if len(running) > 1:
         shown = ", ".join(job.shown for job in running)
-        raise ContainerError(f"{what} matches several jobs: {shown}", hint="use a job ID")
+        raise ContainerError(f"{subject} matches several jobs: {shown}", hint="use a job ID")
     return (running or list(jobs))[0]
 
 
 def _check(job: SlurmJob) -> None:
     """Raise ContainerError if no step can be started in a job."""
-    what = f"job {job.shown}"
+    subject = f"job {job.shown}"
     if job.uid != os.geteuid():
-        raise ContainerError(f"{what} belongs to another user (uid {job.uid})", hint="squeue --me shows yours")
+        raise ContainerError(f"{subject} belongs to another user (uid {job.uid})", hint="squeue --me shows yours")
     if job.state in ("PENDING", "CONFIGURING"):
-        raise ContainerError(f"{what} is not running yet: {job.reason}", hint=f"squeue --start --job {job.shown}")
+        raise ContainerError(f"{subject} is not running yet: {job.reason}", hint=f"squeue --start --job {job.shown}")
     if job.state == "SUSPENDED":
-        raise ContainerError(f"{what} is suspended", hint=f"resume it: scontrol resume {job.shown}")
+        raise ContainerError(f"{subject} is suspended", hint=f"resume it: scontrol resume {job.shown}")
     if job.state != "RUNNING":
-        raise ContainerError(f"{what} has ended: {job.state}", hint="squeue --me shows yours")
+        raise ContainerError(f"{subject} has ended: {job.state}", hint="squeue --me shows yours")
 
 
 def _node_of_step(job: SlurmJob, step: str) -> str:

@@ -31,7 +31,7 @@ _SHELLS = ("/bin/bash", "/bin/sh")
 
 
 class Inside:
-    """The server's end: sends requests to the nursery, and receives exit statuses."""
+    """The ssh server's end of the socket to the nursery. It sends requests, and receives exit statuses."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -71,7 +71,7 @@ class Inside:
 
     def _hear(self) -> None:
         message = self.control.recv(_MAX_MESSAGE_BYTES)
-        if not message:  # the nursery was killed: no child can be started or tracked any more
+        if not message:  # the nursery was killed, so no child can be started or tracked any more
             os._exit(1)
         answer = json.loads(message)
         ended = self._ended.pop(answer["number"])
@@ -134,8 +134,8 @@ class Nursery:
         for number in (signal.SIGHUP, signal.SIGCONT):
             for pid, _ in self._children.values():
                 _signal_group(pid, number)
-        while self._children and (left := deadline - time.monotonic()) > 0:
-            for fd in select.select(list(self._children), (), (), left)[0]:
+        while self._children and (remaining_s := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(self._children), (), (), remaining_s)[0]:
                 os.waitpid(self._children.pop(fd)[0], 0)
         for pid, _ in self._children.values():
             _signal_group(pid, signal.SIGKILL)
@@ -172,7 +172,7 @@ class Nursery:
             os._exit(status)
 
     def _enter(self) -> None:
-        """Raises PenrootError."""
+        """Enter the container, and the home or working directory there. Raises PenrootError."""
         superuser = "user" not in self.lent.spaces
         processes.enter(self.lent.spaces, os.getpid(), new_keyring=self.lent.new_keyring)
         if not superuser:
@@ -186,7 +186,7 @@ class Nursery:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """Send a signal to the process group of a child, or to the child before it has called setsid(2)."""
+    """Send a signal to the process group of a child, or only to the child if it has not called setsid(2) yet."""
     for send in (os.killpg, os.kill):
         try:
             return send(pid, number)
@@ -200,14 +200,14 @@ def _connect(addresses: list[Any], answer: int) -> int:
     for address in addresses:
         path = isinstance(address, str)
         family = socket.AF_UNIX if path else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as made:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
             try:
-                made.connect(address if path else tuple(address))
+                connection.connect(address if path else tuple(address))
             except OSError as e:
                 failure = e.errno or 1
             else:
                 with socket.socket(fileno=answer) as asker:
-                    socket.send_fds(asker, [b"."], [made.fileno()])
+                    socket.send_fds(asker, [b"."], [connection.fileno()])
                 return 0
     return failure
 

@@ -31,11 +31,11 @@ _DROPPED = re.compile("LANG|LANGUAGE|LC_.*|PWD|SHLVL|SLURM_JOB_NAME")  # they de
 _STEPS = {"4294967291": "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP of slurm.h
 
 
-def serve(job: int, asked: str, keys: str) -> NoReturn:
+def serve(job: int, container: str, keys: str) -> NoReturn:
     """Serve one connection to a container of a job. Raises PenrootError."""
     runtime_path = _runtime_path()
-    lent = _find(job, asked, RunningContainers(runtime_path, os.geteuid()))
-    if lent.unsealed >= 0:  # do not keep it open during the connection
+    lent = _find(job, container, RunningContainers(runtime_path, os.geteuid()))
+    if lent.unsealed >= 0:  # do not keep the root file system open during the connection
         os.close(lent.unsealed)
     notes = Notes(runtime_path, os.geteuid())
     notes.add(notes.of_feature(job, NOTE), keys)
@@ -61,7 +61,7 @@ class Keys:
     """The host key, and the public key of the client."""
 
     def __init__(self, directory: str) -> None:
-        """Raises PenrootError."""
+        """Read the keys in ``directory``. Raises PenrootError."""
         try:
             trusted.place(directory, closed_to=0o077)
             self.host = asyncssh.import_private_key(_read(f"{directory}/host"))
@@ -86,34 +86,34 @@ def _step_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not _DROPPED.fullmatch(name)}
 
 
-def _find(job: int, asked: str, running: RunningContainers) -> Lent:
-    """Return the container of the job with this step or name, or the only one. Raises ContainerError."""
+def _find(job: int, container: str, running: RunningContainers) -> Lent:
+    """Return the container of the job with this step or name, or the only container. Raises ContainerError."""
     node = os.uname().nodename
     try:
         names = sorted(os.listdir(running.path))
     except FileNotFoundError:
         names = []
-    found: dict[str, list[str]] = {}
+    matching: dict[str, list[str]] = {}
     for name in names:
         for step, peer in running.peers(name):
             with peer:
                 label = _label(job, step)
-                if label and asked in ("", label, *_names(job, name)):
-                    found.setdefault(name, []).append(step)
-    if not found:
+                if label and container in ("", label, *_names(job, name)):
+                    matching.setdefault(name, []).append(step)
+    if not matching:
         raise ContainerError(
-            f"{node}: no container {asked}{' ' * bool(asked)}of job {job} runs there",
+            f"{node}: no container {container}{' ' * bool(container)}of job {job} runs there",
             hint=f"select a step or node of squeue --steps --job {job}: ssh JOB.STEP.cluster, or JOB.NODE.cluster",
         )
-    if len(found) > 1:
-        labels = {name: f"{job}.{_label(job, steps[0])}" for name, steps in sorted(found.items(), key=_age)}
-        named = {name: _names(job, name)[-1] for name in found}
-        each = ", ".join(label + f" ({named[name]})" * (named[name] != label) for name, label in labels.items())
+    if len(matching) > 1:
+        labels = {name: f"{job}.{_label(job, steps[0])}" for name, steps in sorted(matching.items(), key=_first_step)}
+        values = {name: _names(job, name)[-1] for name in matching}
+        each = ", ".join(label + f" ({values[name]})" * (values[name] != label) for name, label in labels.items())
         raise ContainerError(
             f"{node}: several containers of job {job} run there: {each}",
             hint=f"select one: ssh {next(iter(labels.values()))}.cluster",
         )
-    ((name, steps),) = found.items()
+    ((name, steps),) = matching.items()
     for _, peer in running.peers(name):
         with peer:
             try:
@@ -137,15 +137,15 @@ def _runtime_path() -> str:
     return settings.load(()).runtime_path
 
 
-def _age(found: tuple[str, list[str]]) -> int:
-    """Return the lowest step number of a container. The batch script has the highest of all."""
-    return min(int(step.partition(".")[2]) for step in found[1])
+def _first_step(container: tuple[str, list[str]]) -> int:
+    """Return the lowest step number of a container. The step of a batch script has the highest number of all."""
+    return min(int(step.partition(".")[2]) for step in container[1])
 
 
 def _label(job: int, step: str) -> str:
     """Return the name of a step in squeue, or "" for a step of another job."""
-    of, _, number = step.partition(".")
-    return _STEPS.get(number, number) if of == str(job) else ""
+    owner, _, number = step.partition(".")
+    return _STEPS.get(number, number) if owner == str(job) else ""
 
 
 def _names(job: int, container: str) -> tuple[str, ...]:

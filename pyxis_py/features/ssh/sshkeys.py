@@ -1,4 +1,4 @@
-"""ssh keys of a job, in the user's configuration directory. The end of the job removes the keys."""
+"""Create and remove the ssh keys of a job, in the user's configuration directory. They are removed with the job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JobKeys:
             trusted.place(self.path, closed_to=0o077)
         except OSError as e:
             hint = "set ENROOT_CONFIG_PATH to a directory of yours that login nodes and compute nodes share"
-            if e.errno == errno.EPERM:  # of trusted.py
+            if e.errno == errno.EPERM:  # trusted.py raises it if others can access the directory
                 hint = f"make it private: chmod 700 {self.parent}"
             raise ConfigError(f"cannot keep keys in {e.filename or self.path}: {e.strerror}", hint=hint) from e
 
@@ -47,13 +47,13 @@ class JobKeys:
 
         with tempfile.TemporaryDirectory(
             prefix=f".new-{os.path.basename(self.path)}-", dir=self.parent, ignore_cleanup_errors=True
-        ) as made:
+        ) as temporary:
             for name in _NAMES:
                 key = asyncssh.generate_private_key(_KIND, comment=f"{name} of {os.path.basename(self.path)}")
-                _write(f"{made}/{name}", key.export_private_key())
-                _write(f"{made}/{name}.pub", key.export_public_key())
+                _write(f"{temporary}/{name}", key.export_private_key())
+                _write(f"{temporary}/{name}.pub", key.export_public_key())
             try:
-                os.rename(made, self.path)
+                os.rename(temporary, self.path)
             except OSError:
                 if not os.path.isdir(self.path):  # else another process has created it
                     raise
@@ -70,7 +70,7 @@ class JobKeys:
             ) from e
 
     def forget_all_but(self, jobs: Container[str]) -> None:
-        """Remove the keys of all jobs of this cluster except ``jobs``, also incomplete ones."""
+        """Remove the keys of all jobs of this cluster except ``jobs``. Remove incomplete keys too."""
         of_cluster = re.compile(rf"(\.new-)?{re.escape(self._cluster)}\.(\d+)(-.*)?")
         for name in os.listdir(self.parent):
             match = of_cluster.fullmatch(name)
@@ -79,11 +79,11 @@ class JobKeys:
 
 
 def remove(path: str, job: str) -> None:
-    """Remove only the keys of a job: anyone who can write the user's notes could name any other directory."""
+    """Remove the keys of a job. Do nothing for any other path: a program of the user could write it into a note."""
     above, _, name = path.rpartition("/")
     if os.path.basename(above) != "ssh" or not re.fullmatch(rf"(\.new-)?[\w-]+\.{job}(-.*)?", name):
         return
-    with contextlib.suppress(OSError):  # another node may remove them at the same time
+    with contextlib.suppress(OSError):  # another node may remove the keys at the same time
         with Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
             for file in os.listdir(directory):
                 if file.removesuffix(".pub") in _NAMES:

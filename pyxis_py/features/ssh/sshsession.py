@@ -80,12 +80,12 @@ class JobServer(asyncssh.SSHServer):
 
         async def relay(reader: Any, writer: Any) -> None:
             try:
-                made = await self._inside.connect(await _numeric(address))
+                connection = await self._inside.connect(await _numeric(address))
             except OSError as e:
                 log.debug(f"ssh: {address}: {e.strerror}")
                 writer.close()
                 return
-            source, target = await asyncio.open_connection(sock=made)
+            source, target = await asyncio.open_connection(sock=connection)
             await asyncio.gather(copy(reader, target), copy(source, writer))
             target.close()
             writer.close()
@@ -97,8 +97,8 @@ async def _numeric(address: str | tuple[str, int]) -> list[str] | list[tuple[str
     """Resolve an address on the host. No library of the image may resolve names. Raises OSError."""
     if isinstance(address, str):
         return [address]
-    known = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
-    return [(str(numeric[0]), address[1]) for *_, numeric in known]
+    resolved = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
+    return [(str(numeric[0]), address[1]) for *_, numeric in resolved]
 
 
 class JobSession(asyncssh.SSHServerSession[bytes]):
@@ -108,7 +108,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
         self._inside = inside
         self._client = client
         self._number = 0
-        self._terminal: tuple[int, int] | None = None  # both ends
+        self._terminal: tuple[int, int] | None = None  # descriptors of both ends
         self._input: Pump | None = None
         self._outputs: list[Pump] = []
         self._early: list[bytes] = []  # input before the program has started
@@ -160,9 +160,9 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
                 self._number, ended = self._inside.start((theirs.fileno(),), kind="sftp", client=self._client)
             await self._take_input(asyncio.get_running_loop().create_connection(self._output, sock=ours))
             return ended
-        given = {name: value for name, value in self._chan.get_environment().items() if _ACCEPTED.fullmatch(name)}
+        environ = {name: value for name, value in self._chan.get_environment().items() if _ACCEPTED.fullmatch(name)}
         if kind := self._chan.get_terminal_type():
-            given["TERM"] = kind
+            environ["TERM"] = kind
         ends: tuple[int, ...]
         others: tuple[int, ...]
         if self._terminal:
@@ -172,8 +172,8 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
             (stdin, write), (read, stdout), (errors, stderr) = os.pipe(), os.pipe(), os.pipe()
             ends, others = (write, read, errors), (stdin, stdout, stderr)
         try:
-            what = {"command": self._chan.get_command(), "environ": given, "tty": bool(self._terminal)}
-            self._number, ended = self._inside.start(others, kind="run", **what)
+            request = {"command": self._chan.get_command(), "environ": environ, "tty": bool(self._terminal)}
+            self._number, ended = self._inside.start(others, kind="run", **request)
         finally:
             for fd in others:
                 os.close(fd)
@@ -245,12 +245,12 @@ class Pump(asyncio.Protocol):
         self._chan.pause_reading()
 
     def resume_writing(self) -> None:
-        # Not directly: asyncio calls this during a write, and data that arrives now with EOF would be lost.
+        # Do not resume directly: asyncio calls this during a write, and data that arrives now with EOF would be lost.
         asyncio.get_running_loop().call_soon(self._chan.resume_reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set_result(None)
-        self._chan.resume_reading()  # do not block the channel: nobody reads this any more
+        self._chan.resume_reading()  # do not block the channel: the program reads no more input
 
 
 def _set_size(fd: int, size: tuple[int, int, int, int]) -> None:

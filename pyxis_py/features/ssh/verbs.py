@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _SUFFIX = "cluster"
 # Variables of the login shell that the step gets. Others would select containers or change task options.
 _KEPT = re.compile("PATH|HOME|USER|LOGNAME|SHELL|TZ|SLURM_CONF|ENROOT_.*|XDG_.*")
-# Host names may come from others, for example from a git submodule, and ssh before 9.6 passes shell metacharacters on
-# (CVE-2023-51385). No pattern can match a line break, but after exec no shell reads a second line.
+# A host name can come from another person, for example from a git submodule, and ssh before 9.6 passes its shell
+# metacharacters on to a shell (CVE-2023-51385). No pattern can match a line break. But because of exec, the shell never
+# reads a second line.
 _NOT_IN_NAMES = "$`;&|<>()' "
 _LINES = """\
 # ssh JOB.{suffix}: into the container of a running job, by way of {login}; from penroot ssh-config.
@@ -59,11 +60,11 @@ _suffix = click.option(
 @_suffix
 @click.argument("login")
 def ssh_config(suffix: str, login: str) -> None:
-    """Print an ssh configuration for a laptop to reach jobs.
+    """Print an ssh configuration by which a laptop reaches jobs.
 
-    Append it to ~/.ssh/config there. LOGIN is [USER@]HOST, or the name of this login node in that file. Then
-    ssh JOB.cluster opens a shell in the container of a job; sftp, scp, rsync, port forwarding and editors work too. JOB
-    is a number or a name; JOB.STEP, JOB.CONTAINER and JOB.NODE select one of several containers.
+    Append the output to the laptop's ~/.ssh/config. LOGIN is [USER@]HOST, or the name of this login node in that file.
+    Then ssh JOB.cluster opens a shell in the container of a job; sftp, scp, rsync, port forwarding and editors work
+    too. JOB is a number or a name; JOB.STEP, JOB.CONTAINER and JOB.NODE select one of several containers.
     """
     from pyxis_py.features.ssh.sshkeys import HOST
 
@@ -107,26 +108,26 @@ def ssh_key(suffix: str, name: str) -> None:
 def ssh_proxy(suffix: str, name: str) -> None:
     """Connect ssh to a running job, as its ProxyCommand.
 
-    Called by the ssh configuration that ssh-config prints. NAME is JOB (number or name), with .STEP,
-    .CONTAINER or .NODE if there are several.
+    Called by the ssh configuration that ssh-config prints. NAME is JOB (number or name). Add .STEP,
+    .CONTAINER or .NODE to select one of several.
     """
     from enroot_py.base.run import find
     from pyxis_py.features.ssh import jobs
 
-    place = jobs.place(_without(name, suffix))
-    keys = _keys(place.job.number)
+    destination = jobs.destination(_without(name, suffix))
+    keys = _keys(destination.job.number)
     srun = find("srun", package="slurm-client")
     server = (os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "pyxis-py"), "ssh-server")
-    step = ("--nodes=1", "--ntasks=1", f"--nodelist={place.node}", "--cpu-bind=none", "--mpi=none", "--chdir=/")
-    how = ("--quiet", "--unbuffered", "--job-name=ssh", "--overlap", f"--jobid={place.job.number}")
-    what = (place.job.number, keys.path, place.container)
+    step = ("--nodes=1", "--ntasks=1", f"--nodelist={destination.node}", "--cpu-bind=none", "--mpi=none", "--chdir=/")
+    options = ("--quiet", "--unbuffered", "--job-name=ssh", "--overlap", f"--jobid={destination.job.number}")
+    arguments = (destination.job.number, keys.path, destination.container)
     environ = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
     child = os.fork()
     if child == 0:
         # ssh sends SIGHUP to this process at its end, and Ctrl-C signals the whole terminal. Both make srun cancel
         # the step with a message. At the end of its stdin, srun exits silently.
         os.setsid()
-        os.execve(srun, [srun, *how, *step, *server, *what], environ)
+        os.execve(srun, [srun, *options, *step, *server, *arguments], environ)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     keys.forget_all_but({job.number for job in jobs.mine()})
     sys.exit(status and 1)
