@@ -1,4 +1,4 @@
-"""Run inside the container: for each line of stdin, run the test of that name and print its seconds."""
+"""This program runs inside the container. For each line of stdin, run the test with this name and print its seconds."""
 
 from __future__ import annotations
 
