@@ -27,7 +27,7 @@ enum spank_context spank_context(void)
 spank_err_t spank_option_register(spank_t sp, struct spank_option *option)
 {
 	(void)sp;
-	options[registered++ % 64] = *option; /* Slurm also copies it */
+	options[registered++ % 64] = *option; /* Slurm copies the option too */
 	return ESPANK_SUCCESS;
 }
 

@@ -79,18 +79,20 @@ def bench_devices(rounds: int) -> bool:
             devices = [f"NVIDIA_VISIBLE_DEVICES={nvidia}", f"MELLANOX_VISIBLE_DEVICES={mellanox}"]
             return [*devices, *variables, *START, "box", "true"]
 
-        native, own = "PENROOT_NVIDIA_MODE=native", "ENROOT_RESTRICT_DEV=yes"
+        native, private_dev = "PENROOT_NVIDIA_MODE=native", "ENROOT_RESTRICT_DEV=yes"
         rows = [
             Row("python3 -IS -c pass", PYTHON),
             Row("no device", start("void", "void")),
-            Row("no device, own /dev", start("void", "void", own)),
+            Row("no device, private /dev", start("void", "void", private_dev)),
             Row("all", start("all", "all", native)),
             Row("all by CDI", start("all", "all", "PENROOT_NVIDIA_MODE=cdi")),
             Row("2 GPUs, 2 HCAs", start("0,3", "0,3", native)),
-            Row("all, own /dev", start("all", "all", native, own)),
-            Row("2 GPUs, 2 HCAs, own /dev", start("0,3", "0,3", native, own)),
+            Row("all, private /dev", start("all", "all", native, private_dev)),
+            Row("2 GPUs, 2 HCAs, private /dev", start("0,3", "0,3", native, private_dev)),
         ]
         times = measure_as_user(user, rows, rounds)
         table("A start on a fake DGX, as an ordinary user", rows, times, rows[0].name)
-        compared = [(row.name, "no device, own /dev" if "own" in row.name else "no device", 0.6) for row in rows[3:]]
+        compared = [
+            (row.name, "no device, private /dev" if "private" in row.name else "no device", 0.6) for row in rows[3:]
+        ]
         return print_added("what devices add", times, times[rows[0].name], compared)

@@ -55,7 +55,7 @@ static int penroot_background_fork(void *unused)
  * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless the
  * first of `fds` becomes readable before, or its other end is closed. With `orphan`, the program is no child of this process,
  * and the returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in
- * memory. Returns the process to wait for, or -1 with errno. Call it once only. */
+ * memory. Returns the process to wait for, or -1 with errno. Call this function only once. */
 static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)
 {
 	sigset_t all, before;

@@ -33,7 +33,7 @@ static inline int penroot_fork_below(const char *path, const char *name, const c
 	if (child != 0)
 		return child;
 	(void)linux_prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-	/* Not fork(3): the memory, and with it the locks of the C library, is still that of the parent. */
+	/* Do not call fork(3): it would use locks of the C library, in memory that this process still shares with its parent. */
 	grandchild = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (grandchild == 0)
 		return 0; /* the grandchild has a copy of the stack */

@@ -1,7 +1,7 @@
 /* System calls under the names of their man pages, for Python, the SPANK plugin and the static programs. Each returns
  * what the system call returns, with errno.
  *
- * They are called by number, since a C library may be older than the kernel. mount_setattr(2) is the newest system call for
+ * The calls are made by number, since a C library may be older than the kernel. mount_setattr(2) is the newest system call for
  * which penroot has no substitute, so penroot needs Linux 5.12: FLOOR of enroot_py/base/linux.py.
  */
 #ifndef PENROOT_LINUX_H

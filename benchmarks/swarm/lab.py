@@ -131,10 +131,10 @@ def show(name: str, run: Run, against: Run | None = None, budget: float | None =
         ratio = run.seconds / against.seconds
         good, verdict = judge(ratio, budget)
         comparison = f"  {ratio:6.2f}x {verdict}"
-    most = max(run.requests.values(), default=0)
+    repeats = max(run.requests.values(), default=0)  # of the most frequent request
     expected = f"{_predicted(nodes):9.1f}" if nodes else f"{'':9}"
     cpu = f"{run.node:8.2f} {run.host:6.2f} {run.other:8.2f}"
-    print(f"{name:44} {run.seconds:8.2f} {cpu} {run.sent / 1e6:9.1f} {most:8}x {expected}{comparison}", flush=True)
+    print(f"{name:44} {run.seconds:8.2f} {cpu} {run.sent / 1e6:9.1f} {repeats:8}x {expected}{comparison}", flush=True)
     return good
 
 

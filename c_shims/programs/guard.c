@@ -110,7 +110,7 @@ static void kill_all(void)
 	}
 }
 
-/* Forward a signal to the command, unless the terminal has sent it to both, because they are in one process group. */
+/* Forward a signal to the command, unless the terminal has sent the signal to a process group that contains both processes. */
 static void forward(const struct signalfd_siginfo *caught)
 {
 	int number = (int)caught->ssi_signo;

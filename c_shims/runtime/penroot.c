@@ -129,7 +129,7 @@ static const char *prepare(void)
 	return *step.failure ? step.failure : step.active ? NULL : "cannot prepare the container";
 }
 
-/* Wait for the task. The last one of the node saves the container, and fails if the save fails. */
+/* Wait for the task. The process that waits for the last task of the node saves the container, and fails if the save fails. */
 static _Noreturn void await_task(pid_t pid)
 {
 	int status = 0, failed = 0;

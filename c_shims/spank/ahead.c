@@ -40,7 +40,7 @@ static void describe(char text[INHERITED_SIZE])
 	}
 }
 
-/* In slurmstepd, as root. If this fails, the first task starts a helper, and prints an error if that fails too. */
+/* In slurmstepd, as root: start the helper. If this fails, the first task starts a helper, and prints an error if it cannot. */
 void start_ahead(struct step *step)
 {
 	struct ahead *ahead = &step->ahead;
@@ -55,8 +55,8 @@ void start_ahead(struct step *step)
 	describe(ahead->inherited);
 }
 
-/* In slurmstepd, as root, when a task is in its cgroups and still waits. The helper is our child, so no other process can
- * have the same number. Only root can move the helper again. */
+/* In slurmstepd, as root, when the first task is in its cgroups and still waits: move the helper into these cgroups. The helper is our
+ * child, so no other process can have the same number. Only root can move the helper again. */
 void place_ahead(struct step *step, pid_t task)
 {
 	struct shared *shared = step->shared;

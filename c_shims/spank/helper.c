@@ -113,7 +113,8 @@ static int become_user(const struct credentials *as)
 	return as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0) ? set_errno(EPERM) : 0;
 }
 
-/* Set default signals. A process that cleans up ignores signals, since Slurm sends some to all processes of a step before SIGKILL. */
+/* Reset the actions of signals. A process that cleans up ignores all signals except SIGCHLD: Slurm sends signals to all processes of a
+ * step before SIGKILL. */
 static void reset_signals(bool cleans_up)
 {
 	sigset_t none;
@@ -140,7 +141,7 @@ static void reset_scheduling(void)
 /* Give the descriptors their numbers: README.md, The process. */
 static int place_fds(int socket, int control, int log)
 {
-	/* Move all to free numbers first: a descriptor may have the final number of another descriptor. */
+	/* Move all descriptors to free numbers first: one of them may have the final number of another. */
 	int null = open("/dev/null", O_RDWR);
 	int from[FIRST_FREE_FD] = { null, null, log, [SOCKET_FD] = socket, [CONTROL_FD] = control >= 0 ? control : null };
 
@@ -157,11 +158,11 @@ static int place_fds(int socket, int control, int log)
 }
 
 /* Print the reason and exit if a call has failed. */
-static void exit_on_error(int log, int rc, const char *what)
+static void exit_on_error(int log, int rc, const char *action)
 {
 	if (rc >= 0)
 		return;
-	(void)dprintf(log, "cannot %s: %s\n", what, strerror(errno));
+	(void)dprintf(log, "cannot %s: %s\n", action, strerror(errno));
 	_exit(127);
 }
 

@@ -178,7 +178,7 @@ struct shared {
 	atomic_bool taken;          /* a task has tried to use that helper */
 	struct identity helper;     /* pid 0: the helper's answer was that there is no container */
 	bool saves;                 /* there is something to save at the end */
-	char cgroups[CGROUPS_SIZE]; /* of the helper: Slurm kills it with the step */
+	char cgroups[CGROUPS_SIZE]; /* of the helper: Slurm kills the processes in them with the step */
 	char cwd[PATH_MAX];
 };
 
@@ -210,10 +210,10 @@ struct submission {
 struct step {
 	spank_t spank;
 	int argument_count;
-	char **arguments; /* in plugstack.conf */
+	char **arguments; /* of the plugin, in plugstack.conf */
 	struct stored_option *options;
 	size_t option_count;
-	bool option_lost; /* out of memory */
+	bool option_lost; /* an option could not be stored: out of memory */
 	struct submission submission;
 	bool active;  /* a container is requested: no task runs outside of it */
 	bool is_task; /* this process is a task, or would have become one */
@@ -221,7 +221,7 @@ struct step {
 	bool reports; /* this task prints the errors of the node */
 	bool finished;
 	bool killed;                  /* the task that ended last was killed */
-	size_t logged_bytes;          /* by this process */
+	size_t logged_bytes;          /* that this process has written to slurmd's log */
 	char failure[PATH_MAX + 512]; /* a failure of root in slurmstepd, which the tasks report: prepare_step() */
 	unsigned int exited;
 	struct shared *shared;

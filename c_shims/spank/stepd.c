@@ -73,7 +73,7 @@ void prepare_step(struct step *step)
 		start_ahead(step);
 }
 
-/* Let the helper finish the step. Returns NO_ANSWER if it does not; errno is ESRCH if it was dead before. */
+/* Let the helper finish the step. Returns NO_ANSWER if it does not; errno is ESRCH if the helper was dead before. */
 static int finish_by_helper(struct step *step, struct request *request, int64_t deadline)
 {
 	const struct identity *helper = &step->shared->helper;

@@ -64,7 +64,7 @@ static int start_container(struct step *step, struct answer *answer)
 	return 0;
 }
 
-/* In the other tasks: get from the helper what the first task got. */
+/* In the other tasks: ask the helper for the container that the first task has started. */
 static int find_container(struct step *step, struct answer *answer)
 {
 	cleanup(request_free) struct request request = { 0 };

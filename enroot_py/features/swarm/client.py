@@ -59,7 +59,7 @@ class TrackerClient(ABC):
                 self._ask(lacks)
             except _NoTracker as e:
                 self._reason = str(e)
-                log.debug(f"swarm: {tracker}: {e}: alone")
+                log.debug(f"swarm: {tracker}: cannot join: {e}")
             except ConfigError as e:
                 self._reason, self._hint = str(e), e.hint
                 log.info(f"{e}: this node does without a swarm")
@@ -67,7 +67,7 @@ class TrackerClient(ABC):
                 return
             except (TypeError, ValueError, RecursionError, ImageError) as e:
                 self._reason = str(e)
-                log.debug(f"swarm: {tracker}: {type(e).__name__}: {e}: alone")
+                log.debug(f"swarm: {tracker}: cannot join: {type(e).__name__}: {e}")
                 return
             if self._tracker is not None:
                 return

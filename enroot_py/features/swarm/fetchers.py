@@ -13,7 +13,7 @@ COMPARE_AFTER_S = 2.0  # a fetcher works for this time before its rate is compar
 MAX_UPLOAD = 1.3  # the most that one of two fetchers uploads, in units of the image's size
 MIN_WORK_S = 0.5  # a fetcher that has finished must have worked for this time, or its rate is not compared
 SLOW = 0.5  # a fetcher is slow if its rate is less than this part of the best rate
-MIN_LAG_BYTES = 8 << 20  # behind the best fetcher: with a smaller lag, a second request does not pay
+MIN_LAG_BYTES = 8 << 20  # a slow fetcher is replaced only if it lags this much: otherwise a second request does not pay
 MIN_LAG_PART = 4  # the lag must also be at least one nth of all bytes
 SEED_AFTER_S = 5.0  # when a fetcher has got no byte from the registry for this time, the tracker wants a seed
 

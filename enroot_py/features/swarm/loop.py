@@ -162,7 +162,7 @@ class Loop:
     def _claimed(self, connection: Connection, role: str, node: int) -> None:
         """Promote a stranger that has claimed ``node`` in a message that only a member can derive. Raises WireError."""
         if node == self.node:
-            raise WireError("the node's own number")
+            raise WireError("the other end claims this node's number")
         is_seed = node == SEED and role == TO_TRACKER and ip_address(connection.host).is_loopback
         if not (node < self.swarm.nodes or is_seed):
             raise WireError(f"no such node: {node}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyxis_py.request.options import Request
 
 _CHUNK_BYTES = 1 << 20
-_SETTLED_S = 10.0  # seconds after a write, when the next write is certain to change the file's time
+_SETTLED_S = 10.0  # age of a file's time from which on another write is certain to change the time
 _MAX_DIGEST_BYTES = 100
 _HINT = "copy it to the nodes in the job, with sbcast(1) or a shared directory, and use its path there"
 

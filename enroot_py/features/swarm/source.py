@@ -88,7 +88,7 @@ class SwarmSource(SwarmClient):
         try:
             self.start_peer(list(self._lacks.values()))
         except OSError as e:
-            log.debug(f"swarm: {self._cache.directory}: {e.strerror}: the registry alone")
+            log.debug(f"swarm: {self._cache.directory}: {e.strerror}: this node uses only the registry")
 
     def new_spool(self, lacking: Sequence[int]) -> Spool:
         """Raises OSError."""
