@@ -22,7 +22,7 @@ MAX_CHANGED_RATIO = 1 / 20  # the use with one changed layer, relative to the fi
 
 
 def bench_first(rounds: int) -> bool:
-    """Measure steps with an image of which the node has nothing, everything but a small layer, and everything."""
+    """Measure steps on a node that has nothing of the image, all of it except a small layer, and the whole image."""
     lab = Lab()
     was_up = lab.is_up()
     lab.up(2, prefix=PREFIX)
@@ -41,7 +41,7 @@ def bench_first(rounds: int) -> bool:
 
 
 def push(server: Server) -> int:
-    """Push both tags of the large image. Return the size of its blobs in bytes."""
+    """Push both tags of the large image. Return its compressed size in bytes."""
     images = images_of("large")
     for tag, image in enumerate(images):
         server.pusher.image("bench/it", str(tag), image)

@@ -1,4 +1,4 @@
-"""Compare the use of an image with plain tools: the first use, the use of a changed image, and of a stored image.
+"""Compare the use of an image with plain tools: first use, use after a layer has changed, and use of a stored image.
 
 We make images from files of this machine, and push them to a registry on loopback. Seconds are the minimum wall time of
 several alternating runs with a warm page cache. CPU is the time of all processes. Memory is the peak sum of anonymous
@@ -68,7 +68,7 @@ HEAD = f"{'':44} {'seconds':>8} {'CPU':>8} {'MB anon':>9} {'MB net':>9} {'MB dis
 
 
 def compressed(paths: Sequence[str]) -> Layer:
-    """Make a gzip layer of this machine's directories. A name without a slash in ``paths`` is their new parent."""
+    """Make a gzip layer of this machine's directories. If ``paths`` has a name without a slash, it is their parent."""
     from isal import igzip
 
     existing = [path.lstrip("/") for path in paths if os.path.isdir(path)]

@@ -1,4 +1,4 @@
-"""This program runs inside the container. For each line of stdin, run the test with this name and print its seconds."""
+"""This program runs inside the container. It runs the test that each line of stdin names, and prints its seconds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compare reads inside four containers of an image: an overlay of ten layers, a directory, and twice a squashfs file.
 
 A FUSE server provides the squashfs file. The second container of the file shares the server of the first. Each row is
-the minimum of several rounds with a warm page cache. The same program of the image runs in all four containers. They
-take turns at each read, because the speed of a shared machine varies.
+the minimum of several rounds with a warm page cache. The same program of the image runs in all four containers. The
+containers take turns at each read, because the speed of a shared machine varies.
 """
 
 from __future__ import annotations

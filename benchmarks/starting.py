@@ -66,7 +66,7 @@ def starts(rounds: int) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each turn, and of each start, by kind."""
     seconds: dict[str, dict[str, list[float]]] = {kind: {"turns": [], "starts": []} for kind in KINDS}
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        for act in KINDS.values():  # warm
+        for act in KINDS.values():  # warm the caches
             act()
         for _ in range(max(1, rounds // TURN)):
             for kind, act in KINDS.items():

@@ -12,8 +12,8 @@ from benchmarks.tables import PREFIX, PYTHON, Row, judge, median_difference, pri
 from tests.installation import LIBRARY
 from tests.slurm.lab import Lab
 
-MAX_ADDED_S = 0.150  # by a container to a step
-MAX_UNUSED_S = 0.3e-3  # by the plugin to a step without a container
+MAX_ADDED_S = 0.150  # the most that a container may add to a step
+MAX_UNUSED_S = 0.3e-3  # the most that the plugin may add to a step without a container
 PLUGIN = pathlib.Path(__file__).with_name("plugin.py")
 REFERENCE = "registry:5000#mpi:1"
 # At the end of a step slurmstepd leaves its cgroups, which takes some milliseconds: the kernel's percpu_down_write()

@@ -1,4 +1,7 @@
-"""Build penroot-VERSION-MACHINE.tar.xz: the tree without package files, for any path, even a shared one."""
+"""Build penroot-VERSION-MACHINE.tar.xz: the tree without package files.
+
+It can be unpacked at any path, also on a shared file system.
+"""
 
 from __future__ import annotations
 

@@ -153,12 +153,12 @@ def declared() -> dict[str, str]:
     return {normal(re.split(r"[<>=!~ \[]", words)[0]): words for words in requirements}
 
 
-# Requirements of libraries in KEPT that pyproject.toml does not name.
+# Libraries in KEPT that pyproject.toml does not name, because only other libraries require them.
 INDIRECT = ("typing-extensions",)
 
 
 def refresh() -> str:
-    """Return the text of vendored.txt with the newest versions that every Python has."""
+    """Return the text of vendored.txt with the newest versions that exist for every Python."""
     requirements = declared()
     if set(KEPT) != {*requirements, *INDIRECT}:
         mismatched = sorted(set(KEPT) ^ {*requirements, *INDIRECT})

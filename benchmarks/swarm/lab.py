@@ -26,7 +26,7 @@ from tests.slurm.steps import plugin_argument
 from tests.slurm.test_pull import front
 
 NODES = 8
-RATE = 30_000_000  # bits a second, of each node's link and of the registry's
+RATE = 30_000_000  # bits a second, on the link of each node and on the link of the registry
 LAYERS = (80, 70, 60, 40)  # MB, incompressible
 MAX_RATIO = 1.3  # duration, relative to one node
 MAX_STORED_RATIO = 1.1  # if all nodes have the image, relative to swarm=no
@@ -149,7 +149,7 @@ def _image() -> Image:
     image = busybox()
     for number, size in enumerate(LAYERS):
         data = tar([entry(f"fill{number}", os.urandom(size * 1_000_000))])
-        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # 0: store; isal's lowest level makes it longer
+        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # stores; isal's lowest level adds bytes
     return image
 
 

@@ -277,7 +277,7 @@ def large(nodes: int, seed: int = 3, /, *, dying: float = 0.0, slow: float = 0.0
 
 
 def bench_simulation(sizes: Sequence[int]) -> bool:
-    """Print the seconds until all nodes are ready that are alive and not slow: without trouble, and with trouble."""
+    """Print when the last node is ready, without trouble and with trouble. Dead and slow nodes do not count."""
     trips = HANDSHAKE_S / LATENCY_S / 2
     print(f"a message takes {LATENCY_S * 1e3:.1f} ms, a handshake {trips:.0f} round trips, {HANDSHAKE_S * 1e3:.0f} ms")
     print(f"unpacking takes {sum(IMAGE) / UNPACK_RATE:.2f} s meanwhile; a death is noticed after {DETECTION_S:.0f} s")
