@@ -60,7 +60,7 @@ class Loop:
         self._hosts: dict[int, str] = {}  # by node: the host of its first handshake
         self._deadlines: dict[Connection, float] = {}  # of handshakes, in seconds of ``_served``
         self._served = 0.0  # seconds of service: excludes time in which this process was busy or stopped
-        self._paused: list[tuple[int, Callable[[int], None]]] = []  # listeners, until the next tick
+        self._paused: list[tuple[int, Callable[[int], None]]] = []  # listeners that accept nothing until the next tick
 
     def run(self) -> None:
         """Serve until ``running`` is False."""
@@ -155,7 +155,7 @@ class Loop:
         connection.read()  # a member's first message has usually arrived already
         strangers = self._accepted[_STRANGER].values()
         if sum(map(len, strangers)) > MAX_STRANGERS:
-            # Close the oldest stranger of the neighbourhood that has the most.
+            # Close the oldest stranger of the neighbourhood that has the most strangers.
             largest = max(strangers, key=len)
             next(iter(largest)).fail("too many unauthenticated connections")
 
@@ -411,7 +411,7 @@ class Connection:
             self._handle_data()
 
     def _begin(self, node: int) -> None:
-        """The other end has proved to be a member, ``node``."""
+        """Begin to use the connection: the other end has proved to be the member ``node``."""
         self.node = node
         self._loop.end_handshake(self)
         self.on_ready()
@@ -441,7 +441,7 @@ class Connection:
                 return
 
     def _send_all(self) -> None:
-        """Raises SSLWantWriteError if the socket takes no more."""
+        """Send the waiting data. Raises SSLWantWriteError if the socket takes no more data now."""
         while self._out or self._file:
             if self._out:
                 del self._out[: self._socket.send(bytes(self._out[:_RECORD_BYTES]))]

@@ -68,7 +68,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """The peer cannot connect to its parent in a tree. With ``reached``, it can, but the tree is slower than others."""
+    """The peer cannot connect to its parent in a tree, or with ``reached``, the tree is slower than the other trees."""
 
     tree: Number
     parent: Number
@@ -95,7 +95,7 @@ class Progress:
 
     joined: int  # nodes
     ready: int  # nodes that have every blob
-    slowest: str  # the name of a node
+    slowest: str  # the name of the slowest node
     fraction: float  # received / wanted bytes of the slowest node
     fetched: int  # bytes from the registry
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyxis_py.request.options import Request
 
 _CHUNK_BYTES = 1 << 20
-_SETTLED_S = 10.0  # age of a file's time from which on another write is certain to change the time
+_SETTLED_S = 10.0  # when a file's timestamp is this old, another write is certain to change the timestamp
 _MAX_DIGEST_BYTES = 100
 _HINT = "copy it to the nodes in the job, with sbcast(1) or a shared directory, and use its path there"
 
@@ -55,7 +55,7 @@ class SentFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the file in bytes."""
         return os.fstat(self.fd).st_size
 
     def digest(self) -> str:

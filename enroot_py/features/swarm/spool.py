@@ -86,7 +86,7 @@ class Spool:
         return self._descriptors[blob]
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
-        """Raises OSError."""
+        """Write bytes of a blob. Raises OSError."""
         try:
             while data:
                 written = os.pwrite(self.descriptor(blob), data, offset)

@@ -1,7 +1,8 @@
 """TLS 1.3 between the members of a swarm, with one certificate that each member derives from the swarm's key.
 
 HKDF-SHA256 (RFC 5869) derives an Ed25519 key from the swarm's key and the step. The certificate contains nothing that
-differs between nodes, so all members have the same certificate. Each end presents it and accepts no other.
+differs between nodes, so all members have the same certificate. Each end presents this certificate and accepts no
+other.
 
 The connecting end puts its role and node number into the requested server name (RFC 6066). The name contains a
 proof that only a member can derive, so a stranger is recognized by its first message, before anything is signed. An
