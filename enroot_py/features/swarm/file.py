@@ -41,7 +41,7 @@ class FileSource(SwarmClient):
             host = f"srun's host, {self._invitation.host} port {self._invitation.port}"
             raise ImageError(
                 f"{self._name}: {os.uname().nodename} does not reach {host}: {self._reason}",
-                hint="let nodes connect to srun's host (at SrunPortRange, if slurm.conf sets it); or copy the file to "
+                hint="let nodes connect to srun's host (at SrunPortRange, if slurm.conf sets it), or copy the file to "
                 "the nodes with sbcast(1) and use its path there",
             )
         return self._size
@@ -99,7 +99,7 @@ class FileSource(SwarmClient):
         """Raise ImageError: only the seed has the file, so nothing can replace the missing bytes."""
         host = f"srun's host {self._invitation.host}"
         if not offset:
-            hint = "let nodes connect to two ports of srun's host (of SrunPortRange, if slurm.conf sets it)"
+            hint = "let nodes connect to a second port of srun's host too (in SrunPortRange, if slurm.conf sets it)"
             raise ImageError(f"{self._name}: no byte of the file has come from {host}", hint=hint)
         raise ImageError(
             f"{self._name}: {host} has stopped sending at byte {offset} of {self._size}",

@@ -107,9 +107,8 @@ def judge(answers: Answers, names: Sequence[str], firewall: Firewall) -> Iterato
     """Report nodes that do not answer or cannot connect to srun's host, and pairs of nodes that cannot connect."""
     for name in names:
         if name not in answers.names.values():
-            yield Finding(
-                "bad", f"{name} has not answered", f"try srun -w {name} hostname; check for penroot in {_LIBRARY} there"
-            )
+            hint = f"run srun -w {name} hostname, and check that {name} has penroot in {_LIBRARY}"
+            yield Finding("bad", f"{name} has not answered", hint)
     for node, why in sorted(answers.tracker_errors.items()):
         failure = f"{answers.names[node]} does not reach the host of srun: {why}"
         yield Finding("bad", f"{failure}: it asks registries itself and cannot receive bcast: files", firewall.to_srun)
