@@ -141,7 +141,7 @@ class _Check:
         try:
             self._port = _serve(swarm, ports, self._hosts)
         except OSError as e:
-            hint = "check whether other programs use all ports of SrunPortRange"
+            hint = "check whether SrunPortRange (slurm.conf) has a free port"
             raise PenrootError(f"cannot listen at {ports.start} to {ports.stop - 1}: {e.strerror}", hint=hint) from e
 
     def run(self, nodes: str) -> Answers:

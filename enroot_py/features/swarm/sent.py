@@ -111,7 +111,7 @@ class SentFile:
         try:
             offer = _FileOffer(self, allocation)
         except (PenrootError, OSError) as e:
-            hint = e.hint if isinstance(e, PenrootError) else "check whether all of SrunPortRange (slurm.conf) is in use"
+            hint = e.hint if isinstance(e, PenrootError) else "check whether SrunPortRange (slurm.conf) has a free port"
             why = str(e) if isinstance(e, PenrootError) else f"{self.origin}: srun cannot listen: {e.strerror}"
             for line in filter(None, (why, hint)):
                 channel.log("ERROR", line)
