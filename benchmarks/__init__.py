@@ -1,1 +1,1 @@
-"""Benchmarks: ratios between commands that are measured in the same run."""
+"""Benchmarks measure commands in the same run, and print the ratios of their times."""

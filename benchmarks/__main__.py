@@ -1,5 +1,6 @@
-"""``make bench``: the cost of starts, steps and imports, compared with other tools. Each module has a group of rows.
+"""``make bench``: measure the cost of starts, steps and imports, and compare it with other tools.
 
+Each module prints a group of rows.
 The exit status is 1 if a row exceeds its budget.
 """
 

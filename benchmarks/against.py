@@ -1,10 +1,10 @@
-"""Compare starts and steps with another penroot on this machine, such as the version before a change."""
+"""Compare starts and steps of this penroot with another penroot on this machine, such as the one before a change."""
 
 from __future__ import annotations
 
 import statistics
 
-from benchmarks.start import measured, ordinary_user
+from benchmarks.start import measure_as_user, ordinary_user
 from benchmarks.tables import PREFIX, Row, judge, p10
 from benchmarks.timing import measure
 from tests.slurm.lab import Lab
@@ -22,7 +22,7 @@ def bench_against(rounds: int, other: str, budget: float = 1.02) -> bool:
             for name, words in rows.items()
             for prefix in (PREFIX, other)
         ]
-        times = measured(user, commands, rounds)
+        times = measure_as_user(user, commands, rounds)
     labs = {prefix: Lab(f"{Lab().root}-{number}") for number, prefix in enumerate((PREFIX, other))}
     try:
         steps = {}

@@ -1,12 +1,12 @@
-"""Compare images with plain tools: first use, with one changed layer, and stored.
+"""Compare the use of an image with plain tools: first use, use after a layer has changed, and use of a stored image.
 
-Images are made from files of this machine, and pushed to a registry on loopback. Seconds are the minimum wall time of
+We make images from files of this machine, and push them to a registry on loopback. Seconds are the minimum wall time of
 several alternating runs with a warm page cache. CPU is the time of all processes. Memory is the peak sum of anonymous
 memory of all processes except mksquashfs, which has its own limit. Disk is the written data by getrusage(2).
 
 Runs delete nothing: for minutes after a deletion, ext4 avoids recently freed inodes, and the next command would take
-several times as long (fs/ext4/ialloc.c, recently_deleted). Deletions by other processes count, too: PENROOT_BENCH_DIR
-can name a directory on a separate file system.
+several times as long (fs/ext4/ialloc.c, recently_deleted). Deletions by other processes have the same effect, so
+PENROOT_BENCH_DIR can name a directory on a separate file system.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, User
 from tests.kernel.registry import Server, serve
 
-PLACE = os.environ.get("PENROOT_BENCH_DIR", "/var/tmp")
-# Scripts of peers as text, because their user may not have access to this directory.
+BENCH_DIRECTORY = os.environ.get("PENROOT_BENCH_DIR", "/var/tmp")
+# The scripts of the plain tools as text: the user who runs them may have no access to this directory.
 PLAIN = ("/usr/bin/python3", "-c", pathlib.Path(__file__).with_name("plain.py").read_text())
 STEPS = ("bash", "-c", pathlib.Path(__file__).with_name("steps.sh").read_text(), "steps.sh")
 # Directories for the layers: small and large files, as in distributions and wheels.
@@ -68,7 +68,7 @@ HEAD = f"{'':44} {'seconds':>8} {'CPU':>8} {'MB anon':>9} {'MB net':>9} {'MB dis
 
 
 def compressed(paths: Sequence[str]) -> Layer:
-    """Make a gzip layer of this machine's directories, beneath a name without a slash in ``paths`` if there is one."""
+    """Make a gzip layer of this machine's directories. If ``paths`` has a name without a slash, it is their parent."""
     from isal import igzip
 
     existing = [path.lstrip("/") for path in paths if os.path.isdir(path)]
@@ -152,8 +152,8 @@ def show(name: str, cost: Cost | None, against: Cost | None = None, budget: floa
 
 
 @contextmanager
-def place() -> Iterator[tuple[User, Server]]:
-    home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-bench-", dir=PLACE))
+def user_and_registry() -> Iterator[tuple[User, Server]]:
+    home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-bench-", dir=BENCH_DIRECTORY))
     home.chmod(0o755)
     user = User(home)
     user.own(home)
@@ -165,10 +165,13 @@ def place() -> Iterator[tuple[User, Server]]:
 
 
 def bench_images(rounds: int, names: Sequence[str] = ("small", *LAYERS)) -> bool:
-    """Measure first use, one changed layer, and a stored image: to a running container, and to a file."""
+    """Measure the first use, the use with one changed layer, and the use of a stored image.
+
+    The result of a use is a running container or a file.
+    """
     good = True
     for name in names:
-        with place() as (user, server):
+        with user_and_registry() as (user, server):
             images = images_of(name)
             for tag, image in enumerate(images):
                 server.pusher.image("bench/it", str(tag), image)
@@ -186,7 +189,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
     penroot = f"{PREFIX}/bin/penroot"
     number = 0
 
-    def place() -> str:
+    def new_directory() -> str:
         nonlocal number
         number += 1
         path = user.home / str(number)
@@ -196,7 +199,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
 
     def plain() -> Cost:
         path = {"PYTHONPATH": LIBRARY}  # for isal
-        arguments = (f"http://{server.host}", "bench/it", "0", place())
+        arguments = (f"http://{server.host}", "bench/it", "0", new_directory())
         return measure(user, server, *PLAIN, *arguments, **path)
 
     def start(cache: str, tag: int) -> Cost:
@@ -204,21 +207,21 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
         return measure(user, server, *command, ENROOT_CACHE_PATH=cache)
 
     def import_(cache: str, tag: int) -> Cost:
-        command = (penroot, "import", "-o", f"{place()}/image.sqsh", f"docker://{image}:{tag}")
+        command = (penroot, "import", "-o", f"{new_directory()}/image.sqsh", f"docker://{image}:{tag}")
         return measure(user, server, *command, ENROOT_CACHE_PATH=cache)
 
-    def of_enroot() -> Cost:
-        work = place()
+    def steps_of_enroot() -> Cost:
+        work = new_directory()
         helpers = f"{LIBRARY}/libexec"
         return measure(user, server, *STEPS, f"http://{server.host}", "bench/it", "0", work, helpers)
 
     turns: dict[str, list[Cost]] = {}
     for _ in range(rounds):
-        cache, other = place(), place()
+        cache, other = new_directory(), new_directory()
         turn = {"plain": plain()}
         turn |= {"cold": start(cache, 0), "stored": start(cache, 0), "changed": start(cache, 1)}
         turn |= {"file": import_(other, 0), "file stored": import_(other, 0), "file changed": import_(other, 1)}
-        turn["steps"] = of_enroot()
+        turn["steps"] = steps_of_enroot()
         for name, cost in turn.items():
             turns.setdefault(name, []).append(cost)
     costs = {name: min(runs, key=lambda cost: cost.seconds) for name, runs in turns.items()}
@@ -237,7 +240,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
             good = False
             print(f"  {name}: more than 300 MB of anonymous memory: TOO MUCH")
     if shutil.which("umoci") and shutil.which("skopeo"):
-        out = place()
+        out = new_directory()
         script = (
             f"skopeo --insecure-policy copy -q --src-tls-verify=false docker://{image}:0 oci:{out}/layout:x && "
             f"umoci --log=error unpack --rootless --image {out}/layout:x {out}/bundle"
@@ -251,8 +254,9 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
         show("skopeo copy, umoci unpack --rootless", None)
     if shutil.which("enroot"):
         reference = image.replace("/", "#", 1)
-        command = ("enroot", "import", "-o", f"{place()}/image.sqsh", f"docker://{reference}:0")
-        show("enroot import", measure(user, server, *command, ENROOT_ALLOW_HTTP="yes", ENROOT_CACHE_PATH=place()), base)
+        command = ("enroot", "import", "-o", f"{new_directory()}/image.sqsh", f"docker://{reference}:0")
+        environ = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": new_directory()}
+        show("enroot import", measure(user, server, *command, **environ), base)
     else:
         show("enroot import", None)
     return good

@@ -1,4 +1,4 @@
-"""Run inside the container: for each line of stdin, run the test of that name and print its seconds."""
+"""This program runs inside the container. It runs the test that each line of stdin names, and prints its seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts per second with 16 in flight, beside the bare interpreter, and the cost of many live containers."""
+"""Measure starts per second with 16 starts in flight, next to the bare interpreter, and the cost of many containers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kernel.conftest import PREFIX, UID
 PROGRAM = pathlib.Path(__file__).with_name("starting.py")
 LIVE = 200
 BASELINE = "bare interpreter"
-# Budgets: time of a start as a ratio to the interpreter's.
+# Budgets: the time of a start, as a ratio to the time of the interpreter.
 BUDGETS = {"enroot_py.run": 1.6, "Container and run": 3.0}
 
 
@@ -31,11 +31,11 @@ def bench_many(rounds: int) -> bool:
 
 def _starts(kinds: dict[str, dict[str, list[float]]]) -> bool:
     print(f"\n{'16 starts in flight':44} {'per s':>8} {'median':>8} {'p99 ms':>8} {'ratio':>6}  budget")
-    rates = {kind: len(found["starts"]) / sum(found["turns"]) for kind, found in kinds.items()}
+    rates = {kind: len(seconds["starts"]) / sum(seconds["turns"]) for kind, seconds in kinds.items()}
     good = True
-    for kind, found in kinds.items():
-        times = sorted(found["starts"])
-        turns = zip(found["turns"], kinds[BASELINE]["turns"], strict=True)
+    for kind, seconds in kinds.items():
+        times = sorted(seconds["starts"])
+        turns = zip(seconds["turns"], kinds[BASELINE]["turns"], strict=True)
         ratio = statistics.median(turn / baseline for turn, baseline in turns)
         within, verdict = judge(ratio, BUDGETS.get(kind))
         good &= within

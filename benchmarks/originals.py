@@ -1,7 +1,7 @@
-"""penroot beside enroot and pyxis: the first use of an image, the next one, a step, and the first use on four nodes.
+"""Compare penroot with enroot and pyxis: the first use of an image, the next use, a step, the first use on four nodes.
 
-PENROOT_BENCH_ENROOT names the prefix of an installed enroot, PENROOT_BENCH_PYXIS the spank_pyxis.so of pyxis. Both
-plugins cannot be loaded at once, so one lab follows the other. docs/static/figures.svg shows the seconds.
+PENROOT_BENCH_ENROOT names the prefix of an installed enroot, PENROOT_BENCH_PYXIS the spank_pyxis.so of pyxis. Slurm
+cannot load both plugins at once, so one lab follows the other. docs/static/figures.svg shows the seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def bench_originals(rounds: int) -> bool:
 def in_lab(
     rounds: int, clear: Callable[[Lab], None], *, prefix: str | None = None, plugin: str | None = None, enroot: str = ""
 ) -> dict[str, float]:
-    """The least seconds of each row in a cluster with this plugin."""
+    """Return the least seconds of each row in a cluster with this plugin."""
     lab = Lab(f"{Lab().root}-originals")
     lab.up(NODES, prefix=prefix, plugin=plugin)
     try:
@@ -76,7 +76,7 @@ def in_lab(
 
 
 class Image(images.Image):
-    """An image with a history: the registry converts manifests for enroot, which needs one."""
+    """An image with a history. The registry converts manifests for enroot, and the conversion needs a history."""
 
     def config(self) -> bytes:
         return json.dumps(
@@ -85,12 +85,12 @@ class Image(images.Image):
 
 
 def push(lab: Lab) -> None:
-    """Push an image of this machine's programs with a Docker manifest, as enroot asks for those alone."""
+    """Push an image of this machine's programs with a Docker manifest, because enroot asks for no other manifest."""
     image = images_of("4 layers")[0]
     image = Image(image.layers, image.settings)
     index = images.index([(image, {"os": "linux", "architecture": image.architecture})])
-    place = pathlib.Path(lab.root, "home/alice/layout")
-    images.write_layout(place, (image.config(), image.manifest(), *(layer.blob for layer in image.layers)), index)
+    layout = pathlib.Path(lab.root, "home/alice/layout")
+    images.write_layout(layout, (image.config(), image.manifest(), *(layer.blob for layer in image.layers)), index)
     copy = ["skopeo", "--insecure-policy", "copy", "-q", "--format=v2s2", "oci:/home/alice/layout"]
     lab.run([*copy, f"docker://{IMAGE.replace('#', '/')}"], user="root")
     print(f"\nan image of {sum(len(layer.blob) for layer in image.layers) / 1e6:.0f} MB")
@@ -107,7 +107,7 @@ def clear_enroot(lab: Lab) -> None:
 
 
 def chart(ours: dict[str, float], theirs: dict[str, float]) -> str:
-    """Two bars for each row, on a scale of its own, as an SVG that fits light and dark pages."""
+    """Return an SVG with two bars for each row. Each row has its own scale. The colors fit light and dark pages."""
     width, bar, gap, left = 760, 16, 14, 200
     lines, y = [], 40
     for name in ROWS:

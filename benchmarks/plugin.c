@@ -1,7 +1,7 @@
 /* Time the plugin in a step without a container: load it, and make Slurm's calls.
  *
- * plugin ROUNDS FILE.so: in each round, one new process acts as srun and one as slurmstepd. Each loads the plugin
- * as Slurm does and makes Slurm's calls. A line has the nanoseconds of both, srun's first.
+ * plugin ROUNDS FILE.so: in each round, one new process acts as srun and one as slurmstepd. Each loads the plugin as Slurm does
+ * and makes Slurm's calls. Each round prints a line with the nanoseconds of both, first those of srun.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +27,7 @@ enum spank_context spank_context(void)
 spank_err_t spank_option_register(spank_t sp, struct spank_option *option)
 {
 	(void)sp;
-	options[registered++ % 64] = *option; /* Slurm also copies it */
+	options[registered++ % 64] = *option; /* Slurm copies the option too */
 	return ESPANK_SUCCESS;
 }
 
@@ -95,7 +95,7 @@ static const char *const calls[2][6] = {
 	  "slurm_spank_task_exit", "slurm_spank_exit" },
 };
 
-/* Load the plugin and make its calls. Return the nanoseconds, or -1. */
+/* Load the plugin and make Slurm's calls. Return the nanoseconds, or -1. */
 static int64_t once(const char *file, int remote)
 {
 	struct timespec begin, end;

@@ -16,7 +16,7 @@ import sys
 import time
 
 V1, V2 = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
-SETTLING_S = 0.02  # after srun, until slurmstepd has ended
+SETTLING_S = 0.02  # slurmstepd ends within this time after srun
 
 
 def processor() -> float:

@@ -92,20 +92,20 @@ def _of_machine(paths: Sequence[str]) -> Iterator[bytes]:
 
 def _of_wheels(wheels: Sequence[pathlib.Path], names: Sequence[str], root: pathlib.Path) -> Iterator[bytes]:
     """Yield a layer of installed wheels with bytecode, made in the directory ``root``."""
-    place = root / PACKAGES.format(_python())
+    packages = root / PACKAGES.format(_python())
     chosen = [str(wheel) for wheel in wheels if wheel.name.startswith(tuple(names))]
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-    install += ["--only-binary=:all:", "--python-version", _python(), "--target", str(place)]
+    install += ["--only-binary=:all:", "--python-version", _python(), "--target", str(packages)]
     subprocess.run([*install, *chosen], check=True)
     # Ignore the exit status, as pip does: some .py files of torch are templates, not Python.
-    compile_all = ["/usr/bin/python3", "-m", "compileall", "-q", "-s", str(root), "-p", "/", str(place)]
+    compile_all = ["/usr/bin/python3", "-m", "compileall", "-q", "-s", str(root), "-p", "/", str(packages)]
     subprocess.run(compile_all, stdout=subprocess.DEVNULL)
     yield from _tar(str(root), ["usr"])
     shutil.rmtree(root)
 
 
 def _tar(directory: str, names: Sequence[str]) -> Iterator[bytes]:
-    """Yield a tar of directories, sorted by name as docker's layers are."""
+    """Yield a tar of directories, sorted by name like docker's layers."""
     command = ["tar", "-C", directory, "--sort=name", "--owner=0", "--group=0", "-cf", "-", *names]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

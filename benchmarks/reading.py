@@ -1,8 +1,8 @@
-"""Compare reads inside a container: an overlay of ten layers, the same tree as one directory, FUSE, and FUSE once more.
+"""Compare reads inside four containers of an image: an overlay of ten layers, a directory, and twice a squashfs file.
 
-The second container of the squashfs file shares the server of the first. Each row is the minimum of several rounds with
-a warm page cache. The same program of the image runs in all four. They take turns at each read, because the speed of a
-shared machine varies.
+A FUSE server provides the squashfs file. The second container of the file shares the server of the first. Each row is
+the minimum of several rounds with a warm page cache. The same program of the image runs in all four containers. The
+containers take turns at each read, because the speed of a shared machine varies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pathlib
 import subprocess
 from collections.abc import Iterator
 
-from benchmarks.images import compressed, place
+from benchmarks.images import compressed, user_and_registry
 from benchmarks.tables import judge
 from tests.images import Image, Layer, busybox, entry, symlink, tar
 from tests.kernel.conftest import PREFIX, UID
@@ -30,7 +30,7 @@ LAYERS = (
     ("/usr/share/python-wheels", "/usr/share/icons"),
     ("/usr/lib/gcc",),
 )
-# Budgets of the overlay, as ratios to the directory.
+# Budgets of each test with the overlay, as ratios to the directory.
 BUDGETS = {"read 1 GB of libraries": 1.1, "python imports": 1.1, "walk and stat": 3.0, "open many small files": 3.0}
 
 
@@ -38,7 +38,7 @@ def bench_reading(rounds: int) -> bool:
     links = [Layer(tar([symlink(n, os.readlink(f"/{n}")) for n in ("lib", "lib64") if os.path.islink(f"/{n}")]))]
     more = [Layer(tar([entry("opt/inside.py", INSIDE.read_bytes())]))]
     layers = [*busybox().layers, *links, *(compressed(paths) for paths in LAYERS), *more]
-    with place() as (user, server):
+    with user_and_registry() as (user, server):
         server.pusher.image("bench/reading", "1", Image(layers, busybox().settings))
         count = len(layers)
         del layers
@@ -51,14 +51,14 @@ def bench_reading(rounds: int) -> bool:
         least: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
         with contextlib.ExitStack() as stack:
             insides = {kind: stack.enter_context(_inside(user.environ, words)) for kind, words in kinds.items()}
-            for what in BUDGETS:
-                for number in range(rounds + 1):  # the first warms the cache
+            for test in BUDGETS:
+                for number in range(rounds + 1):  # the first round warms the cache
                     for kind, inside in insides.items():
                         if kind in ("FUSE", "second") and number > 3:
-                            continue  # slow, and far above the others
-                        seconds = _ask(inside, what)
+                            continue  # three rounds are enough: FUSE is slow, and far from the others
+                        seconds = _ask(inside, test)
                         if number:
-                            least[kind][what] = min(seconds, least[kind].get(what, seconds))
+                            least[kind][test] = min(seconds, least[kind].get(test, seconds))
     return _table(count, least)
 
 
@@ -71,10 +71,10 @@ def _inside(environ: dict[str, str], arguments: list[str]) -> Iterator[subproces
         yield process
 
 
-def _ask(inside: subprocess.Popen[str], what: str) -> float:
+def _ask(inside: subprocess.Popen[str], test: str) -> float:
     assert inside.stdin is not None
     assert inside.stdout is not None
-    inside.stdin.write(what + "\n")
+    inside.stdin.write(test + "\n")
     inside.stdin.flush()
     return float(inside.stdout.readline())
 
@@ -83,11 +83,11 @@ def _table(count: int, least: dict[str, dict[str, float]]) -> bool:
     head = f"inside a container of {count} layers"
     print(f"\n{head:44} {'overlay':>9} {'directory':>9} {'FUSE':>9} {'second':>9} {'ratio':>7}  budget, ms")
     good = True
-    for what, budget in BUDGETS.items():
+    for test, budget in BUDGETS.items():
         kinds = ("overlay", "directory", "FUSE", "second")
-        overlay, directory, fuse, second = (least[kind][what] * 1000 for kind in kinds)
+        overlay, directory, fuse, second = (least[kind][test] * 1000 for kind in kinds)
         within, verdict = judge(overlay / directory, budget, also=budget < 2 or overlay < fuse)
         good &= within
         times = "".join(f" {time:9.1f}" for time in (overlay, directory, fuse, second))
-        print(f"{what:44}{times} {overlay / directory:6.2f}x  {verdict}")
+        print(f"{test:44}{times} {overlay / directory:6.2f}x  {verdict}")
     return good

@@ -1,4 +1,4 @@
-"""Measure starts: of the program alone, of containers, images and bundles, and with the device hooks."""
+"""Measure starts of the program alone, of containers, images and bundles, and starts with the device hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.tables import PREFIX, PYTHON, Row, added, installed, program, table
+from benchmarks.tables import PREFIX, PYTHON, Row, command_if_installed, print_added, table, timing_program
 from tests import fakehost
 from tests.kernel.conftest import UID, User, busybox_rootfs
 
@@ -34,14 +34,13 @@ def ordinary_user() -> Iterator[User]:
         shutil.rmtree(home)
 
 
-def measured(user: User, rows: list[Row], rounds: int) -> dict[str, list[float]]:
-    """Measure the rows' commands, run by the user."""
+def measure_as_user(user: User, rows: list[Row], rounds: int) -> dict[str, list[float]]:
+    """Run the commands of the rows as the user, and return their times by row."""
     as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "/usr/bin/python3", "-"]
     environ = {**user.environ, "USER": "bench"}
     commands = {row.name: row.command for row in rows if row.command}
-    done = subprocess.run(
-        as_user, input=program(commands, rounds), env=environ, cwd="/", stdout=subprocess.PIPE, text=True, check=True
-    )
+    program = timing_program(commands, rounds)
+    done = subprocess.run(as_user, input=program, env=environ, cwd="/", stdout=subprocess.PIPE, text=True, check=True)
     times: dict[str, list[float]] = json.loads(done.stdout)
     return times
 
@@ -64,9 +63,9 @@ def bench_start(rounds: int) -> bool:
             Row("penroot --help", [START[0], "--help"], 1.6),
             Row("penroot list", [START[0], "list"], 6.5),
             Row("./x.run true, a bundle", [bundle, "true"]),
-            *(Row(name, installed(*command)) for name, command in peers.items()),
+            *(Row(name, command_if_installed(*command)) for name, command in peers.items()),
         ]
-        return table("A start, as an ordinary user", rows, measured(user, rows, rounds), rows[0].name)
+        return table("A start, as an ordinary user", rows, measure_as_user(user, rows, rounds), rows[0].name)
 
 
 def bench_devices(rounds: int) -> bool:
@@ -80,18 +79,20 @@ def bench_devices(rounds: int) -> bool:
             devices = [f"NVIDIA_VISIBLE_DEVICES={nvidia}", f"MELLANOX_VISIBLE_DEVICES={mellanox}"]
             return [*devices, *variables, *START, "box", "true"]
 
-        native, own = "PENROOT_NVIDIA_MODE=native", "ENROOT_RESTRICT_DEV=yes"
+        native, private_dev = "PENROOT_NVIDIA_MODE=native", "ENROOT_RESTRICT_DEV=yes"
         rows = [
             Row("python3 -IS -c pass", PYTHON),
             Row("no device", start("void", "void")),
-            Row("no device, own /dev", start("void", "void", own)),
+            Row("no device, private /dev", start("void", "void", private_dev)),
             Row("all", start("all", "all", native)),
             Row("all by CDI", start("all", "all", "PENROOT_NVIDIA_MODE=cdi")),
             Row("2 GPUs, 2 HCAs", start("0,3", "0,3", native)),
-            Row("all, own /dev", start("all", "all", native, own)),
-            Row("2 GPUs, 2 HCAs, own /dev", start("0,3", "0,3", native, own)),
+            Row("all, private /dev", start("all", "all", native, private_dev)),
+            Row("2 GPUs, 2 HCAs, private /dev", start("0,3", "0,3", native, private_dev)),
         ]
-        times = measured(user, rows, rounds)
+        times = measure_as_user(user, rows, rounds)
         table("A start on a fake DGX, as an ordinary user", rows, times, rows[0].name)
-        compared = [(row.name, "no device, own /dev" if "own" in row.name else "no device", 0.6) for row in rows[3:]]
-        return added("what devices add", times, times[rows[0].name], compared)
+        compared = [
+            (row.name, "no device, private /dev" if "private" in row.name else "no device", 0.6) for row in rows[3:]
+        ]
+        return print_added("what devices add", times, times[rows[0].name], compared)

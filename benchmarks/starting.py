@@ -63,17 +63,17 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def starts(rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return seconds of each turn, and of each start."""
-    found: dict[str, dict[str, list[float]]] = {kind: {"turns": [], "starts": []} for kind in KINDS}
+    """Return the seconds of each turn, and of each start, by kind."""
+    seconds: dict[str, dict[str, list[float]]] = {kind: {"turns": [], "starts": []} for kind in KINDS}
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        for act in KINDS.values():  # warm
+        for act in KINDS.values():  # warm the caches
             act()
         for _ in range(max(1, rounds // TURN)):
             for kind, act in KINDS.items():
                 began = time.perf_counter()
-                found[kind]["starts"] += pool.map(timed, [act] * TURN)
-                found[kind]["turns"].append(time.perf_counter() - began)
-    return found
+                seconds[kind]["starts"] += pool.map(timed, [act] * TURN)
+                seconds[kind]["turns"].append(time.perf_counter() - began)
+    return seconds
 
 
 def available() -> int:
@@ -82,7 +82,10 @@ def available() -> int:
 
 
 def live(count: int) -> dict[str, float]:
-    """Return kB of memory that ``count`` live containers take, and seconds of the first, the last and all ends."""
+    """Make ``count`` containers. Return the kB of memory that they take, and the seconds of some actions.
+
+    The actions are the first start, the last start, a command in a container, and the end of all containers.
+    """
     enroot_py.run("box", ["true"])
     before = available()
     boxes = [enroot_py.Container("box")]

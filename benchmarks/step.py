@@ -1,4 +1,4 @@
-"""Measure the time that a container adds to a step, and that the plugin adds to a step without a container."""
+"""Measure the time that a container adds to a step, and the time that the plugin adds to a step without a container."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import statistics
 import subprocess
 import tempfile
 
-from benchmarks.tables import PREFIX, PYTHON, Row, added, judge, more, program, table
+from benchmarks.tables import PREFIX, PYTHON, Row, judge, median_difference, print_added, table, timing_program
 from tests.installation import LIBRARY
 from tests.slurm.lab import Lab
 
-MAX_ADDED_S = 0.150  # by a container to a step
-MAX_UNUSED_S = 0.3e-3  # by the plugin to a step without a container
+MAX_ADDED_S = 0.150  # the most that a container may add to a step
+MAX_UNUSED_S = 0.3e-3  # the most that the plugin may add to a step without a container
 PLUGIN = pathlib.Path(__file__).with_name("plugin.py")
 REFERENCE = "registry:5000#mpi:1"
 # At the end of a step slurmstepd leaves its cgroups, which takes some milliseconds: the kernel's percpu_down_write()
@@ -54,7 +54,7 @@ def container(lab: Lab, rounds: int) -> bool:
             Row("python3 -IS -c pass", PYTHON),
         ]
         commands = {row.name: row.command for row in rows if row.command}
-        done = lab.run(["/usr/bin/python3", "-"], input=program(commands, rounds), timeout=900)
+        done = lab.run(["/usr/bin/python3", "-"], input=timing_program(commands, rounds), timeout=900)
     finally:
         for node in lab.nodes:
             lab.run(["penroot", "remove", "-f", "pyxis_bench"], node=node, check=False)
@@ -63,9 +63,9 @@ def container(lab: Lab, rounds: int) -> bool:
     table(f"A step of {' '.join(PROGRAM)}, as an ordinary user", rows, times, rows[0].name)
     plain, many_plain = rows[0].name, rows[1].name
     compared = [("named and stored", plain, 4.0), (rows[3].name, plain, 5.0), (rows[5].name, plain, 5.5)]
-    good = added("over plain srun", times, times[rows[-1].name], [*compared, (rows[4].name, many_plain, None)])
-    slow = [name for name, *_ in compared if more(times, name, plain) > MAX_ADDED_S]
-    one, sixteen = (more(times, rows[i + 3].name, rows[i].name) for i in (0, 1))
+    good = print_added("over plain srun", times, times[rows[-1].name], [*compared, (rows[4].name, many_plain, None)])
+    slow = [name for name, *_ in compared if median_difference(times, name, plain) > MAX_ADDED_S]
+    one, sixteen = (median_difference(times, rows[i + 3].name, rows[i].name) for i in (0, 1))
     within, verdict = judge(sixteen / one, 1.3)
     print(f"{'16 tasks over one task':44} {sixteen / one:25.2f}x  {verdict}")
     for name in slow:
@@ -86,11 +86,12 @@ def unused_plugin(lab: Lab, rounds: int) -> bool:
     times = by_turns(lab, rounds)
     for kind in ("processor", "wall"):
         without, with_plugin = times["without"][kind], times["with"][kind]
-        more = [b - a for a, b in zip(without, with_plugin, strict=True)]
-        error = 1.25 * statistics.pstdev(more) / len(more) ** 0.5  # of the median of a normal distribution
+        differences = [b - a for a, b in zip(without, with_plugin, strict=True)]
+        # The standard error of a median, if the differences have a normal distribution.
+        error = 1.25 * statistics.pstdev(differences) / len(differences) ** 0.5
         print(
             f"{'srun true, ' + kind + ' time':44} {statistics.median(without) * 1000:9.2f} "
-            f"{statistics.median(more) * 1000:6.2f}  +- {error * 1000:.2f}"
+            f"{statistics.median(differences) * 1000:6.2f}  +- {error * 1000:.2f}"
         )
     return good
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The steps of enroot import, with the same programs: download each layer and store it as zstd,
-# unpack all layers, convert whiteouts to overlayfs's, squash the overlay with lzo.
+# unpack all layers, convert whiteouts for overlayfs, squash the overlay with lzo.
 # Arguments: URL of the registry, repository, tag, working directory, directory of helpers.
 # shellcheck disable=SC2016 # other shells expand the text in single quotes
 set -euo pipefail

@@ -1,8 +1,8 @@
 """Tables of rows with their ratios and budgets.
 
 Ratios use the 10th percentile, which depends least on other work of the machine. The time that one command adds to
-another is the median of the differences within each round, when the machine did the same. A peer that is not installed
-is MISSING.
+another is the median of the differences within each round, because the load of the machine is similar during a round.
+A tool that is not installed is MISSING.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ def table(title: str, rows: list[Row], times: dict[str, list[float]], baseline: 
     return good
 
 
-def installed(name: str, *arguments: str) -> list[str] | None:
+def command_if_installed(name: str, *arguments: str) -> list[str] | None:
     path = shutil.which(name)
     return [path, *arguments] if path else None
 
 
-def program(commands: dict[str, list[str]], rounds: int) -> str:
+def timing_program(commands: dict[str, list[str]], rounds: int) -> str:
     """Return the source of a program that measures commands, for an interpreter that reads stdin."""
     parameters = json.dumps({"rounds": rounds, "commands": commands})
     return TIMING.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(parameters)})")
 
 
-def more(times: dict[str, list[float]], name: str, plain: str) -> float:
+def median_difference(times: dict[str, list[float]], name: str, plain: str) -> float:
     """Return the median of the seconds that the command ``name`` takes longer than ``plain``."""
     return statistics.median(a - b for a, b in zip(times[name], times[plain], strict=True))
 
 
-def added(
+def print_added(
     title: str, times: dict[str, list[float]], bare: list[float], rows: Sequence[tuple[str, str, float | None]]
 ) -> bool:
-    """Print the time that commands add to others. Return False if one exceeds its budget.
+    """Print how much longer commands take than other commands. Return False if a difference exceeds its budget.
 
-    ``rows`` are the command, the command to compare with, and the budget as a ratio to ``bare``.
+    A row is the command, the command to compare with, and the budget as a ratio to ``bare``.
     """
     print(f"\n{title:44} {'ms':>8} {'of bare python3':>17}  budget")
     good = True
@@ -86,7 +86,7 @@ def added(
         if name not in times:
             print(f"{name:44} {'MISSING':>8}")
             continue
-        cost = more(times, name, plain)
+        cost = median_difference(times, name, plain)
         ratio = cost / statistics.median(bare)
         within, verdict = judge(ratio, budget)
         good &= within

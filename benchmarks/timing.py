@@ -1,4 +1,4 @@
-"""Time commands in random order in each round, so that other work of the machine affects all equally.
+"""Time commands in random order in each round, so that other work of the machine affects all commands equally.
 
 As a program, it reads {"rounds": N, "commands": {name: argv}} from stdin and writes {name: [seconds]}, so it can run as
 any user, on any node. NAME=value before a program sets a variable.
@@ -14,7 +14,7 @@ import time
 
 
 def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, list[float]]:
-    """Return the wall seconds of each run of each command. Drops their output. Raises RuntimeError if one fails."""
+    """Return the wall seconds of each run of each command. Drop all output. Raises RuntimeError if a command fails."""
     null = os.open(os.devnull, os.O_RDWR)
     actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
     split = {name: _variables(words) for name, words in commands.items()}

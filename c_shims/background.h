@@ -1,6 +1,6 @@
-/* Start a program later, or without waiting until execve(2) has read it.
+/* Start a program, now or later, without waiting until execve(2) has read it.
  *
- * posix_spawn(3) waits, and fork(2) copies the page tables of a Python process: a millisecond.
+ * posix_spawn(3) would wait for execve(2). fork(2) would copy the page tables of a Python process, which takes a millisecond.
  */
 #ifndef PENROOT_BACKGROUND_H
 #define PENROOT_BACKGROUND_H
@@ -53,9 +53,9 @@ static int penroot_background_fork(void *unused)
 
 /* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`,
  * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless the
- * first of `fds` becomes readable, or its other end is closed, before. With `orphan`, the program is nobody's child, and the
- * returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in
- * memory. Returns the process to wait for, or -1 with errno. Call it once only. */
+ * first of `fds` becomes readable before, or its other end is closed. With `orphan`, the program is no child of this process,
+ * and the returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in
+ * memory. Returns the process to wait for, or -1 with errno. Call this function only once. */
 static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)
 {
 	sigset_t all, before;

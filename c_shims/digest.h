@@ -15,7 +15,7 @@ struct penroot_digest {
 	uint64_t size, hash;
 };
 
-/* Compute FNV-1a of a regular file, and close its descriptor. Returns false if it cannot be read. */
+/* Compute FNV-1a of a regular file, and close its descriptor. Returns false if the file cannot be read. */
 static inline bool penroot_digest_of(int fd, struct penroot_digest *digest)
 {
 	struct stat info;

@@ -1,7 +1,7 @@
-/* Continue this process as the grandchild of itself, below a program that watches it.
+/* Continue this process as a grandchild of itself. The child between the two executes a program that watches the grandchild.
  *
- * Two fork(2) would copy the memory of a Python process twice, and each copy is written to: 4 ms of a processor. The child
- * between them is made by vfork(2), and executes the program at once.
+ * Two calls of fork(2) would copy the memory of a Python process twice, and the processes write to the copies: this takes 4 ms
+ * of a processor. So vfork(2) makes the child, which executes the program at once.
  */
 #ifndef PENROOT_GUARD_H
 #define PENROOT_GUARD_H
@@ -15,9 +15,10 @@
 
 enum { GUARD_FAILED = 125 };
 
-/* Fork a child that executes `path` with the words `name`, the PID of the grandchild and `word`, and without an environment. Its
- * descriptor 3 is `fd`, and stderr is the only other one. Returns 0 in the grandchild, else the PID of the child, or -1 with
- * errno. The program becomes the parent of orphans: PR_SET_CHILD_SUBREAPER. Block all signals before. */
+/* Fork the child and the grandchild. The child executes `path` with three arguments, `name`, the PID of the grandchild and `word`,
+ * and without an environment. Its only descriptors are stderr and 3, which is `fd`. The child becomes the parent of orphans:
+ * PR_SET_CHILD_SUBREAPER. Returns 0 in the grandchild, otherwise the PID of the child, or -1 with errno. The caller must have
+ * blocked all signals. */
 static inline int penroot_fork_below(const char *path, const char *name, const char *word, int fd)
 {
 	static char number[16];
@@ -32,13 +33,13 @@ static inline int penroot_fork_below(const char *path, const char *name, const c
 	if (child != 0)
 		return child;
 	(void)linux_prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-	/* Not fork(3): the memory, and with it the locks of the C library, is still that of the parent. */
+	/* Do not call fork(3): it would use locks of the C library, in memory that this process still shares with its parent. */
 	grandchild = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (grandchild == 0)
-		return 0; /* with a copy of the stack */
+		return 0; /* the grandchild has a copy of the stack */
 	if (grandchild > 0) {
 		(void)snprintf(number, sizeof(number), "%d", grandchild);
-		(void)close(STDIN_FILENO); /* a pipe of the caller ends with the command */
+		(void)close(STDIN_FILENO); /* so that a pipe of the caller ends with the command */
 		(void)close(STDOUT_FILENO);
 		if (fd == STDERR_FILENO + 1)
 			(void)fcntl(fd, F_SETFD, 0);

@@ -1,8 +1,8 @@
 /* System calls under the names of their man pages, for Python, the SPANK plugin and the static programs. Each returns
  * what the system call returns, with errno.
  *
- * They are called by number, since a C library may be older than the kernel. mount_setattr(2) is the newest one without a
- * substitute, so penroot needs Linux 5.12: FLOOR of enroot_py/base/linux.py.
+ * The calls are made by number, since a C library may be older than the kernel. mount_setattr(2) is the newest system call for
+ * which penroot has no substitute, so penroot needs Linux 5.12: FLOOR of enroot_py/base/linux.py.
  */
 #ifndef PENROOT_LINUX_H
 #define PENROOT_LINUX_H
@@ -19,7 +19,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* The same on every architecture. */
+/* These numbers are the same on every architecture. */
 enum {
 	NR_pidfd_send_signal = 424,
 	NR_open_tree = 428,
@@ -99,10 +99,14 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 	return fd;
 }
 
+<<<<<<< HEAD
 /*
  * fork(2) with `flags`, for a process of one thread: the C library does not notice. With CLONE_PARENT, the parent gets
  * the signal that this process sends.
  */
+=======
+/* fork(2) with `flags`. Only a process with a single thread may call this: the C library does not notice the fork. */
+>>>>>>> en5
 static inline int linux_clone3(uint64_t flags)
 {
 	struct {

@@ -44,7 +44,7 @@ struct process_stat {
 	unsigned long long started;
 };
 
-/* Returns false if the process is gone, or hidden by the mount options of /proc. */
+/* Read /proc/PID/stat. Returns false if the process is gone, or hidden by the mount options of /proc. */
 static inline bool read_stat(int pid, struct process_stat *stat)
 {
 	char path[32], text[1024];

@@ -37,8 +37,8 @@ static inline int penroot_drop_capabilities(void)
 	return errno == EINVAL ? linux_capset(0, 0, 0) : -1; /* EINVAL: there is no such capability */
 }
 
-/* Check whether a descriptor of the caller leads out of the container: openat(2) and /proc/self/fd do so through a directory
- * or an O_PATH descriptor, setns(2) through a namespace. */
+/* Check whether a descriptor of the caller leads out of the container. A directory or an O_PATH descriptor does so by openat(2)
+ * and /proc/self/fd, a namespace by setns(2). */
 static inline int penroot_leads_out(int fd, int flags)
 {
 	struct statfs system;
@@ -51,9 +51,9 @@ static inline int penroot_leads_out(int fd, int flags)
 	return S_ISDIR(info.st_mode) || (S_ISREG(info.st_mode) && fstatfs(fd, &system) == 0 && system.f_type == NSFS_MAGIC);
 }
 
-/* Withhold from the program the caller's descriptors that lead out of the container: execve(2) closes them. For stdin,
- * stdout and stderr, /dev/null replaces them, and reading or writing fails as before. Call this while /proc is the node's.
- * Returns 0, or -1 with errno. */
+/* Withhold from the program the caller's descriptors that lead out of the container: execve(2) closes them. If stdin, stdout or
+ * stderr is such a descriptor, /dev/null replaces it, opened so that reading or writing fails as before. Call this while /proc is
+ * the /proc of the node. Returns 0, or -1 with errno. */
 static inline int penroot_withhold_descriptors(void)
 {
 	DIR *entries = opendir("/proc/self/fd");

@@ -1,6 +1,7 @@
-"""An agent's sandbox: run commands in a container, one line of stdin each, and print status and output as JSON.
+"""An agent's sandbox: run each line of stdin as a command in a container, and print its status and output as JSON.
 
-python3 agent.py docker://python:3.12-slim < commands; the files in /work are copied to ./work at the end.
+python3 agent.py docker://python:3.12-slim < commands
+At the end, the program copies the files in /work of the container to ./work.
 """
 
 from __future__ import annotations

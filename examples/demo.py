@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The tour of ``make demo``: an MPI job in a container on a small Slurm cluster, then the same image by hand.
+"""The tour of ``make demo``: an MPI job in a container on a small Slurm cluster, then penroot commands with its image.
 
-Everything runs on this machine: the cluster of tests/slurm/lab with its registry and users. The demo removes them,
-unless KEEP is set: then you can go on as alice.
+Everything runs on this machine: the cluster of tests/slurm/lab, its registry and its users. The demo removes them at
+the end. If KEEP is set, they stay, and you can go on as alice.
 """
 
 from __future__ import annotations

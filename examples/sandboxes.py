@@ -1,8 +1,8 @@
-"""Run a command in many containers at once, each with files of its own, as one step of a Slurm job.
+"""Run a command in many containers at once, each with its own files, as one step of a Slurm job.
 
 srun -n1 python3 sandboxes.py 200 docker://debian:12 sh -c 'echo $N > /n; cat /n'
-N is the number of the container. All processes belong to the step, so scancel kills them. The next start removes their
-files.
+N is the number of the container. All processes belong to the step, so scancel kills them. After scancel, the next start
+of a container removes the files of the killed containers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests with a fixture that is a container: each test gets a fresh one, in milliseconds.
+"""Tests with a container as a fixture. Each test gets a new container, within milliseconds.
 
 IMAGE=docker://python:3.12-slim pytest test_in_container.py
 """

@@ -1,4 +1,4 @@
-"""Build packages, for this machine or for ARCH=arm64, or with --release all files of a release.
+"""Build packages for this machine or for ARCH=arm64. With --release, build all files of a release.
 
 make packages [ARCH=arm64]
 make release
@@ -21,7 +21,7 @@ from packages.target import TARGETS, Target, target
 
 
 def wheel(root: Path, work: Path, to: Path) -> list[Path]:
-    """Copy the wheel for pip install penroot: the command line for one user, without static programs."""
+    """Copy our wheel, for pip install penroot. It has the command line for one user, and no static programs."""
     return [Path(shutil.copy(path, to)) for path in work.glob("penroot-*.whl")]
 
 
@@ -30,15 +30,15 @@ def sdist(root: Path, work: Path, to: Path) -> list[Path]:
     return [tarball.pack(directory, to / f"{directory.name}.tar.gz")]
 
 
-def bill(root: Path, work: Path, to: Path) -> list[Path]:
+def sbom_file(root: Path, work: Path, to: Path) -> list[Path]:
     output = to / f"penroot-{place.version()}-{target().machine}.cdx.json"
     output.write_text(sbom.text())
     return [output]
 
 
 KINDS = {"deb": deb.build, "rpm": rpm.build, "tarball": tarball.build}
-# What differs from machine to machine.
-NATIVE = {**KINDS, "wheel": wheel, "sbom": bill}
+# Kinds whose files differ from machine to machine.
+NATIVE = {**KINDS, "wheel": wheel, "sbom": sbom_file}
 RELEASE = {**NATIVE, "sdist": sdist, "recipes": recipes.build}
 
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 def make(kinds: Iterable[str], output: Path) -> None:
     """Build the packages of ``kinds`` in ``output``."""
-    work = tree.place_of(place.version())
+    work = tree.work_directory(place.version())
     work.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{work}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -85,10 +85,10 @@ def make(kinds: Iterable[str], output: Path) -> None:
 
 
 def cross(target: Target, output: Path) -> None:
-    """Build what differs for another machine. Files for all machines are built with those of this one."""
-    with tempfile.TemporaryDirectory(dir=output) as made:
-        place.run(sys.executable, "-m", "packages", *NATIVE, "--output", made, ARCH=target.debian)
-        for path in Path(made).iterdir():
+    """Build the NATIVE kinds for another machine. Skip packages that fit all machines: this machine builds them too."""
+    with tempfile.TemporaryDirectory(dir=output) as built:
+        place.run(sys.executable, "-m", "packages", *NATIVE, "--output", built, ARCH=target.debian)
+        for path in Path(built).iterdir():
             if path.name.endswith(("_all.deb", ".noarch.rpm", "SHA256SUMS")):
                 continue
             path.rename(output / path.name)

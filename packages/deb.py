@@ -24,10 +24,10 @@ INSTALLED = "configure | triggered | abort-upgrade | abort-remove | abort-deconf
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    return [one(package, root, work, to) for package in PACKAGES]
+    return [build_package(package, root, work, to) for package in PACKAGES]
 
 
-def one(package: Package, root: Path, work: Path, to: Path) -> Path:
+def build_package(package: Package, root: Path, work: Path, to: Path) -> Path:
     files = tree.part(package, root, work / "deb" / package.name, "deb")
     for name, content in documents(package).items():
         tree.put(files / name, content)
@@ -74,11 +74,11 @@ def control_file(package: Package, size: int) -> str:
 
 def scripts(package: Package) -> dict[str, str]:
     """Return postinst and prerm, if the package has actions."""
-    if not package.on:
+    if not package.setup_arguments:
         return {}
     return {
-        "postinst": SCRIPT.format(cases=INSTALLED, command=f"{SETUP} {package.on}"),
-        "prerm": SCRIPT.format(cases="remove", command=f"{SETUP} remove {package.on}"),
+        "postinst": SCRIPT.format(cases=INSTALLED, command=f"{SETUP} {package.setup_arguments}"),
+        "prerm": SCRIPT.format(cases="remove", command=f"{SETUP} remove {package.setup_arguments}"),
     }
 
 
@@ -104,6 +104,6 @@ penroot ({place.packaged_version()}) stable; urgency=medium
 
 
 def overrides(package: Package) -> Sequence[str]:
-    """Return the lintian(1) overrides of a package, each below its reason."""
+    """Return the lintian(1) overrides of a package. The line above an override is its reason."""
     path = Path(__file__).with_name("files") / f"{package.name}.lintian-overrides"
     return path.read_text().splitlines() if path.exists() else ()

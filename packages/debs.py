@@ -1,4 +1,4 @@
-"""Unpack packages of Debian that are not installed: of another architecture, of another release, or in conflict."""
+"""Unpack Debian packages without installing them: they are for another machine or release, or conflict with others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def unpack(to: Path, *names: str, architecture: str = "", source: str = "") -> N
     """Unpack packages in ``to``. ``source`` is a line of sources.list(5); the default is this machine's sources."""
     with tempfile.TemporaryDirectory() as work:
         apt = ["apt-get", "-qq"]
-        if architecture or source:  # with lists that are not the system's
+        if architecture or source:  # use package lists apart from the lists of this machine
             Path(work, "lists/partial").mkdir(parents=True)
             settings = {
                 "Dir::State::Lists": f"{work}/lists",

@@ -1,4 +1,4 @@
-"""The table of packages, for dpkg-deb(1) by deb.py and rpmbuild(8) by rpm.py."""
+"""The table of packages. From it, deb.py writes the input of dpkg-deb(1), and rpm.py the input of rpmbuild(8)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ SETUP = "/usr/libexec/penroot/packaged"
 
 @dataclass(frozen=True)
 class Package:
-    """One package. ``files`` are patterns of fnmatch(3) without a leading slash. The first match owns a file.
+    """One package. ``files`` are patterns of fnmatch(3) without a leading slash.
 
-    ``on`` are the arguments of scripts/packaged after an installation, upgrade or trigger, and before a removal.
-    ``watches`` are files of other packages: installing, replacing or removing one of them triggers scripts/packaged.
+    The first package of PACKAGES with a matching pattern owns a file.
+
+    ``setup_arguments`` are the arguments of scripts/packaged after an installation, upgrade or trigger, and before a
+    removal. ``watches`` are files of other packages: when one of them is installed, replaced or removed, a trigger runs
+    scripts/packaged.
     """
 
     name: str
@@ -29,7 +32,7 @@ class Package:
     deb: dict[str, str]
     rpm: dict[str, str]
     native: bool = True
-    on: str = ""
+    setup_arguments: str = ""
     watches: tuple[str, ...] = ()
 
     def owns(self, path: str) -> bool:
@@ -47,8 +50,8 @@ and salloc. Run `pyxis-py install` to have Slurm load it.""",
     files=(f"{LIBRARY}/plugins/*", f"{LIBRARY}/PLUGINS", "usr/share/man/man7/penroot-srun.7*"),
     deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)", "Enhances": "slurmd, slurm-client"},
     rpm={"Requires": "penroot = {version}"},
-    on="plugin",
-    watches=("/usr/bin/srun", "/usr/sbin/slurmd", "/usr/sbin/slurmd-wlm"),  # Debian has a link to the last
+    setup_arguments="plugin",
+    watches=("/usr/bin/srun", "/usr/sbin/slurmd", "/usr/sbin/slurmd-wlm"),  # on Debian, slurmd is a link to slurmd-wlm
 )
 SIGNATURES = Package(
     name="penroot-signatures",
@@ -60,7 +63,7 @@ nodes of a step before an exchange of images.""",
     files=(f"{LIBRARY}/cryptography/*",),
     deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)"},
     rpm={"Requires": "penroot = {version}"},
-    on="extra cryptography",
+    setup_arguments="extra cryptography",
 )
 SSH = Package(
     name="penroot-ssh",
@@ -72,7 +75,7 @@ sftp and other tools over ssh.""",
     deb={"Depends": "penroot (= {version}), penroot-signatures (= {version})"},
     rpm={"Requires": "penroot = {version}, penroot-signatures = {version}"},
     native=False,
-    on="extra asyncssh",
+    setup_arguments="extra asyncssh",
 )
 NAMES = Package(
     name="penroot-enroot-names",
@@ -103,7 +106,7 @@ it needs, for Python 3.10 to 3.14.""",
         "Requires": "libc.so.6(GLIBC_2.34)(64bit), (" + " or ".join(f"python(abi) = {each}" for each in PYTHONS) + ")",
         "Recommends": "squashfs-tools, squashfuse, fuse3, penroot-signatures, penroot-ssh",
     },
-    on="library",
+    setup_arguments="library",
     watches=("/usr/bin/python3", "/etc/apparmor.d/abi/4.0"),
 )
 PACKAGES = (PLUGIN, SIGNATURES, SSH, NAMES, MAIN)  # owner() tries them in this order

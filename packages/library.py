@@ -1,4 +1,4 @@
-"""Shrink a directory of modules: keep what penroot needs of each library, and put our modules into one archive.
+"""Shrink a directory of modules: keep the files that penroot needs of each library, and archive our modules.
 
 python -m packages.library DIRECTORY     # where pip installed penroot and the libraries
 """
@@ -34,12 +34,12 @@ def reduce(library: Path) -> None:
     gather_hooks(library)
     archive_modules(library)
     remove_empty(library)
-    # Leave out column numbers, a quarter of the code, because every start would load them.
+    # Leave out column numbers. They are a quarter of the compiled code, and every start would load them.
     subprocess.run([sys.executable, "-X", "no_debug_ranges", "-m", "compileall", "-q", library], check=True)
 
 
 def gather_hooks(library: Path) -> None:
-    """Move the hooks of features to those of the core: a node has one directory of hooks, with one extra/."""
+    """Move the hooks of features to the hooks of the core: a node has only one directory of hooks, with one extra/."""
     standard = library / "enroot_py/standard_hooks"
     for hooks in (library / "enroot_py/features").glob("*/hooks"):
         for path in list(hooks.rglob("*.py")):
@@ -47,7 +47,7 @@ def gather_hooks(library: Path) -> None:
 
 
 def archive_modules(library: Path) -> None:
-    """Move the sources of our modules into ARCHIVE. enroot_py/base/packing.py compiles it for a start."""
+    """Move the sources of our modules into ARCHIVE. enroot_py/base/packing.py compiles them for starts."""
     with zipfile.ZipFile(library / ARCHIVE, "w", zipfile.ZIP_DEFLATED) as modules:
         for path in sorted(path for package in OURS for path in (library / package).rglob("*.py")):
             name = str(path.relative_to(library))

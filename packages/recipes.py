@@ -1,4 +1,4 @@
-"""Write the Spack and EasyBuild recipes for a release's archives, with its version and their checksums."""
+"""Write the Spack and EasyBuild recipes of a release, with its version and the checksums of its archives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def filled(text: str, archives: Iterable[Path]) -> str:
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """Write penroot-VERSION.eb, the name that EasyBuild requires, and a Spack repository. Needs the archives."""
+    """Write penroot-VERSION.eb (EasyBuild requires this name) and a Spack repository, for the archives in ``to``."""
     source, archives = work / "source/packages", list(to.rglob(f"penroot-{place.version()}-*.tar.xz"))
     easyconfig = to / f"penroot-{place.version()}.eb"
     easyconfig.write_text(filled((source / "easybuild/penroot.eb").read_text(), archives))

@@ -12,7 +12,7 @@ from packages.description import LICENCE, MAINTAINER, PACKAGES, SETUP, Package
 from packages.place import run
 from packages.target import target
 
-# Directories of filesystem.rpm and other packages.
+# Directories that belong to filesystem.rpm and other packages, not to ours.
 SHARED = {"usr", "usr/bin", "usr/lib", "usr/libexec", "usr/lib/tmpfiles.d", "usr/share", "usr/share/doc"}
 SHARED |= {f"usr/share/man{kind}" for kind in ("", "/man1", "/man5", "/man7")}
 SHARED |= {f"usr/share/bash-completion{kind}" for kind in ("", "/completions")}
@@ -95,23 +95,23 @@ AutoReqProv: no
 %defattr(-,root,root,-)
 {listed(files)}
 """
-    if package.on:
-        text += f"%posttrans -n {name}\n{SETUP} {package.on}\n\n"  # after all files of the transaction are installed
-        text += f'%preun -n {name}\nif [ "$1" = 0 ]; then {SETUP} remove {package.on}; fi\n\n'
+    if arguments := package.setup_arguments:
+        text += f"%posttrans -n {name}\n{SETUP} {arguments}\n\n"  # after all files of the transaction are installed
+        text += f'%preun -n {name}\nif [ "$1" = 0 ]; then {SETUP} remove {arguments}; fi\n\n'
         text += trigger(package) if package.watches else ""
     return text
 
 
 def trigger(package: Package) -> str:
-    """Run the script after each transaction with a watched file, or with the package itself.
+    """Return the trigger that runs scripts/packaged after a transaction with a watched file or with the package itself.
 
-    rpm(8) matches only directories, and passes their files to the script on stdin.
+    rpm(8) matches only directories, and passes their files to the trigger's script on stdin.
     """
     directories = sorted({os.path.dirname(path) for path in package.watches})
     patterns = " ".join(f"-e ^{path}" for path in package.watches)
     return f"""\
 %transfiletriggerin -n {package.name} -- {" ".join(directories)}
-if [ "$(grep -c {patterns})" != 0 ]; then {SETUP} {package.on} again; fi
+if [ "$(grep -c {patterns})" != 0 ]; then {SETUP} {package.setup_arguments} again; fi
 
 """
 

@@ -16,7 +16,7 @@ from packages.vendored import Wheel
 STATIC = {"musl-dev": ("musl", "MIT")}
 # SPDX identifiers for the licence names in wheels.
 IDENTIFIERS = {"MIT License": "MIT", "BSD": "BSD-3-Clause", "Apache 2.0": "Apache-2.0"}
-# Debian has the text in common-licenses, and its policy forbids copies.
+# Debian has the text of this licence in common-licenses, and Debian's policy forbids copies of the text.
 APACHE = """\
 On Debian, the text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0.
 

@@ -1,4 +1,7 @@
-"""Build penroot-VERSION-MACHINE.tar.xz: the tree without package files, to unpack at any path, also a shared one."""
+"""Build penroot-VERSION-MACHINE.tar.xz: the tree without package files.
+
+It can be unpacked at any path, also on a shared file system.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from packages.target import target
 
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
-    """Pack the tree, without package files, and without the names of enroot: another enroot may be in PATH."""
+    """Pack the tree without package files, and without links under enroot's names: another enroot may be in PATH."""
     name = f"penroot-{place.version()}-{target().machine}"
     top = work / "tarball" / name
     shutil.copytree(root / "usr", top, symlinks=True)
@@ -31,13 +34,13 @@ def build(root: Path, work: Path, to: Path) -> list[Path]:
             relocate(program, top)
     profile = top / "share/penroot/apparmor/penroot"
     profile.write_bytes((work / "source/configs/apparmor/penroot").read_bytes())
-    tree.tell(top, "tarball")
+    tree.write_build(top, "tarball")
     tree.touch(top)
     return [pack(top, to / f"{name}.tar.xz")]
 
 
 def relocate(program: Path, top: Path) -> None:
-    """Change a launcher to find the modules relative to its own path."""
+    """Change a launcher so that it finds the modules relative to its own path."""
     data = program.read_bytes()
     up = "/.." * len(program.relative_to(top).parts)
     new = rf'library = os.path.realpath(os.path.realpath(__file__) + "{up}/lib/penroot")'.encode()
@@ -47,7 +50,10 @@ def relocate(program: Path, top: Path) -> None:
 
 
 def pack(top: Path, output: Path) -> Path:
-    """Pack ``top`` reproducibly: sorted, owned by root, with one time. The suffix of ``output`` selects xz or gzip."""
+    """Pack ``top`` reproducibly: sorted, owned by root, all files with the same time.
+
+    The suffix of ``output`` selects xz or gzip.
+    """
 
     def normalized(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0

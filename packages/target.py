@@ -1,4 +1,4 @@
-"""The machine that packages are for: this one, or ARCH in the environment, with a cross compiler of Debian."""
+"""The machine that packages are for: this machine, or ARCH in the environment, with a cross compiler of Debian."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from packages import debs
 from packages.place import CACHE, PackageError, run
 
-# Debian's Python: one earlier in PATH may have any version.
+# Debian's Python: a Python earlier in PATH may have any version.
 PYTHON = "/usr/bin/python3"
 
 
@@ -42,11 +42,11 @@ class Target:
         run(self.binutils("strip"), "--strip-unneeded", path)
 
     def compiler(self) -> dict[str, str]:
-        """Return the variables by which setuptools compiles a module."""
+        """Return the variables with which setuptools compiles a module for this target."""
         return {"CC": f"{self.gcc} -I{self.toolchain()}/usr/include"} if self.foreign else {}
 
     def programs(self) -> list[str]:
-        """Return the variables by which c_shims/programs/Makefile compiles static programs."""
+        """Return the variables with which c_shims/programs/Makefile compiles static programs for this target."""
         if not self.foreign:
             return []
         specs = f"{self.toolchain()}/usr/lib/{self.machine}-linux-musl/musl-gcc.specs"
@@ -54,15 +54,15 @@ class Target:
         return [f"CC={self.gcc} -specs={specs}", f"SYSTEM=-idirafter {kernel}"]
 
     def toolchain(self) -> Path:
-        """Return a directory with a cross compiler, musl, and pyconfig.h of this machine's Python, all of Debian.
+        """Return a directory with Debian's cross compiler and musl, and pyconfig.h of this machine's Python.
 
-        They are not installed, because Debian's gcc-multilib conflicts with each cross compiler.
+        We unpack these packages instead of installing them: Debian's gcc-multilib conflicts with each cross compiler.
         """
         if not shutil.which(self.binutils("strip")):
             raise PackageError(f"no binutils for {self.machine}, run: tests/prerequisites cross")
         gcc, python = gcc_version(), run(PYTHON, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
-        place = CACHE / f"toolchain-{self.debian}-gcc{gcc}-python{python}"
-        if not place.exists():
+        directory = CACHE / f"toolchain-{self.debian}-gcc{gcc}-python{python}"
+        if not directory.exists():
             suffix, cross = self.triplet.replace("_", "-"), f"{self.debian}-cross"
             tools = [f"{name}-{gcc}-{suffix}" for name in ("gcc", "cpp")]
             libraries = [f"{name}-{cross}" for name in ("libc6", "libc6-dev", "libgcc-s1", f"libgcc-{gcc}-dev")]
@@ -73,10 +73,10 @@ class Target:
                 debs.unpack(root, "musl-dev", f"libpython{python}-dev", architecture=self.debian)
                 for pattern in ("lib/*/musl-gcc.specs", "*-linux-gnu/lib/libc.so"):  # texts with absolute paths
                     (text,) = (root / "usr").glob(pattern)
-                    text.write_text(text.read_text().replace("/usr/", f"{place}/usr/"))
-                (root / f"usr/{self.triplet}/bin").symlink_to(f"/usr/{self.triplet}/bin")  # of binutils
-                root.rename(place)
-        return place
+                    text.write_text(text.read_text().replace("/usr/", f"{directory}/usr/"))
+                (root / f"usr/{self.triplet}/bin").symlink_to(f"/usr/{self.triplet}/bin")  # the installed binutils
+                root.rename(directory)
+        return directory
 
 
 TARGETS = {each.debian: each for each in (Target("amd64", "x86_64"), Target("arm64", "aarch64"))}
@@ -85,10 +85,10 @@ TARGETS = {each.debian: each for each in (Target("amd64", "x86_64"), Target("arm
 def target() -> Target:
     """Return the target that ARCH names, by default this machine. Raises PackageError if there is none."""
     name = os.environ.get("ARCH")
-    found = [each for each in TARGETS.values() if (each.debian == name if name else not each.foreign)]
-    if not found:
+    matching = [each for each in TARGETS.values() if (each.debian == name if name else not each.foreign)]
+    if not matching:
         raise PackageError(f"ARCH={name or os.uname().machine}: not one of {', '.join(TARGETS)}")
-    return found[0]
+    return matching[0]
 
 
 def this_machine() -> Target:

@@ -1,7 +1,7 @@
 """Build the tree of all packages: the files of `make install PREFIX=/usr`, and the vendored libraries.
 
 The source is a copy of the files in git, always at the same path and with the time of the commit, so that two builds of
-a commit are identical: tests/packages/test_reproducible.py compares two.
+a commit are identical: tests/packages/test_reproducible.py compares two builds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from packages.library import archive_modules, remove_empty
 from packages.place import CACHE, PROJECT, PackageError, run
 from packages.target import PYTHON, Target, target, this_machine
 
-# Each release loads only plugins compiled for it. The headers of one release are enough for all: plugins().
+# Each release of Slurm loads only plugins compiled for it. The headers of one release are enough for all: plugins().
 SLURMS = ("22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05")
 HEADERS = Path("/usr/include/slurm")
-# Has the newest glibc that our modules and the wheels need, see vendored.PLATFORMS.
+# The platform with the newest glibc that our modules and the wheels need: see vendored.PLATFORMS.
 WHEELS_FOR = "manylinux_2_34"
 CONSTRAINTS = PROJECT / "packages/constraints.txt"
 FLAGS = "-O2 -g0 -fPIC -ffile-prefix-map={source}=. -Wl,--build-id=none"
@@ -74,14 +74,14 @@ def environment(source: Path) -> dict[str, str]:
 def builder() -> Path:
     """Return a Python with the packages of constraints.txt, which builds the wheel."""
     text = CONSTRAINTS.read_bytes()
-    place = CACHE / f"builder-{hashlib.sha256(text).hexdigest()[:8]}"
-    if not place.exists():
-        new = place.with_name(f"{place.name}.new")
+    directory = CACHE / f"builder-{hashlib.sha256(text).hexdigest()[:8]}"
+    if not directory.exists():
+        new = directory.with_name(f"{directory.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         run(PYTHON, "-m", "venv", new)
         run(new / "bin/python", "-m", "pip", "install", "--quiet", "--requirement", CONSTRAINTS)
-        new.rename(place)
-    return place / "bin/python"
+        new.rename(directory)
+    return directory / "bin/python"
 
 
 def wheel(source: Path, to: Path, machine: Target) -> Path:
@@ -135,8 +135,8 @@ def put(path: Path, data: bytes, *, strip_for: Target | None = None) -> None:
 def plugins(to: Path, modules: Path, source: Path, work: Path) -> None:
     """Compile spank_pyxis.so for each of SLURMS, with this machine's headers under the number of that release.
 
-    Releases do not differ in what the plugin uses: they add enumerators at the end, and change no function that we
-    call. tests/packages/test_reproducible.py compares the headers of each Debian.
+    All releases have the functions and enumerators that the plugin uses: a new release only adds enumerators at the
+    end. tests/packages/test_reproducible.py compares the headers of each Debian.
     """
     code = "import sys; from pyxis_py.admin.cli import compile_plugin as c; c(*sys.argv[1:3], *sys.argv[3].split())"
     for release in SLURMS:
@@ -161,7 +161,7 @@ def headers(to: Path, release: str) -> None:
     path.write_text(text)
 
 
-def around(source: Path, to: Path, modules: Path) -> None:
+def install_programs(source: Path, to: Path, modules: Path) -> None:
     """Install programs, manual pages, completion and AppArmor profile, also under enroot's names."""
     words = ["make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", f"NEW={to / LIBRARY}"]
     words += [f"MODULES={modules}", *target().programs()]
@@ -182,7 +182,10 @@ def documents(source: Path, to: Path) -> None:
 
 
 def build(work: Path) -> Path:
-    """Build the tree, its source and the wheel in the empty directory ``work``. Raises PackageError."""
+    """Build the source, the wheel and the tree in the empty directory ``work``. Return the tree.
+
+    Raises PackageError.
+    """
     source, tree = work / "source", work / "tree"
     checkout(source)
     library(tree / LIBRARY, wheel(source, work, target()), target())
@@ -191,8 +194,8 @@ def build(work: Path) -> Path:
         modules = work / "native"
         library(modules, wheel(source, work / "native-wheel", this_machine()), this_machine())
     plugins(tree / LIBRARY, modules, source, work)
-    put(tree / LIBRARY / "PLUGINS", b"")  # tell() writes it
-    around(source, tree, modules)
+    put(tree / LIBRARY / "PLUGINS", b"")  # write_build() fills this file
+    install_programs(source, tree, modules)
     documents(source, tree)
     put(tree / "usr/lib/tmpfiles.d/penroot.conf", (source / "packages/files/tmpfiles.conf").read_bytes())
     setup = tree / "usr/libexec/penroot/packaged"
@@ -222,12 +225,12 @@ def part(package: Package, tree: Path, to: Path, kind: str) -> Path:
         if owner(name) is package:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / name, to / name, follow_symlinks=False)
-    tell(to, kind)
+    write_build(to, kind)
     return to
 
 
-def tell(tree: Path, kind: str) -> None:
-    """Write the build to BUILD, for `penroot --version`, and to PLUGINS, for scripts/packaged."""
+def write_build(tree: Path, kind: str) -> None:
+    """Write commit, date and kind to BUILD, for `penroot --version`, and to PLUGINS, for scripts/packaged."""
     date = time.strftime("%Y-%m-%d", time.gmtime(place.epoch()))
     for path in (*tree.glob("**/enroot_py/BUILD"), *tree.glob("**/PLUGINS")):
         path.write_text(f"{place.commit()} {date} {kind}\n")
@@ -240,6 +243,6 @@ def files(tree: Path) -> list[str]:
     return sorted({str(path.relative_to(tree)) for path in paths})
 
 
-def place_of(version: str) -> Path:
+def work_directory(version: str) -> Path:
     """Return the work directory of a version. The path is constant, because some programs record it."""
     return CACHE / "work" / hashlib.sha256(f"{PROJECT} {version}".encode()).hexdigest()[:8]

@@ -1,8 +1,8 @@
 """Fetch the vendored libraries: PyPI wheels with pinned hashes, for each supported Python.
 
-    .venv/bin/python -m packages.vendored     # pin the newest versions that every Python has in vendored.txt
+    .venv/bin/python -m packages.vendored     # write vendored.txt: the newest versions that exist for every Python
 
-pip reads vendored.txt: names, versions and hashes of all files. KEPT has the files to install from each wheel. A
+pip reads vendored.txt: names, versions and hashes of all files. KEPT lists the files to install from each wheel. A
 requirement in pyproject.toml without a row in KEPT is an error.
 """
 
@@ -27,7 +27,7 @@ from packages.place import CACHE, PROJECT, PackageError
 from packages.target import TARGETS, Target
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# A wheel names the oldest glibc that it runs with. The newest of these is as old as Linux 5.12.
+# A wheel names the oldest glibc that it runs with. The newest of these glibc versions is as old as Linux 5.12.
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 PINNED = Path(__file__).with_name("vendored.txt")
 
@@ -44,7 +44,7 @@ KEPT = {
     "urllib3": ("urllib3/*.py",),
     "zstandard": ("zstandard/__init__.py", "zstandard/backend_c.*"),
 }
-# Take the wheel without C: for our files it is as fast as the five compiled ones.
+# Take the wheel without compiled modules: for our files it is as fast as the five compiled wheels.
 PLAIN = ("tomli",)
 
 # ABI tags of wheels that also fit later Pythons.
@@ -96,21 +96,21 @@ def normal(name: str) -> str:
 
 @functools.cache
 def wheels(machine: Target) -> list[Wheel]:
-    """Return a machine's wheels of vendored.txt, sorted by name, version and Python. Downloads them if not cached."""
+    """Return a machine's wheels of vendored.txt, sorted by name, version and Python. Download them if not cached."""
     text = PINNED.read_text()
     hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", text)
-    place = CACHE / "wheels" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{machine.machine}"
-    if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as new:
+    directory = CACHE / "wheels" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{machine.machine}"
+    if not directory.is_dir():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent) as new:
             for python in PYTHONS:
                 for plain in (False, True):
                     _download(new, machine, python, _requirements(text, plain=plain), "--require-hashes", plain=plain)
-            os.rename(new, place)
-            os.mkdir(new)
-    cached = [Wheel(path, sha256(path)) for path in sorted(place.iterdir())]
+            os.rename(new, directory)
+            os.mkdir(new)  # TemporaryDirectory removes it
+    cached = [Wheel(path, sha256(path)) for path in sorted(directory.iterdir())]
     if changed := [wheel.path.name for wheel in cached if wheel.sha256 not in hashes]:
-        raise PackageError(f"{' '.join(changed)}: hash not in {PINNED.name}, run: rm -r {place}")
+        raise PackageError(f"{' '.join(changed)}: hash not in {PINNED.name}, run: rm -r {directory}")
     if {wheel.name for wheel in cached} != set(KEPT):
         raise PackageError(f"{PINNED.name} and KEPT in packages/vendored.py name different distributions")
     return cached
@@ -121,7 +121,7 @@ def sha256(path: Path) -> str:
 
 
 def _requirements(text: str, *, plain: bool) -> list[str]:
-    """Return the requirements of vendored.txt that are in PLAIN, or those that are not."""
+    """Return the requirements of vendored.txt that are in PLAIN. If not ``plain``, return all others."""
     lines = [line for line in text.replace("\\\n", "").splitlines() if line and not line.startswith("#")]
     return [line for line in lines if (line.partition("==")[0] in PLAIN) == plain]
 
@@ -153,21 +153,21 @@ def declared() -> dict[str, str]:
     return {normal(re.split(r"[<>=!~ \[]", words)[0]): words for words in requirements}
 
 
-# Requirements of libraries in KEPT that pyproject.toml does not name.
+# Libraries in KEPT that pyproject.toml does not name, because only other libraries require them.
 INDIRECT = ("typing-extensions",)
 
 
 def refresh() -> str:
-    """Return the text of vendored.txt with the newest versions that every Python has."""
+    """Return the text of vendored.txt with the newest versions that exist for every Python."""
     requirements = declared()
     if set(KEPT) != {*requirements, *INDIRECT}:
         mismatched = sorted(set(KEPT) ^ {*requirements, *INDIRECT})
         raise PackageError(f"KEPT and the dependencies in pyproject.toml differ: {mismatched}")
     text = "# Made by `python -m packages.vendored`: wheels that packages bring, for " + ", ".join(PYTHONS) + ".\n"
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         for name in sorted(KEPT):
-            version = _fetch(name, requirements.get(name, name), Path(place, name))
-            files = sorted(Path(place, name).iterdir())
+            version = _fetch(name, requirements.get(name, name), Path(directory, name))
+            files = sorted(Path(directory, name).iterdir())
             hashes = "".join(f" \\\n    --hash=sha256:{sha256(path)}" for path in files)
             text += f"{name}=={version}{hashes}\n"
     return text
@@ -176,7 +176,7 @@ def refresh() -> str:
 def _fetch(name: str, requirement: str, to: Path) -> str:
     """Download the wheels of one distribution for each machine and Python. Return their version."""
     for each in TARGETS.values():
-        for python in PYTHONS:  # the oldest Python, which has the fewest versions, chooses
+        for python in PYTHONS:  # the first Python chooses the version: it is the oldest, with the fewest versions
             _download(str(to), each, python, [requirement], plain=name in PLAIN)
             versions = {Wheel(path, "").version for path in to.iterdir()}
             if len(versions) != 1:
@@ -185,7 +185,7 @@ def _fetch(name: str, requirement: str, to: Path) -> str:
             requirement = f"{name}=={version}"
             fitting = [path.name for path in to.iterdir() if path.name.endswith(("any.whl", f"{each.machine}.whl"))]
             if any(f"-{abi}-" in file for abi in ANY for file in fitting):
-                break  # the wheel for the oldest Python fits all
+                break  # the wheel for the oldest Python fits all Pythons
     return version
 
 

@@ -1,8 +1,8 @@
-"""MPI and PyTorch on the host and in a container by turns: a container costs nothing at run time.
+"""Run MPI and PyTorch on the host and in a container by turns, to check that a container costs nothing at run time.
 
 PENROOT_BENCH_TORCH names pip's package for the training, such as torch==2.13.0+cpu; torch from PyPI brings 5 GB of
-CUDA. The ratio is the median of the rounds' ratios, because both runs of a round meet the same machine. The error of
-the median is 1.25 standard deviations over the square root of the rounds.
+CUDA. The ratio is the median of the rounds' ratios, because the load of the machine is similar in both runs of a round.
+The error of the median is 1.25 standard deviations over the square root of the number of rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.slurm.lab.images import OVER_NODES
 HERE = pathlib.Path(__file__).parent
 PYTHON = "/usr/bin/python3"
 MAX_DEVIATION = 0.03
-COMPARED = {  # by program: its words, and sets of options for srun
+COMPARED = {  # by program: its command line, and the options of srun by placement
     "C": (("./ranks",), {"one node": ("-N1", "-n2"), "two nodes": ("-N2", "-n2")}),
     "C, init": (("./ranks", "init"), {f"{ranks} ranks": ("-N2", f"-n{ranks}") for ranks in (2, 8, 16, 64)}),
     "mpi4py": ((PYTHON, "ranks.py"), {"one node": ("-N1", "-n2"), "two nodes": ("-N2", "-n2")}),
@@ -32,13 +32,13 @@ COMPARED = {  # by program: its words, and sets of options for srun
 
 @dataclass
 class Turns:
-    """Microseconds of one figure by turns."""
+    """The microseconds of one figure, on the host and in the container, in the order of the rounds."""
 
     host: list[float] = field(default_factory=list)
     container: list[float] = field(default_factory=list)
 
     def row(self, name: str) -> tuple[bool, str]:
-        """Return whether host and container are equal within the error, and the line of the table."""
+        """Return whether host and container are equal within the allowed deviation, and the line of the table."""
         ratios = [inside / outside for inside, outside in zip(self.container, self.host, strict=True)]
         ratio = statistics.median(ratios)
         error = 1.25 * statistics.pstdev(ratios) / len(ratios) ** 0.5

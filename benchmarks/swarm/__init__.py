@@ -1,1 +1,1 @@
-"""Benchmarks of the swarm: on shaped links in the lab, and in virtual time."""
+"""Benchmarks of the swarm: on slow links in the lab, in virtual time, and of the tracker alone."""

@@ -1,8 +1,8 @@
-"""One pull for the nodes of a step, on shaped links, compared with one node and with nodes without a swarm.
+"""Measure one pull for all nodes of a step, on slow links, compared with one node and with nodes without a swarm.
 
-The seconds end when the last node has begun its task. CPU is that of all processes of the busiest node, of srun's host,
-and of the rest of the machine: the lab's registry, links and daemons. The simulation of such links predicts the
-seconds, without the start of a node.
+The seconds end when the last node has begun its task. CPU is the time of all processes: of the busiest node, of srun's
+host, and of the rest of the machine (the lab's registry, links and daemons). The simulation of such links predicts the
+seconds, without the time to start a container.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from tests.slurm.steps import plugin_argument
 from tests.slurm.test_pull import front
 
 NODES = 8
-RATE = 30_000_000  # bits a second, of each node's link and of the registry's
+RATE = 30_000_000  # bits a second, on the link of each node and on the link of the registry
 LAYERS = (80, 70, 60, 40)  # MB, incompressible
 MAX_RATIO = 1.3  # duration, relative to one node
 MAX_STORED_RATIO = 1.1  # if all nodes have the image, relative to swarm=no
-_PAYLOAD = 1448 / 1514  # of an Ethernet frame, with TCP and IPv4
+_PAYLOAD = 1448 / 1514  # part of an Ethernet frame, with the headers of TCP and IPv4
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Run:
     seconds: float
-    node: float  # CPU seconds
-    host: float
-    other: float
-    sent: int  # bytes of blobs, by the registry
+    node: float  # CPU seconds of the busiest node
+    host: float  # CPU seconds of srun's host
+    other: float  # CPU seconds of the rest of the machine
+    sent: int  # bytes of blobs that the registry has sent
     requests: Counter[tuple[str, str]]
 
 
 def bench_swarm(rounds: int) -> bool:
-    """Pull an image of no node, of all nodes but one, and of all nodes."""
+    """Pull an image that no node has, that all nodes but one have, and that all nodes have."""
     lab = Lab()
     lab = Lab(f"{lab.root}-eight")
     lab.up(NODES, prefix=PREFIX)
     good = True
     try:
-        with tempfile.TemporaryDirectory() as place, serve(pathlib.Path(place)) as registry:
+        with tempfile.TemporaryDirectory() as storage, serve(pathlib.Path(storage)) as registry:
             size = sum(LAYERS)
             print(
                 f"\n{len(LAYERS)} layers of {size} MB, {RATE / 1e6:.0f} Mbit/s: {size * 8e6 / RATE:.0f} s for one copy"
@@ -131,10 +131,10 @@ def show(name: str, run: Run, against: Run | None = None, budget: float | None =
         ratio = run.seconds / against.seconds
         good, verdict = judge(ratio, budget)
         comparison = f"  {ratio:6.2f}x {verdict}"
-    most = max(run.requests.values(), default=0)
+    repeats = max(run.requests.values(), default=0)  # of the most frequent request
     expected = f"{_predicted(nodes):9.1f}" if nodes else f"{'':9}"
     cpu = f"{run.node:8.2f} {run.host:6.2f} {run.other:8.2f}"
-    print(f"{name:44} {run.seconds:8.2f} {cpu} {run.sent / 1e6:9.1f} {most:8}x {expected}{comparison}", flush=True)
+    print(f"{name:44} {run.seconds:8.2f} {cpu} {run.sent / 1e6:9.1f} {repeats:8}x {expected}{comparison}", flush=True)
     return good
 
 
@@ -149,7 +149,7 @@ def _image() -> Image:
     image = busybox()
     for number, size in enumerate(LAYERS):
         data = tar([entry(f"fill{number}", os.urandom(size * 1_000_000))])
-        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # stored: isal's lowest level makes it longer
+        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # stores; isal's lowest level adds bytes
     return image
 
 

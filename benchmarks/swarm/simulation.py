@@ -1,8 +1,9 @@
-"""A swarm in virtual time: the tracker and the peers of a job, on random links.
+"""Simulate a swarm in virtual time: the tracker and the peers of a job, on random links.
 
 ``python3 -m benchmarks.swarm.simulation [NODES...]`` prints the table of docs/explanation/performance.md; ten thousand
-nodes take ten minutes. Bytes flow as a fluid between two steps of time: a peer counts parts of a byte. All transfers
-over an uplink or downlink share it evenly. A node uploads only whole pieces. Messages take LATENCY_S.
+nodes take ten minutes. Between two steps of time, bytes flow like a fluid, so a peer also counts fractions of a byte.
+All transfers over an uplink or downlink share its rate evenly. A node uploads only whole pieces. A message takes
+LATENCY_S.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ class World:
     registry: float
     unpack: float  # rate, in compressed bytes
     late: float = 0.3  # seconds within which the nodes join
-    dying: float = 0.0  # fraction of nodes
-    slow: float = 0.0  # fraction of nodes
-    slowness: float = 0.1
-    dies_within: float = 5.0
+    dying: float = 0.0  # fraction of nodes that die
+    slow: float = 0.0  # fraction of nodes with slow links
+    slowness: float = 0.1  # rate of a slow link, relative to the other links
+    dies_within: float = 5.0  # seconds after the node has joined
     seed: int = 1
 
 
 @dataclass
 class Outcome:
-    ready: dict[int, float] = field(default_factory=dict)  # time, by living node
+    ready: dict[int, float] = field(default_factory=dict)  # by living node: the time when it was ready
     slow: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
     from_registry: float = 0.0
@@ -71,10 +72,10 @@ class Run:
         self.joined = numpy.zeros(world.nodes, bool)
         self.up = numpy.full(world.nodes, world.link)
         self.down = numpy.full(world.nodes, world.link)
-        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # blobs, by child and link
-        self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # connected links
+        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # by child and link: blobs
+        self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # the same for connected links
         self.changed = False
-        self.fetches: dict[int, dict[int, float]] = {}  # remaining bytes, by node and blob
+        self.fetches: dict[int, dict[int, float]] = {}  # by node and blob: remaining bytes
         self.trees = 0
         self.sizes = numpy.array(world.blobs, float)
         self.uploaded = numpy.zeros(world.nodes)
@@ -124,7 +125,7 @@ class Run:
         if not self.alive[node]:
             return
         if isinstance(message, Routes) and message.trees != self.trees:
-            self.shape(message.trees)
+            self.set_trees(message.trees)
         self.act(node, self.peers[node].handle(self.now, message))
 
     def act(self, node: int, actions: Iterable[peer.Action]) -> None:
@@ -140,7 +141,7 @@ class Run:
                 if self.edges.pop((node, action.link), None) is not None:
                     self.changed = True
             elif isinstance(action, peer.FetchFromRegistry):
-                self.get(node, action.blobs)
+                self.set_fetches(node, action.blobs)
 
     def tell_tracker(self, node: int, message: Any) -> None:
         self.send(self.tracker.handle(self.now, node, message))
@@ -157,14 +158,14 @@ class Run:
 
     # -- bytes
 
-    def shape(self, trees: int) -> None:
-        """Set the number of trees, which the first plan has."""
+    def set_trees(self, trees: int) -> None:
+        """Set the number of trees, which the first plan determines."""
         self.trees = trees
         self.whole = self.sizes / trees  # bytes of each blob by one tree
         self.got = numpy.zeros((self.world.nodes, trees, len(self.sizes)))
 
     def index(self) -> None:
-        """Make arrays of the links."""
+        """Make arrays of the connected links, for flow()."""
         self.links = list(self.edges)
         self.child = numpy.array([child for child, _ in self.links])
         self.parent = numpy.array([link.parent for _, link in self.links])
@@ -212,26 +213,26 @@ class Run:
         self.fetching = numpy.zeros(world.nodes)
         busy = [node for node, blobs in self.fetches.items() if any(left > 0 for left in blobs.values())]
         even = world.registry / max(len(busy), 1)
-        slow = {node: min(even, self.down[node]) for node in busy}
-        spare = world.registry - sum(slow.values())
+        shares = {node: min(even, self.down[node]) for node in busy}
+        spare = world.registry - sum(shares.values())
         for node in busy:
-            rate = min(slow[node] + (spare if self.down[node] > slow[node] else 0.0), self.down[node])
+            rate = min(shares[node] + (spare if self.down[node] > shares[node] else 0.0), self.down[node])
             self.fetching[node] = rate
-            now = rate * STEP_S
+            movable = rate * STEP_S
             for blob, left in self.fetches[node].items():
-                part = min(now, left)
+                part = min(movable, left)
                 self.fetches[node][blob] -= part
-                now -= part
+                movable -= part
                 self.outcome.from_registry += part
                 self.peers[node].fetched(part, sum(self.fetches[node].values()))  # type: ignore[arg-type]
                 done = 1.0 - self.fetches[node][blob] / self.sizes[blob]
                 mine = self.got[node, :, blob]
                 numpy.maximum(mine, done * self.whole[blob], out=mine)
 
-    def get(self, node: int, blobs: tuple[int, ...]) -> None:
-        """Fetch only these blobs, each from the first missing byte on."""
+    def set_fetches(self, node: int, blobs: tuple[int, ...]) -> None:
+        """Let a node fetch these blobs, each from its first missing byte on, and no others."""
         if not self.trees:
-            self.shape(1)
+            self.set_trees(1)
         self.outcome.fetchers.append(node)
         before = self.fetches.get(node, {})
         lacking = {blob: self.sizes[blob] - self.got[node, :, blob].min() * self.trees for blob in blobs}
@@ -276,7 +277,7 @@ def large(nodes: int, seed: int = 3, /, *, dying: float = 0.0, slow: float = 0.0
 
 
 def bench_simulation(sizes: Sequence[int]) -> bool:
-    """Print the seconds until the last living node that is not slow is ready, without and with trouble."""
+    """Print when the last node is ready, without trouble and with trouble. Dead and slow nodes do not count."""
     trips = HANDSHAKE_S / LATENCY_S / 2
     print(f"a message takes {LATENCY_S * 1e3:.1f} ms, a handshake {trips:.0f} round trips, {HANDSHAKE_S * 1e3:.0f} ms")
     print(f"unpacking takes {sum(IMAGE) / UNPACK_RATE:.2f} s meanwhile; a death is noticed after {DETECTION_S:.0f} s")

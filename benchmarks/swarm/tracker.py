@@ -1,6 +1,6 @@
-"""The CPU time of a tracker: real connections on loopback, from one process for all nodes.
+"""Measure the CPU time of a tracker. One process acts as all nodes, with real connections on loopback.
 
-Each node joins, sends a report per period, and reports its end. The nodes join in groups, since all nodes share one
+Each node joins, sends a report in each period, and reports its end. The nodes join in groups, since all nodes share one
 processor.
 """
 
@@ -20,8 +20,8 @@ from enroot_py.features.swarm.tracker_process import TrackerProcess
 
 NODES = (100, 1000, 10_000)
 LAYERS = (2_500_000_000, 1_200_000_000, 700_000_000, 400_000_000, 200_000_000)
-PERIODS = 3  # between reports
-MAX_CPU_SHARE = 0.5  # of a processor, while nodes report
+PERIODS = 3  # in each period, each node sends a report
+MAX_CPU_SHARE = 0.5  # of one processor, while nodes report
 _DOCUMENT = b" " * 8192  # bytes of a manifest, and of a config
 _GROUP = 200  # nodes that join at a time
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -52,11 +52,11 @@ class _Nodes:
         self.received = 0  # messages
         self.informed: set[int] = set()  # nodes that have the documents
         self.fetched: dict[int, int] = {}  # bytes from the registry, by node
-        self.errors: list[str] = []  # of connections that have ended
+        self.errors: list[str] = []  # reasons of connections that have ended
         self.connections: dict[int, Connection] = {}
 
     def join(self) -> bool:
-        """Connect more nodes. Return True if all have their routes."""
+        """Connect more nodes. Return True if all nodes have their routes."""
         waiting = len(self.connections) - len(self.informed)
         for node in range(len(self.connections), min(self.swarm.nodes, len(self.connections) + _GROUP - waiting)):
             self.loop.node = node
@@ -100,14 +100,14 @@ class _Nodes:
 
 def bench_tracker(rounds: int) -> bool:
     """Print the CPU seconds until all nodes have their routes, in a period of reports, and at the end."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     columns = "".join(f"{name:>12}" for name in ("plan, CPU s", "a period", "the end", "messages", "MB"))
     print(f"\n{'srun as tracker: nodes':28}{columns}")
     good = True
     for nodes in NODES:
-        if nodes + 100 > most:
-            print(f"{nodes:28} MISSING: no more than {most} descriptors: ulimit -n")
+        if nodes + 100 > hard_limit:
+            print(f"{nodes:28} MISSING: the limit is {hard_limit} descriptors: raise ulimit -n")
             good = False
             continue
         for _ in range(rounds):

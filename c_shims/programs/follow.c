@@ -1,12 +1,12 @@
-/* penroot-follow: update files of the host that a running container shows, and print a line if a FUSE server of the container
- * is killed.
+/* penroot-follow: update the host's files that a running container shows, and print a line if a FUSE server of the container is
+ * killed.
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
  *                         Follow the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd
  *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
- *                         writes "+" after its start. "=" says that the container shares a server, of which the
- *                         descriptor after the pipes is a pidfd. DIGEST is that of FILE when the container started:
- *                         digest.h.
+ *                         writes "+" after its start. A "=" in the pipe says that the container shares a server with
+ *                         other containers: the descriptor after the pipes is a pidfd of this server. DIGEST is the
+ *                         digest of FILE when the container started: digest.h.
  *   penroot-follow 0 [FILE DIGEST]...
  *                         Follow the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
  *                         at descriptor 3 closes.
@@ -74,10 +74,10 @@ static int open_namespace(pid_t pid, const char *name)
 static bool is_ours(int namespace, const char *name)
 {
 	char path[64];
-	struct stat here, there;
+	struct stat ours, other;
 
 	(void)snprintf(path, sizeof(path), "/proc/self/ns/%s", name);
-	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
+	return stat(path, &ours) < 0 || fstat(namespace, &other) < 0 || (ours.st_dev == other.st_dev && ours.st_ino == other.st_ino);
 }
 
 /* Return the child of a process that is in a private PID namespace, or 0 if there is none. Other children are FUSE servers. */
@@ -97,8 +97,8 @@ static pid_t child_of(pid_t pid)
 	return 0;
 }
 
-/* Enter the container. Returns 0, 1 if there is no container yet, or -1. Before that, clone the host's files in a mount
- * namespace that the container's user namespace owns, as open_tree(2) requires. */
+/* Clone the host's files in a mount namespace that the container's user namespace owns, as open_tree(2) requires. Then enter the
+ * container. Returns 0, 1 if there is no container yet, or -1. */
 static int enter(pid_t pid)
 {
 	int user = USER, mounts = MOUNTS;
@@ -132,7 +132,8 @@ static bool shows(int root, const char *path, const struct penroot_digest *expec
 	return penroot_digest_of(fd, &digest) && is_same(&digest, expected);
 }
 
-/* Mount `tree` on a file of the container. ENOENT if the visible file was deleted on the host: it cannot be mounted on. */
+/* Mount `tree` on a file of the container. Fails with ENOENT if the visible file was deleted on the host: no file can be mounted
+ * on a deleted file. */
 static int cover(int root, const char *path, int tree)
 {
 	cleanup(close_fd) int target = open_in(root, path, O_PATH | O_NOFOLLOW);
@@ -160,7 +161,7 @@ static int show(pid_t pid)
 	cleanup(close_fd) int root = status == 0 ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 
 	if (root < 0)
-		return status == 1 ? 0 : ALL_FAILED; /* a later container binds the new files */
+		return status == 1 ? 0 : ALL_FAILED; /* 1: the container will bind the new files when it starts */
 	for (size_t i = 0; i < count; i++) {
 		if (is_same(&files[i].shown, &files[i].now) || !shows(root, files[i].path, &files[i].shown))
 			continue;
@@ -217,7 +218,7 @@ static void update(pid_t pid)
 	}
 }
 
-/* Check whether a process has begun to exit. Leaving its mount namespace ends the FUSE servers. */
+/* Check whether a process has begun to exit. An exiting process leaves its mount namespace, which ends the FUSE servers. */
 static bool is_exiting(pid_t pid)
 {
 	struct process_stat stat;
@@ -225,7 +226,7 @@ static bool is_exiting(pid_t pid)
 	return !read_stat(pid, &stat) || stat.flags & EXITING;
 }
 
-/* Check whether a server has ended after its start, once its pipe or the pidfd of a shared one is ready. */
+/* When the pipe of a server, or the pidfd of a shared server, is ready: check whether the server has ended after its start. */
 static bool has_ended(struct pollfd *server, int pipe_, int pidfd)
 {
 	char started;
@@ -257,7 +258,7 @@ static void follow(pid_t pid)
 			if (is_exiting(is_parent ? child_of(pid) : pid))
 				return;
 			(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
-			servers = 0; /* the same cause may have ended other servers */
+			servers = 0; /* report only one: the same cause may have ended the other servers */
 		}
 		if (has_changed())
 			update(pid);
@@ -290,7 +291,7 @@ int main(int argc, char **argv)
 	/* Keep no pipe of the caller open: a reader would wait for this process. */
 	if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDIN_FILENO) < 0 || (!servers && dup2(null, STDERR_FILENO) < 0))
 		return EXIT_FAILURE;
-	/* Root in the container could trace an entering process. setns(2) does not change this flag. */
+	/* Root in the container could trace a process that enters the container. setns(2) does not change this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return EXIT_FAILURE;
 	if (pid)

@@ -1,10 +1,11 @@
-/* penroot-guard: wait for a command that penroot exec has started, and kill all that it has started if the caller is killed.
+/* penroot-guard: wait for a command of penroot exec. If the caller is killed or the time is over, kill the command and all
+ * processes that it has started.
  *
  *   penroot-guard PID TIMEOUT   PID is a child of this process. Descriptor 3 is a pipe that closes with the caller.
  *                               TIMEOUT is in milliseconds, 0 for none.
  *
- * Exits as the child, with 128 + N if signal N has ended the child, and with 124 after the timeout. Signals are forwarded to the
- * child. Orphans of the command become children of this process: PR_SET_CHILD_SUBREAPER of prctl(2).
+ * Exits with the status of the child, with 128 + N if signal N has ended the child, or with 124 after the timeout. Signals are
+ * forwarded to the child. Orphans of the command become children of this process: PR_SET_CHILD_SUBREAPER of prctl(2).
  */
 #include "../linux.h"
 
@@ -36,15 +37,16 @@ static long now_ms(void)
 	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
 }
 
-static bool is_alone(void)
+static bool caller_has_ended(void)
 {
 	struct pollfd caller = { .fd = CALLER, .events = POLLIN };
 
 	return poll(&caller, 1, 0) > 0;
 }
 
-/* Reap children. If the command has stopped, stop too, as the caller waits for that; SIGCONT of the caller's end or of the caller
- * continues this process. With a timeout, the command may not stop the clock. Returns whether the command has ended. */
+/* Reap children. With `stops`, stop if the command has stopped, because the caller waits for this. The caller continues this
+ * process by SIGCONT; at the caller's end, the kernel does. A command with a timeout must not stop this process, which measures
+ * the time. Returns whether the command has ended. */
 static bool reap(bool stops)
 {
 	int change;
@@ -54,7 +56,7 @@ static bool reap(bool stops)
 		if (pid != command)
 			continue;
 		if (WIFSTOPPED(change)) {
-			if (stops && !is_alone())
+			if (stops && !caller_has_ended())
 				(void)kill(getpid(), SIGSTOP);
 		} else {
 			status = WIFSIGNALED(change) ? 128 + WTERMSIG(change) : WEXITSTATUS(change);
@@ -63,7 +65,8 @@ static bool reap(bool stops)
 	return status >= 0;
 }
 
-/* Send a signal to all descendants of a process. Not of orphans in a PID namespace, which are children of its first process. */
+/* Send a signal to all descendants of a process. Orphans in a PID namespace are not found: they become children of the first
+ * process of the namespace. */
 static void send_below(pid_t parent, int number)
 {
 	char path[64];
@@ -96,7 +99,7 @@ static void kill_all(void)
 {
 	pid_t pid;
 
-	send_below(getpid(), SIGSTOP); /* they start no others meanwhile */
+	send_below(getpid(), SIGSTOP); /* so that they start no other processes meanwhile */
 	for (;;) {
 		while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
 			;
@@ -107,7 +110,7 @@ static void kill_all(void)
 	}
 }
 
-/* Forward a signal, unless the terminal has sent it to the process group of both. */
+/* Forward a signal to the command, unless the terminal has sent the signal to a process group that contains both processes. */
 static void forward(const struct signalfd_siginfo *caught)
 {
 	int number = (int)caught->ssi_signo;
@@ -121,19 +124,19 @@ static void forward(const struct signalfd_siginfo *caught)
 	(void)kill(command, number);
 }
 
-/* Wait for the end of the command, of the caller, or of the time. Returns whether the time is over. */
+/* Wait until the command has ended, the caller has ended, or the time is over. Returns whether the time is over. */
 static bool watch(int signals, long timeout_ms)
 {
 	long deadline = now_ms() + timeout_ms;
 	bool timed_out = false;
 
-	while (!reap(!timeout_ms) && !is_alone()) {
+	while (!reap(!timeout_ms) && !caller_has_ended()) {
 		struct pollfd fds[] = { { .fd = signals, .events = POLLIN }, { .fd = CALLER, .events = POLLIN } };
 		long left = deadline - now_ms();
 		struct signalfd_siginfo caught;
 		int ready = timeout_ms && left <= 0 ? 0 : poll(fds, 2, timeout_ms ? (int)(left < 1 << 30 ? left : 1 << 30) : -1);
 
-		if (ready > 0 && fds[0].revents && read(signals, &caught, sizeof(caught)) == sizeof(caught) && !is_alone())
+		if (ready > 0 && fds[0].revents && read(signals, &caught, sizeof(caught)) == sizeof(caught) && !caller_has_ended())
 			forward(&caught);
 		if (ready != 0 || now_ms() < deadline)
 			continue;
@@ -156,7 +159,7 @@ int main(int argc, char *argv[])
 	if (argc != 3)
 		errx(1, "usage: penroot-guard PID TIMEOUT");
 	command = atoi(argv[1]);
-	(void)memset(&all, 0xff, sizeof(all)); /* musl's sigfillset(3) leaves out signals of its own */
+	(void)memset(&all, 0xff, sizeof(all)); /* musl's sigfillset(3) leaves out the signals that musl uses */
 	(void)sigprocmask(SIG_SETMASK, &all, NULL);
 	/* SIGCONT also continues this process if it is stopped. */
 	if (linux_prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0 || linux_prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0) < 0)

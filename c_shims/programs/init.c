@@ -1,5 +1,5 @@
-/* penroot-init: process 1 of a container that a launcher holds, enroot_py/api. It reaps orphans, and ends when the pipe at
- * stdin closes: then the launcher has ended. With process 1 the kernel kills all others, pid_namespaces(7).
+/* penroot-init: process 1 of a container that a launcher holds, enroot_py/api. It reaps orphans. The pipe at stdin closes when the
+ * launcher ends, and then process 1 ends too. The kernel then kills all other processes of the container: pid_namespaces(7).
  *
  * A fork of Python would do the same with a megabyte of private memory.
  */
@@ -14,7 +14,7 @@ int main(void)
 	char byte;
 	ssize_t got;
 
-	if (prctl(PR_SET_NAME, "penroot-init") < 0) /* else the number of a descriptor */
+	if (prctl(PR_SET_NAME, "penroot-init") < 0) /* otherwise the name is the number of a descriptor */
 		err(1, "PR_SET_NAME");
 	if (signal(SIGCHLD, SIG_IGN) == SIG_ERR) /* the kernel reaps: waitpid(2) */
 		err(1, "SIGCHLD");

@@ -3,9 +3,10 @@
  *   penroot-monitor PID NAME   PID is a child of this process. Descriptor 3 is the directory of the container's record. The
  *                              lock of the record ends with this process. NAME is for ps(1).
  *
- * Orphans become children of this process: PR_SET_CHILD_SUBREAPER of prctl(2). When the program has ended, those in its user
- * namespace are killed: the file `userns` has the namespace's inode number. FUSE servers have another user namespace, and may
- * serve other containers. The file `status` gets the program's exit status as a shell reports it.
+ * Orphans become children of this process: PR_SET_CHILD_SUBREAPER of prctl(2). When the program has ended, this process kills the
+ * orphans in the program's user namespace. The record's file `userns` contains the inode number of the namespace. FUSE servers
+ * are in another user namespace, and may serve other containers. The record's file `status` gets the program's exit status, as a
+ * shell reports it.
  */
 #include "../linux.h"
 
@@ -45,7 +46,7 @@ static ino_t read_namespace(void)
 	char text[32] = "";
 	int fd = openat(RECORD, "userns", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 
-	if (fd < 0) /* the program was not executed, or the kernel ends its PID namespace */
+	if (fd < 0) /* the program was not executed, or the kernel kills all processes of its PID namespace */
 		return 0;
 	if (read(fd, text, sizeof(text) - 1) < 0)
 		err(1, "the file userns");
@@ -53,28 +54,29 @@ static ino_t read_namespace(void)
 	return (ino_t)strtoull(text, NULL, 10);
 }
 
-/* Return whether a process is in the user namespace `wanted`, or in one below. */
+/* Return whether a process is in the user namespace `wanted`, or in a descendant of this namespace. */
 static bool is_in(pid_t pid, ino_t wanted)
 {
 	char path[64];
 	struct stat state;
-	bool found = false;
+	bool is_inside = false;
 	int fd;
 
 	(void)snprintf(path, sizeof(path), "/proc/%d/ns/user", pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
-	while (fd >= 0 && !found) {
-		int above = ioctl(fd, NS_GET_PARENT);
+	while (fd >= 0 && !is_inside) {
+		int parent = ioctl(fd, NS_GET_PARENT);
 
-		found = fstat(fd, &state) == 0 && state.st_ino == wanted;
+		is_inside = fstat(fd, &state) == 0 && state.st_ino == wanted;
 		(void)close(fd);
-		fd = above;
+		fd = parent;
 	}
 	if (fd >= 0)
 		(void)close(fd);
-	return found;
+	return is_inside;
 }
 
+/* Kill the children in a user namespace. Returns whether a signal was sent. */
 static bool kill_children(ino_t namespace)
 {
 	FILE *children = fopen("/proc/thread-self/children", "re");
@@ -116,7 +118,7 @@ int main(int argc, char *argv[])
 
 	if (argc != 3)
 		errx(1, "usage: penroot-monitor PID NAME");
-	(void)memset(&all, 0xff, sizeof(all)); /* musl's sigfillset(3) leaves out signals of its own */
+	(void)memset(&all, 0xff, sizeof(all)); /* musl's sigfillset(3) leaves out the signals that musl uses */
 	(void)sigprocmask(SIG_SETMASK, &all, NULL); /* only SIGKILL ends the monitor, and thereby its container */
 	if (linux_prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
 		err(1, "PR_SET_CHILD_SUBREAPER");

@@ -1,8 +1,8 @@
 /* penroot-slurm: start a Slurm program of the node in a container, with the node's loader and libraries.
  *
- * SLURM_HERE/bin has a link to this file for each program. SLURM_HERE/arguments has the words to execute before the program,
- * one per line. Variables that would lead the loader, or Slurm, to files of the image are renamed with the prefix SLURM_KEPT,
- * and restored for the job that the program submits. An unset variable becomes empty.
+ * SLURM_HERE/bin has a link to this file for each program. The words in SLURM_HERE/arguments, one per line, precede the program
+ * on the command line. Variables that would lead the loader, or Slurm, to files of the image get the prefix SLURM_KEPT. The plugin
+ * restores their names for the job that the program submits. For an unset variable, the variable with the prefix is empty.
  */
 #include "../brought.h"
 

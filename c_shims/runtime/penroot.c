@@ -1,5 +1,6 @@
 /* runtime/penroot, for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. A first version: docs/explanation/runtime-plugin.md.
- * The files of the SPANK plugin do the work. This file gives them what spank(8) would, from Slurm's record of the step. */
+ * The files of the SPANK plugin do the work. This file defines the functions of spank(8) for them, with data of Slurm's record of
+ * the step. */
 #define _GNU_SOURCE
 #include "config.h"
 
@@ -39,14 +40,15 @@ static struct ends {
 	atomic_bool finished;
 } *ends;
 
-/* The functions of spank(8) for the files of the SPANK plugin. The linker binds them to these, not to Slurm's. */
+/* The functions of spank(8). The linker binds the files of the SPANK plugin to these functions, not to Slurm's. */
 
 spank_context_t spank_context(void)
 {
 	return S_CTX_REMOTE;
 }
 
-/* Return the environment of the job, with the image added. In the job's own environment the SPANK plugin would see it. */
+/* Return a copy of the job's environment with the image added. In the job's environment itself, the SPANK plugin would see the
+ * image. */
 static char **job_environment(void)
 {
 	static char **variables;
@@ -127,7 +129,7 @@ static const char *prepare(void)
 	return *step.failure ? step.failure : step.active ? NULL : "cannot prepare the container";
 }
 
-/* Wait for the task. The last one of the node saves the container, and fails if the save fails. */
+/* Wait for the task. The process that waits for the last task of the node saves the container, and fails if the save fails. */
 static _Noreturn void await_task(pid_t pid)
 {
 	int status = 0, failed = 0;
@@ -158,7 +160,7 @@ int runtime_p_fini(void)
 	return SLURM_SUCCESS;
 }
 
-/* slurmstepd, as root. A failure here would end slurmstepd before srun could get the reason: the tasks print it. */
+/* Called in slurmstepd, as root. A failure here would end slurmstepd before srun could get the reason, so the tasks print it. */
 int runtime_p_setup(slurmd_conf_t *conf, stepd_step_rec_t *rec, slurm_addr_t *client, slurm_msg_t *message)
 {
 	record = rec;
@@ -167,7 +169,7 @@ int runtime_p_setup(slurmd_conf_t *conf, stepd_step_rec_t *rec, slurm_addr_t *cl
 	return SLURM_SUCCESS;
 }
 
-/* slurmstepd, as root, when all processes of the step, including the helper, are dead: remove what they have left. */
+/* Called in slurmstepd, as root, when all processes of the step, including the helper, are dead: remove what they have left. */
 void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *rec)
 {
 	record = rec;
@@ -176,14 +178,15 @@ void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *rec)
 		(void)finish_step(&step);
 }
 
-/* A task, as the user, before Slurm searches the node for its command. */
+/* Called in a task, as the user, before Slurm searches the node for the command of the task. */
 void runtime_p_task_init(slurmd_conf_t *conf, stepd_step_rec_t *rec, stepd_step_task_info_t *info)
 {
 	if (info->argv[0] && info->argv[0][0] != '/')
 		command = strdup(info->argv[0]);
 }
 
-/* A task, as the user: the last call. If a container is requested, ESLURM_NOT_SUPPORTED would run the task on the node. */
+/* The last call in a task, as the user. ESLURM_NOT_SUPPORTED makes Slurm run the task on the node, so return this only if no
+ * container is requested. */
 int runtime_p_run(slurmd_conf_t *conf, stepd_step_rec_t *rec, stepd_step_task_info_t *info)
 {
 	sigset_t all, before;

@@ -1,5 +1,6 @@
-/* Start the helper before the first task. The task uses this helper if it equals a child of the task: slurmstepd may have
- * joined namespaces since, and PAM may have changed its keyring, audit session or context. See README.md. */
+/* Start the helper before the first task. The task uses this helper only if a child of the task would inherit the same attributes:
+ * meanwhile slurmstepd may have joined namespaces, and PAM may have changed the keyring, audit session or context of slurmstepd.
+ * See README.md. */
 #include "plugin.h"
 
 #include "linux.h"
@@ -12,7 +13,7 @@
 #define SESSION_KEYRING (-3) /* KEY_SPEC_SESSION_KEYRING of keyctl(2) */
 #define KEYCTL_GET_KEYRING_ID 0
 
-/* How long to wait for the end of a killed process, and before another try to kill one that has not become the user yet. */
+/* How long to wait for the end of a killed process, and before the next try to kill a process that has not become the user yet. */
 enum { KILLED_WAIT_MS = 1000, RETRY_MS = 10 };
 
 /* Describe what a child inherits from this process, except the user, the groups and the cgroups. */
@@ -39,7 +40,7 @@ static void describe(char text[INHERITED_SIZE])
 	}
 }
 
-/* In slurmstepd, as root. If this fails, the first task starts a helper, and prints an error if that fails too. */
+/* In slurmstepd, as root: start the helper. If this fails, the first task starts a helper, and prints an error if it cannot. */
 void start_ahead(struct step *step)
 {
 	struct ahead *ahead = &step->ahead;
@@ -54,8 +55,8 @@ void start_ahead(struct step *step)
 	describe(ahead->inherited);
 }
 
-/* In slurmstepd, as root, when a task is in its cgroups and still waits. The helper is our child, so no other process can
- * have the same number. Only root can move the helper again. */
+/* In slurmstepd, as root, when the first task is in its cgroups and still waits: move the helper into these cgroups. The helper is our
+ * child, so no other process can have the same number. Only root can move the helper again. */
 void place_ahead(struct step *step, pid_t task)
 {
 	struct shared *shared = step->shared;
@@ -110,8 +111,8 @@ static bool fits(struct step *step)
 	       cgroup_read(getpid(), cgroups, sizeof(cgroups)) == 0 && are_same_cgroups(cgroups, step->shared->cgroups);
 }
 
-/* In the task that starts the container, as the user: connect to the helper. Returns 0; NO_ANSWER if the helper is gone or
- * does not fit, so that the task must start another one; -1 if the helper cannot be killed: it would get messages of the task. */
+/* In the task that starts the container, as the user: connect to the helper. Returns 0; NO_ANSWER if the helper is gone or does not
+ * fit, so that the task must start another helper; -1 if the helper cannot be killed, and so could receive messages of the task. */
 int take_ahead(struct step *step, struct helper *process)
 {
 	struct ahead *ahead = &step->ahead;

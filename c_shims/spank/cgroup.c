@@ -8,7 +8,7 @@ int cgroup_read(pid_t pid, char *text, size_t size)
 	(void)snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
 	if (read_file(path, text, size) < 0)
 		return -1;
-	/* A truncated name may be that of another cgroup. */
+	/* A truncated name may be the name of another cgroup. */
 	return strlen(text) == size - 1 ? set_errno(EMSGSIZE) : 0;
 }
 
@@ -22,8 +22,9 @@ static bool has_word(const char *list, const char *word, size_t length)
 	return false;
 }
 
-/* Find the directory of the cgroup `path` in the hierarchy of `controllers` (none: version 2). A mount shows only what is
- * beneath its root, and the last of several mounts is the visible one. The fields of a line: proc(5), /proc/PID/mountinfo. */
+/* Find the directory of the cgroup `path` in the hierarchy of `controllers` (none: version 2). A mount shows only the cgroups
+ * beneath its root. If several mounts match, use the last one, which is visible. For the fields of a line, see /proc/PID/mountinfo
+ * in proc(5). */
 static int find_group(const char *controllers, const char *path, char directory[PATH_MAX])
 {
 	FILE *mounts = fopen("/proc/self/mountinfo", "re");
@@ -34,17 +35,17 @@ static int find_group(const char *controllers, const char *path, char directory[
 	if (!mounts)
 		return -1;
 	while (getline(&line, &size, mounts) > 0) {
-		char root[PATH_MAX], place[PATH_MAX], type[32], options[1024];
+		char root[PATH_MAX], mount_point[PATH_MAX], type[32], options[1024];
 		char *rest = strstr(line, " - ");
 		if (!rest || sscanf(rest, " - %31s %*s %1022s", type, options) != 2 ||
-		    sscanf(line, "%*s %*s %*s %4095s %4095s", root, place) != 2)
+		    sscanf(line, "%*s %*s %*s %4095s %4095s", root, mount_point) != 2)
 			continue;
 		(void)strcat(options, "\n");
 		if (length ? strcmp(type, "cgroup") != 0 || !has_word(options, controllers, length) : strcmp(type, "cgroup2") != 0)
 			continue;
 		size_t above = strcmp(root, "/") == 0 ? 0 : strlen(root);
 		if (strncmp(path, root, above) == 0 && strchr("/", path[above]) &&
-		    snprintf(directory, PATH_MAX, "%s%s", place, path + above) < PATH_MAX)
+		    snprintf(directory, PATH_MAX, "%s%s", mount_point, path + above) < PATH_MAX)
 			is_found = true;
 	}
 	free(line);
@@ -52,7 +53,7 @@ static int find_group(const char *controllers, const char *path, char directory[
 	return is_found ? 0 : set_errno(ENOENT);
 }
 
-/* Write a process id to cgroup.procs of a cgroup. If the cgroup of a task is gone, use that of its step. */
+/* Write a process id to cgroup.procs of a cgroup. If the cgroup of a task is gone, use the cgroup of the step. */
 static int enter_group(pid_t pid, char *directory)
 {
 	char file[PATH_MAX + 16];
@@ -83,7 +84,7 @@ int cgroup_move(pid_t pid, const char *text)
 		const char *same = strstr(now, line);
 		if (same && (same == now || same[-1] == '\n') && strchr("\n", same[strlen(line)]))
 			continue;
-		/* ID:CONTROLLERS:PATH. A controller may be name=systemd. */
+		/* A line is ID:CONTROLLERS:PATH. A controller can be name=systemd. */
 		char *controllers = strchr(line, ':');
 		char *path = controllers ? strchr(++controllers, ':') : NULL;
 		if (!path)

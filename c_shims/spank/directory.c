@@ -1,4 +1,4 @@
-/* RUNTIME_PATH/UID, where the steps of a user on a node find each other. Root creates the directory, and only lists it. */
+/* RUNTIME_PATH/UID, where the steps of a user on a node find each other. Root creates this directory. Later root only lists it. */
 #include "plugin.h"
 
 /* Check that only root can add entries to a directory. For a parent of another directory the sticky bit is enough: only root
@@ -57,7 +57,7 @@ int open_user_directory(struct step *step, struct statx *info)
 	return is_mounted_over ? set_errno(EXDEV) : release_fd(&fd);
 }
 
-/* Create it with mode 0700. If it exists, root has created it, because the parent is root's. */
+/* Create RUNTIME_PATH/UID with mode 0700. If it exists, root has created it, because its parent belongs to root. */
 int make_user_directory(struct step *step)
 {
 	char path[PATH_MAX];
@@ -68,7 +68,7 @@ int make_user_directory(struct step *step)
 	cleanup(close_fd) int fd = open_user_directory(step, &info);
 	if (fd < 0)
 		return -1;
-	/* An existing one may still be root's: another step may be between its mkdir and its chown. */
+	/* An existing directory may still belong to root: another step may be between its mkdir and its chown. */
 	bool is_changed = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step->job.uid, step->job.gid) == 0;
 	return is_changed || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid) ? 0 : set_errno(EEXIST);
 }

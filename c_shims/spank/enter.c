@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
-/* In the order in which setns(2) can join them: the user namespace gives the capabilities for the others. */
+/* The namespaces, in the order in which setns(2) can join them: the user namespace gives the capabilities for the others. */
 static const struct {
 	const char *name;
 	int type;
@@ -16,7 +16,7 @@ static const struct {
 };
 enum { USER = 0, MOUNT = 2 };
 
-/* Assign the descriptors to the namespaces. The task keeps its own namespace for -1. */
+/* Assign the descriptors to the kinds of namespaces. A kind without a descriptor gets -1: the task keeps its own namespace. */
 static int sort_descriptors(struct step *step, const struct answer *answer, int fds[LENGTH(kinds)])
 {
 	const char *key, *value;
@@ -37,7 +37,7 @@ static int sort_descriptors(struct step *step, const struct answer *answer, int 
 	return 0;
 }
 
-/* Check that a descriptor is another mount namespace: a task must not stay on the node, whatever the helper has sent. */
+/* Check that a descriptor is not the mount namespace of this task: a task must not stay on the node, whatever the helper sends. */
 static bool is_other_mount_namespace(int fd)
 {
 	struct stat other, current;

@@ -1,5 +1,5 @@
-/* The end of a job, as root: in slurmd, where a failure must not be returned, as it would drain the node, and in the
- * slurmstepd of the extern step. */
+/* Clean up at the end of a job, as root: in slurmd, or in the slurmstepd of the extern step. In slurmd, the plugin must not return a
+ * failure, which would drain the node. */
 #include "plugin.h"
 
 #include <dirent.h>
@@ -9,10 +9,10 @@
 /* How long root waits for the user's process: less than Slurm waits. */
 enum { EPILOG_WAIT_MS = 5000 };
 
-/* If there are more names, the user's process looks for those of the job. */
+/* If the directory has more names, root reads no further: the user's process looks for the names of the job. */
 enum { MAX_NAMES = 100000 };
 
-/* Check whether the job may have left a container: RUNTIME_PATH/UID notes these under the name of the job. */
+/* Check whether the job may have left a container: for each container of a job, RUNTIME_PATH/UID has a name with the job id. */
 static bool has_left_containers(struct step *step)
 {
 	char prefix[32];

@@ -15,8 +15,8 @@
 #define SO_PASSRIGHTS 83 /* Linux 6.16 */
 #endif
 
-/* Descriptors of the process: the first three, its end of the socket, its end of the control socket. The process of srun
- * has the stderr of srun in place of the last one. */
+/* Descriptors of the process: the first three, its end of the socket, its end of the control socket. The process of srun has the
+ * stderr of srun in place of the control socket. */
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5 };
 enum { MAX_CPUS = 8192, LOG_BYTES = 64 << 10, KILLED_WAIT_MS = 1000 };
 
@@ -42,7 +42,7 @@ bool is_stopped(pid_t pid)
 	return read_stat(pid, &stat) && (stat.state == 'T' || stat.state == 't');
 }
 
-/* The same for a pidfd. proc_pid_fdinfo(5) gives the process id. */
+/* Check whether a helper is stopped, by its pidfd. proc_pid_fdinfo(5) gives the process id. */
 static bool is_helper_stopped(const struct helper *process)
 {
 	char path[64], text[1024];
@@ -84,10 +84,10 @@ int helper_await(const struct helper *process, int fd, short events)
 	return ready < 0 ? -1 : set_errno(ready ? ECONNRESET : ETIMEDOUT);
 }
 
-/* Set another real group, which Python corrects later. If a process executes a program with it, only root may look at the
- * memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's fs/exec.c). The
- * process may be in no job's cgroup, so no other process of the user must control it. The user namespace of a job (Slurm 25.11) may lack the group
- * of nobody: another group of the user is enough there, if the user has one. */
+/* Set a real group that differs from the effective group. Python corrects the real group later. When a process with such groups
+ * executes a program, only root may look at the memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's
+ * fs/exec.c). The process may be in no job's cgroup, so no other process of the user must control it. The user namespace of a job
+ * (Slurm 25.11) may lack the group of nobody: another group of the user is enough there, if the user has one. */
 static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
@@ -109,11 +109,12 @@ static int become_user(const struct credentials *as)
 {
 	if (set_groups(as) < 0 || setresuid(as->uid, as->uid, as->uid) < 0)
 		return -1;
-	/* Make sure that there is no way back, whatever the securebits and capabilities. */
+	/* Make sure that the process cannot become root again, whatever its securebits and capabilities are. */
 	return as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0) ? set_errno(EPERM) : 0;
 }
 
-/* A process that cleans up ignores the signals that Slurm sends to all processes of a step before SIGKILL. */
+/* Reset the actions of signals. A process that cleans up ignores all signals except SIGCHLD: Slurm sends signals to all processes of a
+ * step before SIGKILL. */
 static void reset_signals(bool cleans_up)
 {
 	sigset_t none;
@@ -137,10 +138,10 @@ static void reset_scheduling(void)
 	(void)sched_setaffinity(0, sizeof(all), (cpu_set_t *)all);
 }
 
-/* Give the descriptors the numbers of the protocol. */
+/* Give the descriptors their numbers: README.md, The process. */
 static int place_fds(int socket, int control, int log)
 {
-	/* Move all to free numbers first: a descriptor may have the final number of another descriptor. */
+	/* Move all descriptors to free numbers first: one of them may have the final number of another. */
 	int null = open("/dev/null", O_RDWR);
 	int from[FIRST_FREE_FD] = { null, null, log, [SOCKET_FD] = socket, [CONTROL_FD] = control >= 0 ? control : null };
 
@@ -157,11 +158,11 @@ static int place_fds(int socket, int control, int log)
 }
 
 /* Print the reason and exit if a call has failed. */
-static void exit_on_error(int log, int rc, const char *what)
+static void exit_on_error(int log, int rc, const char *action)
 {
 	if (rc >= 0)
 		return;
-	(void)dprintf(log, "cannot %s: %s\n", what, strerror(errno));
+	(void)dprintf(log, "cannot %s: %s\n", action, strerror(errno));
 	_exit(127);
 }
 
@@ -170,7 +171,7 @@ static void execute(const char *verb, int socket, int control, int log, const st
 {
 	/* An incomplete installation gets one line. Only a bug gets a traceback. */
 	static const char start[] = "import gc, sys\n"
-				    "gc.disable()\n" /* until a pull, or the wait for requests: imports make no garbage */
+				    "gc.disable()\n" /* enabled for a pull and for the wait for requests: imports make no garbage */
 				    "sys.path.insert(0, sys.argv[2])\n"
 				    "try:\n"
 				    "    import pyxis_py\n"
@@ -203,8 +204,8 @@ static void execute(const char *verb, int socket, int control, int log, const st
 	_exit(127);
 }
 
-/* Create a pair of sockets. From an untrusted process the kernel accepts no descriptors: this process would have to close
- * them, and closing a socket(7) with SO_LINGER takes as long as its owner likes. The option needs Linux 6.16. */
+/* Create a pair of sockets. Let the kernel accept no descriptors from an untrusted process: this process would have to close them,
+ * and to close a socket(7) with SO_LINGER takes as long as its owner likes. The option SO_PASSRIGHTS needs Linux 6.16. */
 static int make_pair(int pair[2], bool is_untrusted)
 {
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)

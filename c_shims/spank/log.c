@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <sys/sysmacros.h>
 
-/* How much processes of the user may write to slurmd's log: a line, the lines of a task, and the lines that root logs for a
+/* Limits of what processes of the user may write to slurmd's log: one line, all lines of a task, and all lines that root logs for a
  * step. Slurm's prefix of each line counts too. */
 enum { MAX_LINE_BYTES = 2048, MAX_TASK_BYTES = 48 << 10, MAX_ROOT_BYTES = 8 << 10, PREFIX_BYTES = 128 };
 
@@ -28,12 +28,12 @@ static size_t character_length(const unsigned char *text)
 		if ((text[i] & 0xc0) != 0x80)
 			return 0;
 	}
-	/* No control characters, including those of Latin-1: text cannot begin a new line or move the cursor. */
+	/* Refuse control characters, including those of Latin-1: text must not begin a new line or move the cursor. */
 	return text[0] < 0x20 || text[0] == 0x7f || (text[0] == 0xc2 && text[1] < 0xa0) ? 0 : length;
 }
 
-/* Print one line by a function of Slurm's. All jobs share the log of slurmd, so a step may write only as much as it may
- * need. Beyond that, lines of a task for the user are printed to its stderr only. */
+/* Print one line by a function of Slurm. All jobs share the log of slurmd, so a step may write only a limited number of bytes.
+ * Beyond this limit, lines of a task for the user are printed to its stderr only. */
 static void print_line(struct step *step, void (*print)(const char *format, ...), const char *who, const char *text)
 {
 	char line[MAX_LINE_BYTES];
@@ -68,8 +68,8 @@ bool is_stderr_seen(void)
 	return fstat(STDERR_FILENO, &info) < 0 || !S_ISCHR(info.st_mode) || info.st_rdev != makedev(1, 3);
 }
 
-/* An error of one task is mostly an error of all: one task prints it. Only the task that starts the container knows why the
- * start has failed. If nobody sees its stderr, another task prints the error. */
+/* An error of one task is usually an error of all tasks, so only one task prints it. Only the task that starts the container knows
+ * why the start has failed. If nobody sees the stderr of this task, another task prints the error. */
 void print_error(struct step *step, const char *text)
 {
 	if (!step->is_task || !step->shared) {

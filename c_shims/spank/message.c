@@ -133,7 +133,7 @@ static int answer_receive(struct answer *answer, const struct helper *process)
 	    receive_exactly(answer, process, answer->data, length) < 0)
 		return -1;
 	answer->length = length;
-	/* Pairs have an even number of NULs, the last one at the end. */
+	/* Pairs contain an even number of NULs, and end with a NUL. */
 	for (size_t i = 0; i < length; i++)
 		strings += answer->data[i] == '\0';
 	return answer->data[length - 1] == '\0' && strings % 2 == 0 ? 0 : set_errno(EBADMSG);
@@ -207,8 +207,8 @@ int begin_step_request(struct step *step, struct request *request, const char *v
 	return 0;
 }
 
-/* Wait for an answer. Log lines before it and the reasons of a refusal are printed at once. Returns NO_ANSWER, with errno, if
- * the process ends without an answer. */
+/* Wait for an answer. Print the log lines before the answer, and the reasons of a refusal, at once. Returns NO_ANSWER, with errno,
+ * if the process ends without an answer. */
 int read_answer(struct step *step, const struct helper *process, struct answer *answer)
 {
 	for (;;) {
@@ -225,7 +225,7 @@ int read_answer(struct step *step, const struct helper *process, struct answer *
 			continue;
 		}
 		for (at = 0; answer_next(answer, &at, &key, &value);) {
-			if (*value) /* else it is printed already */
+			if (*value) /* otherwise the error is printed already */
 				print_error(step, value);
 		}
 		return REFUSED;
@@ -252,7 +252,7 @@ static bool print_stderr(struct step *step, const struct helper *process)
 {
 	char text[4096];
 	char *rest = text;
-	/* The processes share the offset of the file, so it tells how much was written. */
+	/* The processes share the offset of the file, so the offset is the number of bytes written. */
 	off_t end = process->log < 0 ? 0 : lseek(process->log, 0, SEEK_CUR);
 	off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
 	ssize_t n = end > 0 ? pread(process->log, text, sizeof(text) - 1, from) : 0;
@@ -280,7 +280,7 @@ int explain_no_answer(struct step *step, const struct helper *process)
 		    has_output ? "run pyxis-py check on " : "killed? see --mem and dmesg", has_output ? hostname : "");
 }
 
-/* Send a request and wait for the answer. No answer is a failure: prints the reason and returns -1. */
+/* Send a request and wait for the answer. Without an answer, print the reason and return -1. */
 int ask(struct step *step, const struct helper *process, struct request *request, struct answer *answer)
 {
 	int rc = exchange(step, process, request, answer);
@@ -288,7 +288,7 @@ int ask(struct step *step, const struct helper *process, struct request *request
 	return rc == NO_ANSWER ? explain_no_answer(step, process) : rc;
 }
 
-/* Start a process of the user, as root. The process waits for a request. */
+/* As root, start a process that becomes the user and waits for a request. */
 int start_as_user(struct step *step, struct helper *process, const char *verb, int64_t deadline)
 {
 	if (helper_start(process, verb, -1, &step->job, false) < 0)
@@ -297,7 +297,7 @@ int start_as_user(struct step *step, struct helper *process, const char *verb, i
 	return 0;
 }
 
-/* Send a request to this process, and wait for its end. */
+/* Send a request to a process from start_as_user(), and wait for the end of the process. */
 int ask_and_wait(struct step *step, struct helper *process, const char *purpose, struct request *request)
 {
 	cleanup(answer_free) struct answer answer = { 0 };

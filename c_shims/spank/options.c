@@ -1,4 +1,4 @@
-/* The options of a step, and their way from srun and sbatch to the nodes. */
+/* Store the options of a step, and carry them from srun and sbatch to the nodes. */
 #define OPTION_TABLES
 #include "plugin.h"
 
@@ -12,9 +12,9 @@
 #define STEP_PREFIX "SLURM_"
 #define JOB_PREFIX "SLURM_SPANK_"
 
-/* Slurm turns options into variables for the spank epilog, the script and more, with names of up to 100 bytes. If one is
- * longer than the kernel's MAX_ARG_STRLEN, none of these programs can be executed (E2BIG), which drains the node. The limit
- * of all values leaves room for some copies of them in the 2 MiB of arguments and environment: execve(2). */
+/* Slurm turns options into variables for the spank epilog, the script and other programs. The names have up to 100 bytes. If a
+ * variable is longer than the kernel's MAX_ARG_STRLEN, none of these programs can be executed (E2BIG), which drains the node. The
+ * limit of all values leaves room for some copies of the values in the 2 MiB of arguments and environment: execve(2). */
 enum { MAX_NAME_BYTES = 100, MAX_VALUE_BYTES = 128 * 1024 - 256, MAX_VALUES_BYTES = 256 * 1024 };
 
 /* Slurm's callback for an option does not get the step. */
@@ -39,7 +39,8 @@ static void name_of_sbatch(char variable[MAX_NAME_BYTES], int option)
 		*at = '_';
 }
 
-/* Check whether an option comes from such a variable. Slurm reports these before the command line: _opt_env() of opt.c. */
+/* Check whether an option comes from a variable of the outer sbatch. Slurm reports such an option before the options of the command
+ * line: _opt_env() of opt.c. */
 static bool is_inherited(int option, const char *value)
 {
 	char variable[MAX_NAME_BYTES];
@@ -49,7 +50,7 @@ static bool is_inherited(int option, const char *value)
 	return from_job && strcmp(from_job, value) == 0;
 }
 
-/* Store an option. It replaces an inherited one. */
+/* Store an option. It replaces an inherited value of the same option. */
 static int store(struct step *step, int option, const char *value)
 {
 	size_t at = 0;
@@ -130,7 +131,7 @@ const char *runtime_path(struct step *step)
 
 /* srun, salloc, sbatch */
 
-/* Any PYXIS_CONTAINER_* variable counts: the check reports a misspelled one. */
+/* Any PYXIS_CONTAINER_* variable counts, so that the check reports a misspelled variable. */
 bool anything_requested(struct step *step)
 {
 	for (char **variable = environ; variable && *variable; variable++) {
@@ -168,7 +169,7 @@ static int measure(struct step *step, const char *dashes, const char *name, cons
 	return 0;
 }
 
-/* Check whether an environment file is to be read. It can use all variables of the submitter. */
+/* Check whether the command must read an environment file, which can use all variables of the submitter. */
 bool environment_file_requested(struct step *step)
 {
 	for (size_t i = 0; i < step->option_count; i++) {
@@ -214,7 +215,7 @@ int check_component(struct step *step)
 	return 0;
 }
 
-/* Set a variable under its prefixed name for the step or the job. Without a value, remove the one of an outer job. */
+/* Set a variable under its prefixed name for the step or the job. Without a value, remove the variable of an outer job. */
 static int forward(struct step *step, const char *variable, const char *value, bool to_job)
 {
 	char forwarded[MAX_NAME_BYTES];
@@ -237,7 +238,7 @@ int forward_variables(struct step *step, bool to_job)
 	return forward(step, CARRIED, NULL, to_job) < 0 || forward(step, PINNED, to_job ? NULL : getenv(PINNED), to_job) < 0 ? -1 : 0;
 }
 
-/* Forward the content of the environment file, or the pins, in place of those of an outer job. */
+/* Forward the content of the environment file, or the pins. They replace the content or the pins of an outer job. */
 int forward_content(struct step *step, const char *variable, const char *value, bool to_job)
 {
 	(void)unsetenv(variable);
@@ -314,7 +315,7 @@ int take_variables(struct step *step)
 	return 0;
 }
 
-/* Take the key of a swarm out of the job's environment, which tasks and other programs of the step get. */
+/* Take the key of a swarm out of the job's environment, because tasks and other programs of the step get this environment. */
 int take_swarm(struct step *step)
 {
 	char variable[MAX_NAME_BYTES];

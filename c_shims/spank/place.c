@@ -1,5 +1,5 @@
-/* Find the packages and their interpreter: around the plugin, as LIBRARY/spank_pyxis.so or
- * LIBRARY/plugins/RELEASE/spank_pyxis.so, else in the directory given at build time. */
+/* Find LIBRARY, the directory of the Python packages, and their interpreter. The plugin is LIBRARY/spank_pyxis.so or
+ * LIBRARY/plugins/RELEASE/spank_pyxis.so. If no packages are there, LIBRARY is the directory given at build time. */
 #include "plugin.h"
 
 #include <dlfcn.h>
@@ -53,8 +53,8 @@ __attribute__((constructor)) static void find_library(void)
 		(void)strcpy(library_path, path);
 }
 
-/* A slurmd may have loaded the plugin before its version was removed. The version in use speaks the same protocol, or
- * reports another protocol. */
+/* If slurmd has loaded a version of the plugin that was then removed, use the current version. This version speaks the same
+ * protocol, or reports that its protocol differs. */
 static void follow_link(void)
 {
 	char path[PATH_MAX + sizeof(LINK)], target[PATH_MAX];
@@ -73,8 +73,8 @@ static void follow_link(void)
 	(void)strcpy(library_path, target);
 }
 
-/* enroot_py/features/slurm_inside puts the plugin into a container for srun and the like only. The path tells, since no
- * variable can change it. slurmstepd has loaded the plugin from its place on the node. */
+/* enroot_py/features/slurm_inside puts the plugin into a container only for srun, sbatch and salloc. Check the plugin's own path,
+ * which no variable can change. slurmstepd loads the plugin from another path, on the node. */
 bool is_in_container(void)
 {
 	Dl_info self;

@@ -1,5 +1,5 @@
-/* Recognize requests to srun in which pyxis_py/submit/submission.py would find no error, so that srun need not wait for it
- * before it asks for nodes. The nodes check every request again. This file refuses nothing. See README.md. */
+/* Recognize requests to srun in which pyxis_py/submit/submission.py would find no error: then srun asks for nodes without waiting
+ * for this check. The nodes check every request again. This file refuses nothing. See README.md. */
 #include "plugin.h"
 
 #include <regex.h>
@@ -25,9 +25,9 @@ static bool matches(const char *pattern, const char *text)
 	return is_match;
 }
 
-/* Check that srun has no option that affects containers: -v, --wait-for-children, and those with which local_user_init comes
- * too late for a digest, learns_later() of submission.py. With several components, separated by colons, `optind` belongs to the
- * last one: the words of the other programs cannot be told from options. */
+/* Check that srun has no option that affects containers: -v, --wait-for-children, and options with which local_user_init comes too
+ * late for a digest, learns_later() of submission.py. If the command has several components, separated by colons, `optind` belongs
+ * to the last component: in the other components, options look like words of the programs. Then the command is not plain. */
 static bool words_are_plain(void)
 {
 	static const char *const prefixes[] = { "-v", "--v", "--wait-", "--as", "--het", "--pack" };
@@ -47,7 +47,7 @@ static bool words_are_plain(void)
 	return plain;
 }
 
-/* Check that no variable of ours is set. It may change the image, and the check reports a misspelled one. */
+/* Check that none of our variables is set: a variable may change the image, and only the check reports a misspelled one. */
 static bool variables_are_plain(void)
 {
 	static const char *const prefixes[] = { "PYXIS_", "ENROOT_", "PENROOT_" };

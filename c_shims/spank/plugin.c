@@ -8,7 +8,7 @@
 SPANK_PLUGIN(pyxis, 1)
 #pragma GCC visibility pop
 
-/* `pyxis-py check` reads this text. Loading the plugin would need functions of Slurm's programs. */
+/* `pyxis-py check` reads this text in the file. It cannot load the plugin, which needs functions of Slurm's programs. */
 #define TEXT_OF(macro) #macro
 #define TEXT(macro) TEXT_OF(macro)
 static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
@@ -42,7 +42,8 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 
 	set_node(spank_context() == S_CTX_REMOTE);
 	spank_context_t context = spank_context();
-	/* In slurmd, return 0 in any case: without it all jobs lose the node. A step creates the directory too, and reports errors. */
+	/* In slurmd, return 0 in any case: another value would take the node from all jobs. A step tries to create the directory too,
+	 * and reports errors. */
 	if (context == S_CTX_SLURMD && make_directories(runtime_path(step)) < 0)
 		(void)fail(step, "cannot make the runtime_path %s: %s", runtime_path(step), strerror(errno));
 	return context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR || context == S_CTX_REMOTE ? register_options(step) : 0;
@@ -124,7 +125,7 @@ int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 	/* A container that is not ready is finished by slurm_spank_exit(), when its processes are dead. */
 	if (!step->shared || ++step->exited < step->local_tasks || !step->shared->ready)
 		return 0;
-	/* The error is printed already. A failure here would add two lines of Slurm's, and change no exit status. */
+	/* The error is printed already. If this failed, Slurm would print two more lines, and would not change an exit status. */
 	(void)finish_step(step);
 	return 0;
 }
@@ -135,9 +136,9 @@ static void clean_up(struct step *step)
 		slurm_info("pyxis: %s: job %u may have left containers behind", node, step->job_id);
 }
 
-/* Check whether this is the extern step. With PrologFlags=RunInJob it is the last call of the plugin: slurmstepd runs the
- * epilog then, where spank_has_epilog() is false (prep_script_slurmd.c, slurmd_script()). Otherwise the epilog follows,
- * and finds nothing left. */
+/* Check whether this is the extern step. With PrologFlags=RunInJob, slurm_spank_exit() of the extern step is the last call of the
+ * plugin: slurmstepd runs the epilog then, where spank_has_epilog() is false (prep_script_slurmd.c, slurmd_script()). Without this
+ * flag, slurm_spank_job_epilog() follows, and finds nothing to remove. */
 static bool ends_job(struct step *step)
 {
 	uint32_t id = 0;

@@ -71,14 +71,14 @@ struct credentials {
 	int group_count;
 };
 
-/* `started`, in ticks after the boot, tells a process from others that get the same id later: proc(5). */
+/* `started`, in ticks after the boot, distinguishes a process from a later process with the same id: proc(5). */
 struct identity {
 	pid_t pid;
 	unsigned long long started;
 };
 
-/* A process and our connection to it. Root waits for a process of the user until the deadline, and does not trust it: it
- * accepts short answers only, and no descriptors, because closing one may block (a file of the user's FUSE). */
+/* A process and our connection to it. Root does not trust a process of the user: root waits for it only until the deadline, and
+ * accepts short answers without descriptors, because to close a descriptor may block (a file of the user's FUSE). */
 struct helper {
 	int socket;
 	int log;   /* its stderr */
@@ -95,33 +95,33 @@ struct helper {
 int make_memory(const char *name, off_t size);
 
 #define FOREVER INT64_C(0) /* no deadline */
-/* A wait without a deadline ends when the process is found stopped by so many polls in a row. */
+/* A wait without a deadline ends when MAX_STOPPED_POLLS polls in a row have found the process stopped. */
 enum { POLL_INTERVAL_MS = 1500, MAX_STOPPED_POLLS = 6 };
 int64_t deadline_in_ms(int64_t milliseconds);
 
 /* The verb of a helper that root starts before there is a task. It gets its own session. */
 #define AHEAD "ahead"
 
-/* Start the process for `verb`. `control`, if not -1, becomes fd 4. With `as`, the process becomes that user for
- * good, and is untrusted. A `detached` process outlives the task: nobody's child, in a new session. */
+/* Start the process for `verb`. `control`, if not -1, becomes fd 4. With `as`, the process becomes that user for good, and is
+ * untrusted. A `detached` process outlives the task: it is no child of the task, and has a new session. */
 int helper_start(struct helper *process, const char *verb, int control, const struct credentials *as, bool detached);
 
-/* Send one end of a new socket pair to the process `who`, which holds the other end of `control`. Without an
- * address, no other process can answer. ESRCH if the process is gone. */
+/* Send one end of a new socket pair to the process `who`, which holds the other end of `control`. The sockets have no address, so
+ * no other process can answer. Fails with ESRCH if the process is gone. */
 int helper_connect(struct helper *process, int control, const struct identity *who, int64_t deadline, bool is_untrusted);
 
 /* Check whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid);
 
-/* Wait until `fd` is ready for `events`. ECONNRESET if the process ends first, ETIMEDOUT after the deadline. */
+/* Wait until `fd` is ready for `events`. Fails with ECONNRESET if the process ends first, and with ETIMEDOUT after the deadline. */
 int helper_await(const struct helper *process, int fd, short events);
 
-/* Wait until the process has ended and left its cgroup. After the deadline, kill the process: ETIMEDOUT. */
+/* Wait until the process has ended and left its cgroup. After the deadline, kill the process, and fail with ETIMEDOUT. */
 int helper_wait(const struct helper *process);
 
 void helper_free(struct helper *process);
 
-/* message.c: messages to and from the helper. -1 with errno. */
+/* message.c: messages to and from the helper. If a function fails, it returns -1 with errno. */
 
 enum { MAX_MESSAGE_BYTES = 64 << 20, MAX_UNTRUSTED_BYTES = 64 << 10, MAX_FDS = 8 };
 
@@ -151,15 +151,15 @@ bool answer_next(const struct answer *answer, size_t *at, const char **key, cons
 const char *answer_get(const struct answer *answer, const char *wanted);
 void answer_free(struct answer *answer);
 
-/* cgroup.c: -1 with errno. */
+/* cgroup.c. If a function fails, it returns -1 with errno. */
 
 enum { CGROUPS_SIZE = 8192 };
 
 /* Read all of /proc/PID/cgroup. */
 int cgroup_read(pid_t pid, char *text, size_t size);
-/* Move a process into the cgroups of such a text. If the cgroup of a task is gone, its parent is used. */
+/* Move a process into the cgroups of a text from cgroup_read(). If the cgroup of a task is gone, use its parent. */
 int cgroup_move(pid_t pid, const char *text);
-/* Check whether a process is in the cgroups of such a text, and whether all its user ids are `uid`. */
+/* Check whether a process is in the cgroups of a text from cgroup_read(), and whether all its user ids are `uid`. */
 bool cgroup_holds(pid_t pid, const char *text, uid_t uid);
 
 /* plugin.c */
@@ -171,14 +171,14 @@ struct shared {
 	bool failed;
 	atomic_bool reported;       /* one task has printed the error */
 	atomic_bool awaited;        /* a message about a stopped task has been printed */
-	char unseen_errors[2048];   /* lines of a task whose stderr nobody sees: print_error() */
+	char unseen_errors[2048];   /* errors of a task whose stderr nobody sees: print_error() */
 	atomic_uint entered;        /* tasks in the container */
 	atomic_uint ended;          /* tasks whose outer process has seen their end: save.c */
 	bool placed;                /* the helper started ahead is in the cgroups of the first task */
 	atomic_bool taken;          /* a task has tried to use that helper */
 	struct identity helper;     /* pid 0: the helper's answer was that there is no container */
 	bool saves;                 /* there is something to save at the end */
-	char cgroups[CGROUPS_SIZE]; /* of the helper: Slurm kills it with the step */
+	char cgroups[CGROUPS_SIZE]; /* of the helper: Slurm kills the processes in them with the step */
 	char cwd[PATH_MAX];
 };
 
@@ -197,7 +197,7 @@ struct stored_option {
 	bool inherited; /* from the sbatch whose script runs this srun or sbatch in a container */
 };
 
-/* The state of srun, sbatch or salloc, for one component of a job after the other. */
+/* The state of srun, sbatch or salloc, which handle the components of a job one after the other. */
 struct submission {
 	bool begun;
 	bool checked;
@@ -210,10 +210,10 @@ struct submission {
 struct step {
 	spank_t spank;
 	int argument_count;
-	char **arguments; /* in plugstack.conf */
+	char **arguments; /* of the plugin, in plugstack.conf */
 	struct stored_option *options;
 	size_t option_count;
-	bool option_lost; /* out of memory */
+	bool option_lost; /* an option could not be stored: out of memory */
 	struct submission submission;
 	bool active;  /* a container is requested: no task runs outside of it */
 	bool is_task; /* this process is a task, or would have become one */
@@ -221,12 +221,12 @@ struct step {
 	bool reports; /* this task prints the errors of the node */
 	bool finished;
 	bool killed;                  /* the task that ended last was killed */
-	size_t logged_bytes;          /* by this process */
-	char failure[PATH_MAX + 512]; /* found by root in slurmstepd, raised in the tasks: prepare_step() */
+	size_t logged_bytes;          /* that this process has written to slurmd's log */
+	char failure[PATH_MAX + 512]; /* a failure of root in slurmstepd, which the tasks report: prepare_step() */
 	unsigned int exited;
 	struct shared *shared;
-	int lock;       /* the file of that memory, locked by the task that starts the helper until the container is ready */
-	int control[2]; /* the end of tasks and slurmstepd, the end of the helper */
+	int lock;       /* the file of `shared`, which the task that starts the helper locks until the container is ready */
+	int control[2]; /* the end of tasks and slurmstepd, and the end of the helper */
 	pid_t outer;    /* the process that waits for this task: save.c */
 	struct credentials job;
 	struct ahead ahead;
@@ -288,7 +288,7 @@ int ask(struct step *step, const struct helper *process, struct request *request
 int start_as_user(struct step *step, struct helper *process, const char *verb, int64_t deadline);
 int ask_and_wait(struct step *step, struct helper *process, const char *purpose, struct request *request);
 
-/* directory.c: -1 with errno */
+/* directory.c. If a function fails, it returns -1 with errno. */
 int make_directories(const char *path);
 int open_user_directory(struct step *step, struct statx *info);
 int make_user_directory(struct step *step);

@@ -1,12 +1,13 @@
-/* Each task is two processes. The outer one waits for the user's program. The last outer process saves the container, and
- * fails if the save fails. Slurm takes no status from a callback after the last task. */
+/* With --container-save, each task is two processes. The outer process waits for the user's program. The last outer process saves
+ * the container, and fails if the save fails. This is needed because Slurm ignores the status of a callback after the last task. */
 #include "plugin.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-/* Replace slurmstepd's descriptors by /dev/null: other processes wait for end of file. Slurm's log may use the numbers. */
+/* Replace slurmstepd's descriptors by /dev/null, because other processes wait for their end of file. The numbers stay in use,
+ * because Slurm's log may write to them. */
 static void replace_descriptors(struct step *step)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -47,8 +48,8 @@ void end_like(int status)
 	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE);
 }
 
-/* Wait for the end of a process. Forward signals of Slurm, which knows only this process, but not signals that the whole
- * process group has received. The sender is 0 if it is in an outer PID namespace. */
+/* Wait for the end of a process. Forward signals of Slurm, which knows only this process, but not signals that the whole process
+ * group has received. `si_pid` is 0 if the sender is in an outer PID namespace. */
 static int await_end(pid_t child)
 {
 	int status = 0;
@@ -92,7 +93,7 @@ int continue_in_child(struct step *step)
 	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "cannot restore signals: %s", strerror(errno)) : 0;
 }
 
-/* Call this after the last change of credentials: a change undoes it. */
+/* Let the kernel kill this process when its parent ends. Call this after the last change of credentials, which would undo it. */
 void end_with_parent(struct step *step)
 {
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);

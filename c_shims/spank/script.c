@@ -1,9 +1,9 @@
-/* Refuse a batch script whose #SBATCH lines ask for a container, if its job has none: Slurm has not read these lines. sbatch
- * reads those of a script in a file, but not of --wrap (size 0 for process_options_second_pass of its sbatch.c). slurmrestd
- * and programs with libslurm read none. A task reads them, as the user. */
+/* Refuse a batch script whose #SBATCH lines ask for a container, if its job has none: Slurm has not read these lines. sbatch reads
+ * these lines in a script file, but not in --wrap (size 0 for process_options_second_pass of its sbatch.c). slurmrestd and programs
+ * with libslurm never read them. So a task reads them, as the user. */
 #include "plugin.h"
 
-/* Return the word of a #SBATCH line that asks for a container, or NULL. A word with a # begins a comment. */
+/* Return the word of a #SBATCH line that asks for a container, or NULL. A word that begins with # begins a comment. */
 static char *find_option(char *line)
 {
 	for (char *word; (word = strsep(&line, " \t\n")) && *word != '#';) {
@@ -14,7 +14,7 @@ static char *find_option(char *line)
 	return NULL;
 }
 
-/* Find such a word before the first command, as sbatch does: _opt_batch_script of its opt.c. The word is part of `line`. */
+/* Return the first such word before the first command, as sbatch does: _opt_batch_script of its opt.c. The word is part of `line`. */
 static char *read_options(FILE *script, char **line)
 {
 	char *option = NULL;
@@ -30,7 +30,7 @@ static char *read_options(FILE *script, char **line)
 	return option;
 }
 
-/* In a task of a step without a container. */
+/* Refuse the script if it asks for a container. A task of a step without a container calls this. */
 int check_script(struct step *step)
 {
 	uint32_t step_id = 0;

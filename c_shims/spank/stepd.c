@@ -1,11 +1,11 @@
-/* In slurmstepd, as root: before the first task of a step, and after the last one. */
+/* Prepare and finish a step, in slurmstepd, as root: before its first task, and after its last task. */
 #include "plugin.h"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* How long root waits for processes of the user: after a step was killed, for less time than Slurm waits; at a normal end
- * without anything to save, until another process finishes the step. */
+/* How long root waits for processes of the user. After a step was killed, this is less than Slurm waits. At a normal end without
+ * anything to save, another process finishes the step after this time. */
 enum { KILLED_WAIT_MS = 3000, END_WAIT_MS = 10000 };
 
 /* Create the memory for all tasks. If a task is killed, the kernel releases the lock of the file. */
@@ -73,7 +73,7 @@ void prepare_step(struct step *step)
 		start_ahead(step);
 }
 
-/* Let the helper finish the step. Returns NO_ANSWER if it does not; errno is ESRCH if it was dead before. */
+/* Let the helper finish the step. Returns NO_ANSWER if it does not; errno is ESRCH if the helper was dead before. */
 static int finish_by_helper(struct step *step, struct request *request, int64_t deadline)
 {
 	const struct identity *helper = &step->shared->helper;
@@ -90,7 +90,7 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 	}
 	int rc = exchange(step, &process, request, &answer);
 	int error = errno;
-	/* slurmstepd sleeps for a second if it still finds a process of the step. */
+	/* Wait for the end of the helper: slurmstepd sleeps for a second if it still finds a process of the step. */
 	process.deadline = deadline_in_ms(rc == NO_ANSWER ? 0 : KILLED_WAIT_MS);
 	if (helper_wait(&process) < 0)
 		slurm_info("pyxis: %s: the helper process did not end in time and was killed", node);
@@ -119,7 +119,7 @@ static int finish_by_another(struct step *step, bool failed, int64_t deadline)
 	if (start_as_user(step, &process, "finish", deadline) < 0)
 		return -1;
 	if (cgroup_move(process.pid, step->shared->cgroups) < 0 || !step->shared->ready) {
-		/* The cgroups vanish with the last process of a step that never began: Slurm then ends no process in them. */
+		/* If the step never began, its cgroups vanish with its last process. Slurm then ends no process in them. */
 		failed = true;
 		if (deadline == FOREVER)
 			process.deadline = deadline_in_ms(KILLED_WAIT_MS);
@@ -127,8 +127,8 @@ static int finish_by_another(struct step *step, bool failed, int64_t deadline)
 	return begin_finish(step, &request, failed) < 0 ? -1 : ask_and_wait(step, &process, "end of the step", &request);
 }
 
-/* Finish, as the user, what the step has started. A save at a normal end may last until Slurm ends the step. After a kill
- * there is no time to save. */
+/* Finish the step, by a process of the user. A save at a normal end may last until Slurm ends the step. After a kill there is no
+ * time to save. */
 int finish_step(struct step *step)
 {
 	cleanup(request_free) struct request request = { 0 };

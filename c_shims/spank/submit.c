@@ -1,6 +1,6 @@
-/* Check the options in srun, salloc and sbatch: an error ends the command before anything is queued. For srun the process
- * then resolves a tag while srun waits for nodes. Only one component of a heterogeneous job would get the digest that way,
- * so for these srun waits for the digest. */
+/* Check the options in srun, salloc and sbatch: an error ends the command before anything is queued. For srun the process then
+ * resolves a tag while srun waits for nodes. In a heterogeneous job, only one component would get the digest that way, so srun waits
+ * for the digest first. */
 #include "plugin.h"
 
 #include "brought.h"
@@ -62,7 +62,7 @@ int take_resolved(struct step *step)
 			request_add(&request, "lastport", "%u", slurm_conf.srun_port_range[1]);
 		}
 	}
-	/* Without an answer each node resolves the tag, and reports it. */
+	/* Without an answer, each node resolves the tag itself, and the first node warns about it. */
 	bool answered = exchange(step, &process, &request, &answer) == ANSWERED;
 	const char *swarm = answered ? answer_get(&answer, "swarm") : NULL;
 	if (swarm) { /* the process stays as the nodes' tracker until srun's end closes the socket */
@@ -125,8 +125,8 @@ int check(struct step *step, const char *context)
 		return 0;
 	}
 	begin_request(step, &request, "check", context, getcwd(cwd, sizeof(cwd)) ? cwd : "");
-	/* Remove variables of an outer step. But Slurm calls this once for each component, and the result of the first component
-	 * holds for all. */
+	/* Remove variables of an outer step, but not variables of the first component: Slurm calls this once for each component, and
+	 * the result of the first component holds for all. */
 	if (!submission->checked) {
 		(void)unsetenv(RESOLVED);
 		(void)unsetenv(SWARM);

@@ -64,7 +64,7 @@ static int start_container(struct step *step, struct answer *answer)
 	return 0;
 }
 
-/* In the other tasks: get from the helper what the first task got. */
+/* In the other tasks: ask the helper for the container that the first task has started. */
 static int find_container(struct step *step, struct answer *answer)
 {
 	cleanup(request_free) struct request request = { 0 };
@@ -158,7 +158,7 @@ static int get_container(struct step *step, struct answer *answer)
 
 	if (take_lock(step) < 0)
 		return -1;
-	/* A task killed here has set neither flag. The helper of the killed task ends too, and this task starts another. */
+	/* A task that was killed here has set neither flag. Its helper ends too, and this task starts another helper. */
 	step->starts = !shared->ready && !shared->failed;
 	if (step->starts) {
 		shared->ready = start_container(step, answer) == 0;
@@ -224,8 +224,8 @@ static bool launches_by_stepd(struct step *step)
 	return (release == 2411 && atoi(micro) < 7) || (release == 2505 && atoi(micro) < 2);
 }
 
-/* Slurm has slurmstepd open for that: run_command.c, run_command_init(). In this process only, replace the
- * descriptor by a static program with the same function. */
+/* Slurm has a descriptor of slurmstepd for the start of a TaskProlog: run_command.c, run_command_init(). In this process only,
+ * replace the descriptor by a static program with the same function. */
 static void replace_launcher(struct step *step)
 {
 	struct stat stepd, info;
@@ -253,14 +253,15 @@ int init_task(struct step *step)
 		return fail(step, "this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step->job.uid);
 	if (get_container(step, &answer) < 0 || change_environment(step, &answer) < 0)
 		return -1;
-	if (step->shared->helper.pid) { /* else the step has no container */
+	if (step->shared->helper.pid) { /* otherwise the step has no container */
 		bool saves = step->shared->saves;
 		if (saves && continue_in_child(step) < 0)
 			return -1;
 		replace_launcher(step);
 		if (enter(step, &answer) < 0)
 			return -1;
-		/* If execve(2) fails, slurmstepd prints the error and the program, but not the interpreter, link or mount. */
+		/* If execve(2) fails, slurmstepd prints the error and the program, but not the interpreter, link or mount that is the
+		 * cause. */
 		if (answer_get(&answer, "broken"))
 			(void)fail(step, "%s", answer_get(&answer, "broken"));
 		if (saves)

@@ -182,9 +182,9 @@ def share(start: Start, scratch: str) -> Entry | None:
     namespace to share.
     """
     source = start.source
-    if not start.is_served or not source.image or start.in_step or start.superuser or start.is_overlaid:
+    if not start.is_served or not source.image or source.served >= 0:
         return None
-    if source.served >= 0:
+    if start.in_step or start.superuser or start.is_overlaid:
         return None
     from enroot_py.runtime import sharing
 
@@ -240,8 +240,7 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
     source, settings = start.source, start.settings
     if not start.is_served:
         return None, source.shared
-    if source.image:
-        from enroot_py.runtime.squashfuse import Server
+    from enroot_py.runtime.squashfuse import Server
 
     if source.served >= 0:
         return Server.mounted(source.image, source.served), -1

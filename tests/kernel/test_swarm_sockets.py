@@ -765,7 +765,7 @@ ATTACKS = {
     "another step's certificate": (knows_the_name(Identity(KEY, "7.1")), "certificate verify failed"),
     "no certificate": (knows_the_name(), "peer did not return a certificate"),
     "an older TLS": (knows_the_name(version=ssl.TLSVersion.TLSv1_2), "unsupported protocol"),
-    "its own node": (has_another(node=0), "the node's own number"),
+    "its own node": (has_another(node=0), "the other end claims this node's number"),
     "a stranger": (says(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "not a member of this swarm"),
     "an endless message": (endless, "a message of 2147483648 bytes"),
     "silence": (says(b""), "the handshake takes too long"),

@@ -94,7 +94,7 @@ def test_control_and_spec_say_the_same(package: description.Package, tmp_path: P
         assert f" {line}\n" in control and f"{line}\n" in spec
         assert len(line) < 80
     calls = [*deb.scripts(package).values()], re.findall(rf"{description.SETUP} .*", spec)
-    assert bool(package.on) is bool(calls[0]) is bool(calls[1])
+    assert bool(package.setup_arguments) is bool(calls[0]) is bool(calls[1])
     assert all(path in spec for path in package.watches)
 
 

@@ -1,4 +1,4 @@
-"""One pull of an image for all nodes of a step: a few nodes fetch the blobs, the others copy them from node to node.
+"""Pull an image once for all nodes of a step: a few nodes fetch the blobs, and the others copy them from each other.
 
-The modules that decide (messages, trees, fetchers, tracker, peer) import neither sockets nor time.
+The modules that make decisions (messages, trees, fetchers, tracker, peer) use neither sockets nor clocks.
 """

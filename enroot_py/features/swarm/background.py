@@ -1,4 +1,4 @@
-"""Work in a forked process. A step whose image is stored loads this module on its start path."""
+"""Run work in a forked process. A step imports this module on its start path, even if its image is stored already."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from enroot_py.base import digests, log, making, trusted
 
 
 class BlobCache:
-    """Files in ``directory``, named by their digests. The oldest are deleted above ``max_bytes``.
+    """Files in ``directory``, each named by its digest. Above ``max_bytes`` in all, the oldest files are deleted.
 
-    Ignore files older than the last boot: a crash may have truncated them.
+    open() ignores files older than the last boot: a crash may have truncated them.
     """
 
     def __init__(self, directory: str, max_bytes: int) -> None:

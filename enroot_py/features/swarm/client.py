@@ -1,6 +1,6 @@
-"""A node's side of a swarm, for a registry image or a file: ask the tracker, then start a peer in a forked process.
+"""A node's side of a swarm: the node asks the tracker for an image or a file, then starts a peer in a forked process.
 
-The peer goes on to upload when this node has every blob. The peer ends with the process that started it.
+When this node has every blob, the peer goes on uploading. The peer ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -36,27 +36,30 @@ class _NoTracker(Exception):
 class TrackerClient(ABC):
     """A node that srun has invited to a swarm, and its connection to the tracker."""
 
-    RETRY_WAITS_S: tuple[float, ...] = (0.2, 1.0)  # at most, after each failed connection to the tracker
+    RETRY_WAITS_S: tuple[float, ...] = (0.2, 1.0)  # longest random waits, one after each failure to reach the tracker
 
     def __init__(self, invitation: Invitation) -> None:
         self._invitation = invitation
         self._loop: Loop | None = None
         self._tracker: Connection | None = None
-        self._reason = self._hint = ""  # why there is no tracker; a hint if this host is the cause
+        self._reason = self._hint = ""  # why this node has no tracker; a hint only if this host is the cause
 
     @abstractmethod
     def accept_answer(self, answer: Answer) -> None:
         """Store the tracker's answer. Raises ValueError if it is of no use for this node."""
 
     def join(self, *, lacks: bool = True) -> None:
-        """Ask the tracker for the image, unless it cannot be reached soon. Raises RegistryError."""
+        """Ask the tracker for the image. If all tries fail, this node has no tracker. Raises RegistryError.
+
+        ``lacks``: this node lacks blobs of the image.
+        """
         tracker = f"{self._invitation.host}:{self._invitation.port}"
         for wait in self.RETRY_WAITS_S:
             try:
                 self._ask(lacks)
             except _NoTracker as e:
                 self._reason = str(e)
-                log.debug(f"swarm: {tracker}: {e}: alone")
+                log.debug(f"swarm: {tracker}: cannot join: {e}")
             except ConfigError as e:
                 self._reason, self._hint = str(e), e.hint
                 log.info(f"{e}: this node does without a swarm")
@@ -64,14 +67,17 @@ class TrackerClient(ABC):
                 return
             except (TypeError, ValueError, RecursionError, ImageError) as e:
                 self._reason = str(e)
-                log.debug(f"swarm: {tracker}: {type(e).__name__}: {e}: alone")
+                log.debug(f"swarm: {tracker}: cannot join: {type(e).__name__}: {e}")
                 return
             if self._tracker is not None:
                 return
             time.sleep(random.uniform(0, wait))
 
     def _ask(self, lacks: bool) -> None:
-        """Raises _NoTracker, PenrootError, and any exception that a wrong answer causes."""
+        """Connect to the tracker and wait for its answer.
+
+        Raises _NoTracker, PenrootError, and any exception that a wrong answer causes.
+        """
         loop = Loop(self._invitation.swarm, self._invitation.node, self._invitation.ports)
         tracker = loop.connect(TO_TRACKER, (self._invitation.host, self._invitation.port))
         tracker.max_bytes = MAX_TRACKER_BYTES
@@ -127,17 +133,17 @@ class TrackerClient(ABC):
 
 
 class SwarmClient(TrackerClient):
-    """A node that downloads or uploads blobs by a peer."""
+    """A node whose peer downloads and uploads blobs."""
 
     _spool: Spool | None = None
 
     @abstractmethod
     def new_spool(self, lacking: Sequence[int]) -> Spool:
-        """Raises OSError."""
+        """Return a spool for this node, which lacks the blobs ``lacking``. Raises OSError."""
 
     @abstractmethod
     def fetch(self, blob: int, start: int) -> Iterable[bytes]:
-        """Return a blob from a byte on, without the swarm."""
+        """Return the bytes of a blob from the offset ``start`` on, without the swarm."""
 
     def start_peer(self, lacking: Sequence[int]) -> Spool:
         """Start a forked peer that downloads the blobs ``lacking``. Return its spool. Raises OSError."""
@@ -156,7 +162,7 @@ class SwarmClient(TrackerClient):
         self.peer().run()
 
     def lend(self) -> None:
-        """Upload the blobs of the cache while other nodes need them. This node has the whole image.
+        """Upload the blobs of this node, which has the whole image, while other nodes need them.
 
         Raises PenrootError, OSError.
         """
@@ -166,7 +172,7 @@ class SwarmClient(TrackerClient):
             self.peer().run()
 
     def peer(self, rate: float = math.inf) -> PeerProcess:
-        """Return the peer of this process, which lacks nothing unless start_peer() was called. Raises OSError."""
+        """Return the peer of this process. It lacks no blob, unless start_peer() was called before. Raises OSError."""
         assert self._loop and self._tracker
         self._spool = self._spool or self.new_spool(())
         self._loop.running = True

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
 
-MAX_TRIES = 3  # peers that fail to fetch a blob before the seed has to
-MAX_STRIKES = 3  # complaining children, before a peer stops being a relay
-COMPARE_AFTER_S = 2.0  # of work, before the rate of a fetcher is compared
-MAX_UPLOAD = 1.3  # times the image, by one of two fetchers
-MIN_WORK_S = 0.5  # of work, before the rate of a finished fetcher is compared
-SLOW = 0.5  # times the best rate: less is slow
-MIN_LAG_BYTES = 8 << 20  # behind the best fetcher: less does not pay for a second request
-MIN_LAG_PART = 4  # or one nth of all bytes, whichever is more
-SEED_AFTER_S = 5.0  # without a byte from the registry
+MAX_TRIES = 3  # when this many peers have failed to fetch a blob, the seed has to fetch it
+MAX_STRIKES = 3  # when this many children have complained about a peer, it stops being a relay
+COMPARE_AFTER_S = 2.0  # a fetcher works for this time before its rate is compared
+MAX_UPLOAD = 1.3  # the most that one of two fetchers uploads, in units of the image's size
+MIN_WORK_S = 0.5  # the rate of a fetcher that has finished is computed only after this time
+SLOW = 0.5  # a fetcher is slow if its rate is less than this part of the best rate
+MIN_LAG_BYTES = 8 << 20  # a slow fetcher is replaced only if it lags this much: otherwise a second request does not pay
+MIN_LAG_PART = 4  # the lag must also be at least one nth of all bytes
+SEED_AFTER_S = 5.0  # when a fetcher has got no byte from the registry for this time, the tracker wants a seed
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class PeerState:
 
     address: Address
     lacks: frozenset[int]
-    has: frozenset[int]  # complete blobs when it joined
+    has: frozenset[int]  # blobs that were complete when the peer joined
     name: str
-    alone: frozenset[int] = frozenset()  # blobs to fetch for itself only
+    alone: frozenset[int] = frozenset()  # blobs that the peer fetches for itself only
     relays: bool = False
     done: bool = False
     got: tuple[int, ...] = ()
@@ -34,13 +34,13 @@ class PeerState:
     unfetched: int = 0
     asked_at: float = 0.0  # time of the last FetchBlobs
     received_before: int = 0  # bytes, at the time of the last FetchBlobs
-    rate: float = 0.0  # bytes a second, of a finished fetcher
+    rate: float = 0.0  # bytes a second; set only when a fetcher has finished
     heard_at: float = 0.0
     stalled: bool = False  # no message has come for a long time
-    left_at: float = 0.0  # end of the connection; the kernel may still send
-    failed: set[int] = field(default_factory=set)  # blobs
-    refused: set[int] = field(default_factory=set)  # unreachable or slow parents
-    strikes: set[int] = field(default_factory=set)  # children that complained
+    left_at: float = 0.0  # time when the connection ended; the peer's kernel may still send
+    failed: set[int] = field(default_factory=set)  # blobs that the peer could not fetch
+    refused: set[int] = field(default_factory=set)  # parents that are unreachable or slow for the peer
+    strikes: set[int] = field(default_factory=set)  # children that complained about the peer
 
     @property
     def downloaded(self) -> int:
@@ -58,10 +58,10 @@ class PeerState:
 
 
 class Fetchers:
-    """The fetchers. ``changed`` has the peers that need a new FetchBlobs, until the tracker clears it."""
+    """The fetcher of each blob. ``changed`` lists the peers that need a new FetchBlobs, until the tracker clears it."""
 
     def __init__(self, sizes: Sequence[int], peers: Mapping[int, PeerState], seed_only: bool) -> None:
-        """``seed_only``: without a registry, only a peer that has a blob can be the fetcher of the blob."""
+        """``seed_only``: there is no registry, so only a peer that has a blob can be its fetcher."""
         self.now = 0.0
         self.changed: dict[int, None] = {}
         self.seed: PeerState | None = None
@@ -91,11 +91,11 @@ class Fetchers:
         return sum(self._sizes[blob] for blob in self._by_blob)
 
     def shared_by(self, node: int) -> tuple[int, ...]:
-        """Return the blobs that a peer fetches for all."""
+        """Return the blobs that a peer fetches for all peers."""
         return tuple(sorted(blob for blob, fetcher in self._by_blob.items() if fetcher == node))
 
     def fetched_by(self, node: int) -> tuple[int, ...]:
-        """Return the blobs that a peer fetches, for all and for itself."""
+        """Return the blobs that a peer fetches for all peers or for itself only."""
         return tuple(sorted(self.peer(node).alone.union(self.shared_by(node))))
 
     def peer(self, node: int) -> PeerState:
@@ -109,12 +109,12 @@ class Fetchers:
     # -- assignment
 
     def choose(self, blobs: Iterable[int]) -> None:
-        """Assign each blob to a peer that has it. Assign missing blobs to two peers, as a single one may be slow."""
+        """Assign each blob to a peer that has it. Divide the others between two peers: a single peer may be slow."""
         owners = self._owners(blobs)
         missing = [blob for blob in blobs if blob not in owners and not self.seed_only]
         shares = self._share(missing, 2)
         lacking = sum(bool(peer.lacks) for peer in self._peers.values())
-        if lacking == 3 and not self._is_even(shares):  # the two other peers halve the upload of a single fetcher
+        if lacking == 3 and not self._is_even(shares):  # a single fetcher uploads half of the image to each other peer
             shares = self._share(missing, 1)
         for blob in sorted(blobs, key=self._largest_first):
             self.add(owners.get(blob, shares.get(blob, SEED)), [blob])
@@ -124,7 +124,7 @@ class Fetchers:
         return -self._sizes[blob], blob
 
     def _share(self, blobs: Iterable[int], fetchers: int) -> dict[int, int]:
-        """Return one of ``fetchers`` peers that lack the blob, for each blob."""
+        """Return a peer that lacks the blob, for each blob. Choose from only ``fetchers`` peers, if possible."""
 
         def candidates(blob: int, loads: Mapping[int, int]) -> list[int]:
             lacking = [node for node, peer in self._peers.items() if blob in peer.lacks]
@@ -142,7 +142,7 @@ class Fetchers:
     def _spread(
         self, blobs: Iterable[int], candidates: Callable[[int, Mapping[int, int]], list[int]]
     ) -> dict[int, int]:
-        """Return a candidate for each blob, so that all chosen peers have about as many bytes."""
+        """Return one of the candidates for each blob. Give all chosen peers about the same number of bytes."""
         loads: dict[int, int] = {}
         chosen: dict[int, int] = {}
         for blob in sorted(blobs, key=self._largest_first):
@@ -152,19 +152,19 @@ class Fetchers:
         return chosen
 
     def _is_even(self, shares: Mapping[int, int]) -> bool:
-        """Check that no fetcher would have to upload much more than one image to two other peers."""
+        """Check that no fetcher would upload much more than the image's size, if it sends its blobs to two peers."""
         loads = dict.fromkeys(shares.values(), 0)
         for blob, node in shares.items():
             loads[node] += self._sizes[blob]
         return 2 * max(loads.values(), default=0) <= MAX_UPLOAD * sum(loads.values())
 
     def add(self, node: int, blobs: Collection[int]) -> None:
-        """Have a peer fetch more blobs for all."""
+        """Have a peer fetch more blobs for all peers."""
         self._by_blob.update(dict.fromkeys(blobs, node))
         self._notify(node)
 
     def add_alone(self, node: int, blobs: Collection[int]) -> None:
-        """Have a peer fetch more blobs for itself."""
+        """Have a peer fetch more blobs for itself only."""
         self._peers[node].alone |= set(blobs)
         self._notify(node)
 
@@ -175,7 +175,7 @@ class Fetchers:
             self.changed[node] = None
 
     def replace(self, node: int) -> None:
-        """Reassign the blobs of a fetcher, which may be gone."""
+        """Reassign the blobs of a fetcher, if a peer still lacks them. The fetcher may have left."""
         for blob in self.shared_by(node):
             del self._by_blob[blob]
             if any(blob in peer.lacks for peer in self._peers.values()):
@@ -184,7 +184,10 @@ class Fetchers:
             self._notify(node)
 
     def _reassign(self, blob: int) -> None:
-        """Assign a blob to the peer with the most bytes. If several peers have failed to fetch it, use the seed."""
+        """Assign a blob to the peer with the most bytes, or to the seed if MAX_TRIES peers have failed to fetch it.
+
+        Prefer reachable peers, and among these the peers that have the blob.
+        """
         candidates = [node for node, peer in self._peers.items() if self._may_fetch(peer, blob)]
         tries = sum(blob in peer.failed for peer in self._peers.values())
         if not candidates or tries >= MAX_TRIES:
@@ -243,17 +246,17 @@ class Fetchers:
         return peer.rate or (peer.received - peer.received_before) / (self.now - peer.asked_at)
 
     def _lacked_by(self, node: int) -> list[int]:
-        """Return the blobs of a fetcher, except those that the fetcher had at first."""
+        """Return the blobs that a fetcher has to fetch: it had its other blobs when it joined."""
         return [blob for blob in self.shared_by(node) if blob not in self.peer(node).has]
 
     # -- unreachable fetchers
 
     def is_unreachable(self, node: int) -> bool:
-        """Check whether several children could not download from a peer."""
+        """Check whether MAX_STRIKES children, or all other peers if they are fewer, have complained about a peer."""
         return len(self.peer(node).strikes) >= max(1, min(MAX_STRIKES, len(self._peers) - 1))
 
     def has_successor(self, fetcher: int) -> bool:
-        """Check whether a reachable peer may fetch each blob of a fetcher."""
+        """Check whether every blob of a fetcher may be fetched by another peer that is reachable."""
         if self.seed_only and fetcher != SEED:
             return True
         good = [node for node in self._peers if node != fetcher and not self.is_unreachable(node)]
@@ -266,7 +269,10 @@ class Fetchers:
         return self._seed_wanted_at is not None
 
     def check_seed(self) -> bool:
-        """Ask for a seed if fetchers stay without bytes. Return True if a blob has no fetcher and no seed comes."""
+        """Ask for a seed if a fetcher gets no bytes or a blob has no fetcher.
+
+        Return True if the seed has not joined in time and some blob still has no fetcher.
+        """
         is_missing = SEED in self and self.seed is None
         if self._seed_wanted_at is None:
             if is_missing or any(self._is_silent(fetcher) for fetcher in self.nodes):
@@ -278,7 +284,7 @@ class Fetchers:
         return False
 
     def _is_silent(self, fetcher: int) -> bool:
-        """Check whether the registry has sent a fetcher nothing for a long time."""
+        """Check whether a fetcher has got no byte from the registry in SEED_AFTER_S."""
         peer = self._peers.get(fetcher)
         if peer is None or peer.fetched or peer.done or not self._lacked_by(fetcher):
             return False
@@ -293,7 +299,7 @@ class Fetchers:
             self._notify(fetcher)
 
     def lose_seed(self) -> None:
-        """Reassign the blobs of the seed, which is gone or of no use."""
+        """Reassign the blobs of the seed, which has left or cannot fetch them."""
         self.seed, self._seed_is_bad = None, True
         self.changed.pop(SEED, None)
         self.replace(SEED)

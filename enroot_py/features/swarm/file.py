@@ -1,6 +1,6 @@
-"""A file that srun's host sends by a swarm. The file is the only blob. At first only the seed has it.
+"""A file that srun's host sends by a swarm. The file is the only blob of the swarm. At first only the seed has it.
 
-A node writes the file to its final path. The reader compares the bytes with the digest.
+A node writes the file to its final path. The caller of read() compares the bytes with the digest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from enroot_py.registry.sources import Blob
 class FileSource(SwarmClient):
     """The file ``name`` with a digest. ``path`` is its present or future path on this node."""
 
-    RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # no other host has the file
+    RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # more tries than for an image: no other host has the file
 
     def __init__(self, invitation: Invitation, digest: str, name: str, path: str) -> None:
         super().__init__(invitation)
@@ -41,8 +41,8 @@ class FileSource(SwarmClient):
             host = f"srun's host, {self._invitation.host} port {self._invitation.port}"
             raise ImageError(
                 f"{self._name}: {os.uname().nodename} does not reach {host}: {self._reason}",
-                hint="let nodes connect to it, at SrunPortRange of slurm.conf if that is set; or copy the file to the "
-                "nodes with sbcast(1) and use its path there",
+                hint="let nodes connect to srun's host (at SrunPortRange, if slurm.conf sets it), or copy the file to "
+                "the nodes with sbcast(1) and use its path there",
             )
         return self._size
 
@@ -74,7 +74,7 @@ class FileSource(SwarmClient):
             peer.run()
 
     def _watch(self, changed: Callable[[], str]) -> None:
-        """When the file has changed, tell all nodes once."""
+        """When the file has changed, report this to the tracker, which tells all nodes."""
         assert self._loop and self._tracker
         loop, tracker, tick = self._loop, self._tracker, self._loop.tick
 
@@ -96,11 +96,11 @@ class FileSource(SwarmClient):
         return self._no_more(start)
 
     def _no_more(self, offset: int) -> NoReturn:
-        """Only the seed has the file. Raises ImageError."""
+        """Raise ImageError: only the seed has the file, so nothing can replace the missing bytes."""
         host = f"srun's host {self._invitation.host}"
         if not offset:
-            hint = "let nodes connect to a second port there, too: at SrunPortRange of slurm.conf, if that is set"
-            raise ImageError(f"{self._name}: no byte of it comes from {host}", hint=hint)
+            hint = "let nodes connect to a second port of srun's host too (in SrunPortRange, if slurm.conf sets it)"
+            raise ImageError(f"{self._name}: no byte of the file has come from {host}", hint=hint)
         raise ImageError(
             f"{self._name}: {host} has stopped sending at byte {offset} of {self._size}",
             hint="srun has ended, or its host is unreachable: start the step again",

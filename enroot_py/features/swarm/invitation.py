@@ -1,4 +1,4 @@
-"""The invitation of a node to a swarm. A step whose image is stored loads this module."""
+"""The invitation of a node to a swarm. A step imports this module even if its image is stored already."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Swarm:
         self.key, self.context, self.nodes, self.networks = key, context, nodes, networks
 
     def admits(self, host: str) -> bool:
-        """Return whether an address is in a network of the swarm. The seed connects by loopback."""
+        """Return whether an address is loopback, from which the seed connects, or in a network of the swarm."""
         from ipaddress import ip_address, ip_network
 
         if not self.networks or ip_address(host).is_loopback:
@@ -45,5 +45,5 @@ class Invitation:
 
 
 def missing() -> ConfigError | None:
-    """Return an error if this host lacks the library of the swarm. Do not import the library."""
+    """Return an error if this host lacks the library that a swarm needs. Do not import the library."""
     return None if build.has(_LIBRARY) else build.missing("swarm", ModuleNotFoundError(name=_LIBRARY))

@@ -20,8 +20,8 @@ from enroot_py.features.swarm.tls import Identity
 from enroot_py.features.swarm.wire import MAX_PEER_BYTES, WireError
 
 ACCEPT_TIMEOUT_S = 2.0  # for the handshake of an accepted connection
-CONNECT_TIMEOUT_S = 10.0  # for the handshake of an outgoing connection: the other end may have many to answer
-MAX_STRANGERS = 256  # connections without a first message of a member
+CONNECT_TIMEOUT_S = 10.0  # for the handshake of an outgoing connection: the other end may have many handshakes to do
+MAX_STRANGERS = 256  # connections whose other end has not sent the first message of a member
 MAX_UNFINISHED = 2  # connections of one node in the middle of a handshake
 MAX_ACCEPTS = 64  # connections to accept before other sockets are served
 # TCP keepalive, tcp(7): idle seconds before the first probe, seconds between two probes, and seconds until the
@@ -30,21 +30,21 @@ MAX_ACCEPTS = 64  # connections to accept before other sockets are served
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_TIMEOUT_S = 3, 2, 9
 TO_TRACKER, TO_PEER = "t", "p"  # the role of a connection
 
-# The group of an accepted connection: its stage; and the neighbourhood of a stranger, otherwise the node.
-# The first message of a stranger proves the node, and the handshake completes later.
+# The group of an accepted connection: a stage and a key. The key of a stranger is its neighbourhood; later the key is
+# the node number. The first message of a stranger claims and proves this number. The handshake completes later.
 _STRANGER, _UNFINISHED, _MEMBER = range(3)
 _Group = tuple[int, str | int]
 
 _RECORD_BYTES = 16 << 10  # OpenSSL decrypts one record at a time, RFC 8446
-_FILE_BYTES = 64 << 10  # to encrypt at a time
-_BATCH_BYTES = 48 << 10  # to wait for while a piece arrives
+_FILE_BYTES = 64 << 10  # bytes of a file to encrypt at a time
+_BATCH_BYTES = 48 << 10  # while a piece arrives, wait for this many bytes at once
 _MAX_READS = 16  # records to read before other connections are served
 _MAX_PIECES = 4  # to send before other connections are served
 _MAX_UNSENT_BYTES = 64 << 20
 
 
 class Loop:
-    """All sockets of a process, until ``running`` is set to False. ``tick`` is called TICKS times a second."""
+    """All sockets of a process. run() calls ``tick`` TICKS times a second, and ends when ``running`` is False."""
 
     TICKS = 10
 
@@ -59,8 +59,8 @@ class Loop:
         self._accepted: list[dict[str | int, dict[Connection, None]]] = [{}, {}, {}]
         self._hosts: dict[int, str] = {}  # by node: the host of its first handshake
         self._deadlines: dict[Connection, float] = {}  # of handshakes, in seconds of ``_served``
-        self._served = 0.0  # seconds, without those in which this process was busy or stopped
-        self._paused: list[tuple[int, Callable[[int], None]]] = []  # listeners, until the next tick
+        self._served = 0.0  # seconds of service: excludes time in which this process was busy or stopped
+        self._paused: list[tuple[int, Callable[[int], None]]] = []  # listeners that accept nothing until the next tick
 
     def run(self) -> None:
         """Serve until ``running`` is False."""
@@ -68,9 +68,8 @@ class Loop:
         while self.running:
             for key, events in self._selector.select(max(0.0, ticked + 1 / self.TICKS - time.monotonic())):
                 current = self._selector.get_map().get(key.fd)
-                if (
-                    current is not None and current.data == key.data
-                ):  # otherwise an earlier event has closed the connection
+                # When an earlier event has closed a connection, its descriptor may belong to a new connection.
+                if current is not None and current.data == key.data:
                     key.data(events)
             now = time.monotonic()
             if now >= ticked + 1 / self.TICKS:
@@ -88,7 +87,7 @@ class Loop:
         return self._selector.fileno()
 
     def abandon(self) -> None:
-        """See Connection.abandon."""
+        """Close the selector. See Connection.abandon()."""
         self._selector.close()
 
     def watch(self, descriptor: int, events: int, serve: Callable[[int], None]) -> None:
@@ -104,7 +103,7 @@ class Loop:
     def listen(
         self, role: str, listener: _socket.socket, accept: Callable[[Connection], None], max_connections: int = 1
     ) -> int:
-        """Accept ``max_connections`` from each node. Call ``accept`` for each complete handshake. Return the port."""
+        """Accept ``max_connections`` from each node. Call ``accept`` after each complete handshake. Return the port."""
         sock = socket.socket(fileno=listener.detach())
         sock.setblocking(False)
         context = self.identity.listening(role)
@@ -156,20 +155,20 @@ class Loop:
         connection.read()  # a member's first message has usually arrived already
         strangers = self._accepted[_STRANGER].values()
         if sum(map(len, strangers)) > MAX_STRANGERS:
-            # Close the oldest stranger of the neighbourhood that has the most.
+            # Close the oldest stranger of the neighbourhood that has the most strangers.
             largest = max(strangers, key=len)
             next(iter(largest)).fail("too many unauthenticated connections")
 
     def _claimed(self, connection: Connection, role: str, node: int) -> None:
-        """Promote a stranger whose first message only a member can derive, as ``node``. Raises WireError."""
+        """Promote a stranger that has claimed ``node`` in a message that only a member can derive. Raises WireError."""
         if node == self.node:
-            raise WireError("the node's own number")
+            raise WireError("the other end claims this node's number")
         is_seed = node == SEED and role == TO_TRACKER and ip_address(connection.host).is_loopback
         if not (node < self.swarm.nodes or is_seed):
             raise WireError(f"no such node: {node}")
         self._check_host(connection, node)
         unfinished = self._accepted[_UNFINISHED].get(node, {})
-        if len(unfinished) >= MAX_UNFINISHED:  # a stranger may repeat what the node has sent
+        if len(unfinished) >= MAX_UNFINISHED:  # a stranger may have repeated a first message of the node
             next(iter(unfinished)).fail("replaced by a newer connection of its node")
         self._move(connection, (_UNFINISHED, node))
 
@@ -202,7 +201,7 @@ class Loop:
         self._deadlines.pop(connection, None)
 
     def _move(self, connection: Connection, group: _Group | None) -> None:
-        """Put an accepted connection into another group, or into none."""
+        """Move an accepted connection into another group, or out of all groups."""
         if connection.group is not None:
             stage, key = connection.group
             del self._accepted[stage][key][connection]
@@ -218,7 +217,7 @@ class Loop:
 
 
 def neighbourhood(host: str) -> str:
-    """Return the name of a group of addresses that one user may hold: loopback, or a /64 of IPv6."""
+    """Return a name for all addresses that one user may hold: loopback, an IPv4 address, or a /64 of IPv6."""
     address = ip_address(host)
     if address.is_loopback:
         return "loopback"
@@ -243,9 +242,9 @@ class Connection:
         self.on_ready: Callable[[], None] = _ignore
         self.on_message: Callable[[Mapping[str, object]], None] = _ignore
         self.on_close: Callable[[str], None] = _ignore  # called with the reason
-        self.on_claim: Callable[[int], None] = _ignore  # called with the node number after its first message
-        self.claimed = -1  # that node number
-        self.group: _Group | None = None  # in the loop, if this end has accepted the connection
+        self.on_claim: Callable[[int], None] = _ignore  # called with ``claimed`` when it is known
+        self.claimed = -1  # the node number in the other end's first message
+        self.group: _Group | None = None  # set by the loop if this end has accepted the connection
         self.send_more: Callable[[], bool] = _nothing_to_send  # calls send_file() if there is more to send
         self.on_bytes: Callable[[bytearray], int] | None = None  # replaces on_message; returns the bytes that it used
         self.node = -1  # node number of the other end, after the handshake
@@ -253,7 +252,7 @@ class Connection:
         self._socket = sock
         self._role, self._connects = role, connects
         self._is_secure = False  # the handshake is complete
-        self._is_blocked = connects  # until the socket can be written to
+        self._is_blocked = connects  # wait until the socket can be written to
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, to be sent after _out
         self._low_water = 1  # SO_RCVLOWAT, socket(7)
@@ -263,7 +262,7 @@ class Connection:
         self._watch()
 
     def _set_options(self) -> None:
-        """Turn on keepalive, tcp(7); not for a stranger, as it costs six system calls."""
+        """Set TCP_NODELAY and keepalive, tcp(7). Strangers do not get these options, which cost six system calls."""
         factor = report_interval(self._loop.swarm.nodes) / REPORT_INTERVAL_S if self._role == TO_TRACKER else 1
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in {
@@ -293,15 +292,15 @@ class Connection:
         self._watch()
 
     def send_file(self, header: bytes, descriptor: int, offset: int, count: int) -> None:
-        """Send some bytes and a part of a file. Only send_more() may call this."""
+        """Send a header and a part of a file. Only send_more() may call this."""
         self._out += header
         self._file = (descriptor, offset, count)
 
     def expect(self, count: int) -> None:
-        """Wait for many bytes at once while ``count`` bytes are still to come.
+        """While ``count`` bytes are still to come, wait for a batch of bytes instead of each packet.
 
-        On a slow link an event for each packet would cost more CPU than its bytes. OpenSSL may hold a part of a record
-        already.
+        On a slow link, an event for each packet would cost more CPU than the bytes. Near the end, wait for each packet:
+        OpenSSL may already hold a part of a record, so the socket may get less than ``count`` bytes.
         """
         low_water = _BATCH_BYTES if count > _BATCH_BYTES + _RECORD_BYTES else 1
         if low_water != self._low_water and not self._closed:
@@ -334,7 +333,7 @@ class Connection:
             self._in, self._out, self._file = bytearray(), bytearray(), None
 
     def abandon(self) -> None:
-        """Close the descriptors of the connection and the loop after a fork(2) whose child goes on with them."""
+        """Close this process's descriptors of the connection and the loop. A forked child goes on with its copies."""
         self._closed = True
         self._socket.close()
         self._loop.abandon()
@@ -364,7 +363,7 @@ class Connection:
             self.fail(f"{type(e).__name__}: {e}")
 
     def _block(self, *, until_writable: bool) -> None:
-        """Wait for the next event."""
+        """Wait until the socket can be written to if ``until_writable``, otherwise until it can be read."""
         if until_writable != self._is_blocked:
             self._is_blocked = until_writable
             self._watch()
@@ -412,7 +411,7 @@ class Connection:
             self._handle_data()
 
     def _begin(self, node: int) -> None:
-        """The other end has proved to be a member, ``node``."""
+        """Begin to use the connection: the other end has proved to be the member ``node``."""
         self.node = node
         self._loop.end_handshake(self)
         self.on_ready()
@@ -442,7 +441,7 @@ class Connection:
                 return
 
     def _send_all(self) -> None:
-        """Raises SSLWantWriteError if the socket takes no more."""
+        """Send the waiting data. Raises SSLWantWriteError if the socket takes no more data now."""
         while self._out or self._file:
             if self._out:
                 del self._out[: self._socket.send(bytes(self._out[:_RECORD_BYTES]))]

@@ -34,7 +34,7 @@ HostName = Annotated[str, Within(0, 64)]  # HOST_NAME_MAX, sysconf(3)
 Blobs = tuple[Number, ...]
 Bytes = tuple[Number, ...]  # by tree
 SEED = 0xFFFFFFFE  # the node number of the seed: a peer on the tracker's host that lacks nothing
-REPORT_INTERVAL_S = 1.0  # for a peer that fetches from the registry
+REPORT_INTERVAL_S = 1.0  # between two reports of a peer that fetches from the registry
 
 
 def report_interval(nodes: int) -> float:
@@ -54,9 +54,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Bytes that the peer has received by each tree and from the registry; ``done``: it has every blob it lacked.
+    """The bytes that the peer has received by each tree (``got``) and from the registry (``fetched``).
 
-    ``unfetched`` counts the bytes that it was asked to fetch from the registry and has not yet received.
+    ``done``: the peer has every blob that it lacked. ``unfetched`` counts the bytes that it was asked to fetch from the
+    registry and has not yet received.
     """
 
     got: Bytes
@@ -67,7 +68,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """The peer cannot connect to its parent in a tree, or the tree is slower than the other trees."""
+    """The peer cannot connect to its parent in a tree, or with ``reached``, the tree is slower than the other trees."""
 
     tree: Number
     parent: Number
@@ -94,7 +95,7 @@ class Progress:
 
     joined: int  # nodes
     ready: int  # nodes that have every blob
-    slowest: str  # the name of a node
+    slowest: str  # the name of the slowest node
     fraction: float  # received / wanted bytes of the slowest node
     fetched: int  # bytes from the registry
 
@@ -111,9 +112,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """New links, which replace the peer's links in the same trees, and the blobs that the ``trees`` trees carry.
+    """New links for a peer. They replace its links in the same trees.
 
-    A relay downloads every blob for its children. A leaf downloads only the blobs that it lacks.
+    The ``trees`` trees carry ``blobs``. A relay downloads all of them for its children. A leaf downloads only the blobs
+    that it lacks.
     """
 
     trees: Trees
@@ -138,7 +140,7 @@ class Released:
 class Hopeless:
     """The swarm cannot deliver the image.
 
-    If ``final``, no node can have the image, and the one node that gets the reason reports it. Otherwise each node asks
+    If ``final``, no node can get the image. One node gets the reason and reports it. If not ``final``, each node asks
     the registry for itself.
     """
 
@@ -169,7 +171,7 @@ class Come:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The tracker's answer for a registry image: its manifest and config."""
+    """The tracker's answer for a registry image: its manifest, its config, signatures and the registry's tokens."""
 
     named: str
     architecture: str
@@ -189,7 +191,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The tracker's answer if the image cannot be had: see Hopeless."""
+    """The tracker's answer if it cannot get the image. For ``final``, see Hopeless."""
 
     reason: str
     hint: str

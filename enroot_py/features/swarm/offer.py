@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from pyxis_py.request.channel import Channel
     from pyxis_py.request.job import Job
 
-_STDERR = 4  # srun's stderr: execute() of helper.c
+_STDERR = 4  # a copy of srun's stderr: see execute() in helper.c
 _INFO = 3  # a log level of srun, slurm/src/common/log.h; --quiet is lower
 SEED_RATE = 250e6  # bytes a second that the seed uploads at most: other users work on srun's host
-_NOTE_AGE_S = 3600  # after which a note is ignored
+_NOTE_AGE_S = 3600  # older notes are ignored
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for the image ``digest``, unless all nodes probably have the image or no port is free.
+    """Return a tracker for the image ``digest``, or None if all nodes have it according to a note, or no port is free.
 
-    Without a digest, the tracker resolves the tag when the first node asks. If all nodes have deleted the image since
-    the note, each asks the registry.
+    Without a digest, the tracker resolves the tag when the first node asks. If the nodes have deleted the image since
+    the note was written, each node asks the registry.
     """
     nodes = allocation.nodelist.encode()
     if digest and nodes and Note(job, digest).read(len(nodes) + 1) == nodes:
@@ -50,10 +50,10 @@ def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | N
 class Offer:
     """A tracker for the nodes of an allocation. Raises OSError."""
 
-    documents: Callable[[], tuple[Documents | File, Sequence[int]]]  # this and seed(): see tracker_process.Host
+    documents: Callable[[], tuple[Documents | File, Sequence[int]]]  # documents() and seed(): see tracker_process.Host
     seed: Callable[[], None]
     seed_descriptors: tuple[int, ...] = ()
-    shows_registry = True  # the progress lines have the bytes that came from the registry
+    shows_registry = True  # the progress lines show how many bytes came from the registry
 
     def __init__(self, name: str, networks: str, allocation: Job) -> None:
         self._allocation = allocation
@@ -72,9 +72,9 @@ class Offer:
         for number in signals.UNHEARD:
             _signal.signal(number, _signal.SIG_IGN)
         gc.enable()
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each node needs a connection
-        from enroot_py.features.swarm.invitation import Swarm  # imported late: srun has waited until now
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # each node needs a connection
+        from enroot_py.features.swarm.invitation import Swarm  # imported late: srun waits until serve() is called
         from enroot_py.features.swarm.tracker_process import TrackerProcess
 
         nodes = self._allocation.numbers["nodes"]
@@ -84,9 +84,9 @@ class Offer:
         if self._display is not None:
             self._display.end()
         if process.all_have_it:
-            self.all_have_it()
+            self.note_nodes()
 
-    def all_have_it(self) -> None:
+    def note_nodes(self) -> None:
         """Called at the end if all nodes have the image."""
 
     def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
@@ -107,7 +107,7 @@ class Offer:
 
 
 class ImageOffer(Offer):
-    """The tracker of a registry image. Without ``digest``, the image is the tag's when the first node asks."""
+    """The tracker of a registry image. Without ``digest``, it resolves the tag when the first node asks."""
 
     def __init__(self, job: Job, image: Reference, digest: str, allocation: Job) -> None:
         arguments = SwarmArguments(plugin_settings.load(job.arguments))
@@ -117,13 +117,13 @@ class ImageOffer(Offer):
         self._image = image.at(digest) if digest else image
         self._note = Note(job, digest) if digest else None
 
-    def all_have_it(self) -> None:
-        """Note the nodes for later steps."""
+    def note_nodes(self) -> None:
+        """Write a note for later steps that these nodes have the image."""
         if self._note and (nodes := self._allocation.nodelist.encode()):
             self._note.write(nodes)
 
     def documents(self) -> tuple[Documents, Sequence[int]]:
-        """Raises PenrootError."""
+        """Get the documents from the registry. Raises PenrootError."""
         from enroot_py.config import settings
         from enroot_py.features.swarm.messages import Documents
         from enroot_py.registry import authorization
@@ -145,7 +145,7 @@ class ImageOffer(Offer):
         return Documents(manifest.named, architecture(None), manifest.data, config, evidence, tokens), sizes
 
     def seed(self) -> None:
-        """Raises PenrootError, OSError."""
+        """Be the seed, until the tracker ends. Raises PenrootError, OSError."""
         from enroot_py.config import settings
         from enroot_py.features.swarm.blob_cache import BlobCache
         from enroot_py.features.swarm.source import SwarmSource
@@ -170,7 +170,7 @@ class Note:
         self._path = layout.swarm(self._store, digest)
 
     def read(self, size: int) -> bytes:
-        """Return the first bytes of the note, b"" if there is none."""
+        """Return the first ``size`` bytes of the note, or b"" if there is no fresh note."""
         from enroot_py.base import trusted
 
         try:
@@ -180,7 +180,7 @@ class Note:
             return b""
 
     def write(self, text: bytes) -> None:
-        """Write the note and delete old ones."""
+        """Write the note and delete old notes."""
         from enroot_py.base import making
         from enroot_py.store.store import Store
 

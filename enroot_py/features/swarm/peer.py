@@ -22,11 +22,11 @@ from enroot_py.features.swarm.messages import (
     report_interval,
 )
 
-CONNECT_TIMEOUT_S = 6.0  # of a parent: four round trips, each behind a full queue
-COMPLAIN_AFTER_S = 1.0  # with a slow parent, and after the last complaint
-LAG_BYTES = 8 << 20  # fewer than by the fastest tree, before a tree counts as slow
-SLOW = 0.5  # times the median of all trees: less is slow
-ALONE_AFTER_S = 10.0  # without a tracker and without a byte from parents
+CONNECT_TIMEOUT_S = 6.0  # to connect to a parent takes four round trips, and each may wait in a full queue
+COMPLAIN_AFTER_S = 1.0  # complain about a slow parent after this time, and again after the same time
+LAG_BYTES = 8 << 20  # a tree is slow if it has brought this many bytes fewer than the fastest tree,
+SLOW = 0.5  # and less than this part of the median of all trees
+ALONE_AFTER_S = 10.0  # without a tracker, fetch everything after this time without a byte from parents
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SendToTracker:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Ask a parent for the missing pieces of a tree, of these blobs only."""
+    """Ask a parent for the pieces of a tree that this peer misses, but only for pieces of ``blobs``."""
 
     link: Link
     blobs: frozenset[int]
@@ -61,7 +61,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the peer: the image cannot be had. The user gets the reason, if any."""
+    """End the peer: no node can get the image. Report the reason, if any, to the user."""
 
     reason: str
     hint: str
@@ -76,9 +76,9 @@ class _Flow:
 
     link: Link
     blobs: frozenset[int]
-    since: float  # when it was planned or connected, or of the last complaint
+    since: float  # time of the plan, of the connection or of the last complaint, whichever is latest
     reached: bool = False
-    received_at: float = 0.0  # the last byte
+    received_at: float = 0.0  # time of the last byte
 
 
 class Peer:
@@ -90,9 +90,9 @@ class Peer:
         self._interval = report_interval(nodes)
         self._routes: Routes | None = None
         self._flows: dict[int, list[_Flow]] = {}  # by tree
-        self._fetches: set[int] = set()  # blobs
-        self._fetched = self._unfetched = 0  # bytes of them
-        self._got: list[int] = []  # bytes by tree
+        self._fetches: set[int] = set()  # blobs that the peer has to fetch from the registry
+        self._fetched = self._unfetched = 0  # bytes from the registry: received, and still to come
+        self._got: list[int] = []  # bytes received by each tree
         self._reported_at = 0.0
         self._tracker_lost_at: float | None = None
         self._fetches_all = False
@@ -159,7 +159,7 @@ class Peer:
             is_slow = self._got[tree] + LAG_BYTES <= max(self._got) and self._got[tree] < SLOW * median
             for flow in flows:
                 if not flow.blobs:
-                    continue  # nothing is downloaded by it
+                    continue  # the peer downloads nothing by this link
                 waited = now - flow.since
                 limit = COMPLAIN_AFTER_S if flow.reached else CONNECT_TIMEOUT_S
                 if waited >= limit and (is_slow or not flow.reached):

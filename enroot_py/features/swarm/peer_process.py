@@ -24,7 +24,7 @@ from enroot_py.features.swarm.wire import MAX_TRACKER_BYTES, WireError
 
 _HEADER = struct.Struct(">HHII")  # blob, tree, piece and length, before the bytes of a piece
 _END = struct.Struct(">Q")  # from a fetching process: all bytes of the blob before this offset are written
-_MAX_REASON_CHARACTERS = 500  # so that a reason is written at once, pipe(7)
+_MAX_REASON_CHARACTERS = 500  # so that one atomic write holds a reason and its hint, pipe(7)
 
 # Returns the bytes of a blob in the registry, from an offset on.
 Fetch = Callable[[int, int], Iterable[bytes]]
@@ -33,8 +33,8 @@ Fetch = Callable[[int, int], Iterable[bytes]]
 def close_others(keep: Collection[int]) -> None:
     """Close the files of all descriptors except ``keep`` in a process that was just forked.
 
-    Replace each file by /dev/null, so that its number stays taken: objects copied from the parent process would close
-    a later file with the same number when they are collected.
+    Replace each file by /dev/null, so that its number stays taken. Otherwise a later file would get the number, and an
+    object copied from the parent process would close that file when the object is collected.
     """
     with Fd(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) as null:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -52,8 +52,8 @@ class PeerProcess:
         self._peer = peer.Peer(self._joined(port), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
-        self._rate = self.allowance = rate / Loop.TICKS
-        self._fetching: dict[int, tuple[int, int]] = {}  # by blob: process and pipe
+        self._rate = self.allowance = rate / Loop.TICKS  # bytes to upload in each tick, and in the rest of this tick
+        self._fetching: dict[int, tuple[int, int]] = {}  # by blob: the process that fetches it, and its pipe
         self._counted: dict[int, int] = {}  # by blob: bytes that the peer has counted
         self._done = False
         tracker.max_bytes = MAX_TRACKER_BYTES
@@ -91,13 +91,13 @@ class PeerProcess:
             for child in list(self._children):
                 child.begin()
         self._execute(self._peer.handle(time.monotonic(), message))
-        self._pieces_arrived(None)  # all lacking blobs may be empty
+        self._pieces_arrived(None)  # needed if all lacking blobs are empty: no piece will arrive
 
     def _accept(self, connection: Connection) -> None:
         self._children.append(_Child(self, connection, self._spool, self._children))
 
     def downloaded(self, link: Link, count: int) -> None:
-        """A piece has arrived from a parent."""
+        """Handle a piece of ``count`` bytes that has arrived from a parent."""
         self._peer.downloaded(time.monotonic(), link, count)
         self._pieces_arrived(link.tree)
 
@@ -183,9 +183,9 @@ class PeerProcess:
         self._loop.watch(reader, selectors.EVENT_READ, lambda events: self._read_fetch(blob))
 
     def _read_fetch(self, blob: int) -> None:
-        data = os.read(self._fetching[blob][1], 65536)  # whole writes, as these are atomic: pipe(7)
+        data = os.read(self._fetching[blob][1], 65536)  # contains only whole messages: each write is atomic, pipe(7)
         is_ended, error = not data, data
-        while error[:1] == b"\0":
+        while error[:1] == b"\0":  # an offset, not an error: see _fetch_blob()
             self._spool.fetched(blob, *_END.unpack_from(error))
             error = error[_END.size :]
         self._count_fetched(blob)
@@ -205,7 +205,7 @@ class PeerProcess:
 
     @property
     def _unfetched(self) -> int:
-        """Bytes that the processes have not fetched yet."""
+        """Bytes that the fetching processes still have to fetch."""
         return sum(self._spool.sizes[blob] - self._counted[blob] for blob in self._fetching)
 
     def _stop_fetch(self, blob: int) -> None:
@@ -217,7 +217,10 @@ class PeerProcess:
 
 
 def _fetch_blob(spool: Spool, blob: int, fetch: Fetch, pipe: int) -> None:
-    """Fetch the rest of a blob. Write _END to a pipe for new bytes, and an error as refused, reason and hint."""
+    """Fetch the rest of a blob. Write the end of the new bytes to a pipe, as _END.
+
+    Write an error as three texts separated by NUL: "y" if the registry refuses the blob or "n", the reason, the hint.
+    """
     os.set_blocking(pipe, True)
     try:
         close_others((0, 1, 2, pipe, spool.descriptor(blob)))
@@ -243,7 +246,7 @@ class _Parent:
         self._process, self._connection, self._spool = process, connection, spool
         self._ready = False
         self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset (-1: ignore it), remaining bytes
-        self._length = 0
+        self._length = 0  # of the piece
         connection.on_ready = self._begin
         connection.on_close = lambda why: process.lost(self)
         connection.on_bytes = self._receive
@@ -357,7 +360,7 @@ class _Child:
             self._connection.wake()
 
     def _upload(self) -> bool:
-        """Send the next available piece, of each blob in turn. Return False if there is none."""
+        """Send the next available piece. The blobs take turns. Return False if no piece is available."""
         if self._process.allowance <= 0:
             return False  # until the next tick
         for _ in self._order:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _TERMINAL_INTERVAL_S = 0.2
 _LINE_INTERVAL_S = 10.0
-_SILENT_S = 1.0  # at first, as most images are small
+_SILENT_S = 1.0  # show nothing before this time: most images are small
 
 
 class Display:
     """Lines on a descriptor about an image of ``size`` bytes for ``nodes`` nodes.
 
-    ``shows_registry``: they end with the bytes that came from the registry.
+    ``shows_registry``: each line ends with the number of bytes that came from the registry.
     """
 
     def __init__(self, descriptor: int, image: str, size: int, nodes: int, *, shows_registry: bool = True) -> None:
@@ -52,7 +52,7 @@ class Display:
                 self._line(self._state(progress()))
 
     def end(self) -> None:
-        """Clear a line that would be rewritten."""
+        """Clear the line on the terminal, if the last one was to be rewritten."""
         if self._rewriting:
             self._write("\r\x1b[K")
 
@@ -65,7 +65,7 @@ class Display:
         return f"{progress.ready} of {self._nodes} nodes have it{not_begun}{slowest}{self._registry(progress)}"
 
     def _rewrite(self, progress: Progress, seconds: float) -> None:
-        """Show how far the slowest node is."""
+        """Rewrite the line with a progress bar of the slowest node."""
         done = int(progress.fraction * self._size) if progress.slowest else 0
         facts = (f"{progress.ready}/{self._nodes} nodes", *filter(None, (progress.slowest,)))
         line = bar(self._image, done, self._size, seconds, columns(self._descriptor), *facts)

@@ -1,7 +1,7 @@
 """``pyxis-py check --nodes``: check whether nodes can connect to each other and to srun's host, as a swarm requires.
 
-A step on these nodes tries the connections. Questions and answers go by stdin and stdout of the step, so a node
-without any connection can report the failure.
+A step on these nodes tries the connections. Its stdin and stdout carry the questions and answers, so even a node that
+cannot connect to any host can report the failure.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pyxis_py.request.settings import PluginSettings
 
 _MARK = b"pyxis-py check: "  # begins each line of a node: a TaskProlog may print other lines
 _CONTEXT = "check"  # of the swarm's key
-_QUEUE_TIMEOUT_S = 30  # for the step
+_QUEUE_TIMEOUT_S = 30  # for the step to get its nodes
 _START_TIMEOUT_S = 20.0  # for all nodes to send their first line
 _CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 10.0
 _STEP_TIMEOUT_S = _QUEUE_TIMEOUT_S + _START_TIMEOUT_S + _CONNECT_TIMEOUT_S + 2 * _END_TIMEOUT_S
-_MAX_OTHERS = 64  # nodes to which each node connects: those that follow it
+_MAX_OTHERS = 64  # each node connects to this many nodes, which follow it in the node list
 _KEY_BYTES = 32
 _LIBRARY = versions.link(LIBRARY)
 _START = (
@@ -97,7 +97,7 @@ class Firewall:
     def to_srun(self) -> str:
         if self.port_range:
             return f"let nodes connect to the hosts of srun at SrunPortRange={self.port_range}"
-        return "let nodes connect to the hosts of srun at all ports, or set SrunPortRange in slurm.conf and open those"
+        return "let nodes connect to all ports of the hosts of srun, or set SrunPortRange in slurm.conf and open it"
 
     @property
     def to_nodes(self) -> str:
@@ -110,13 +110,11 @@ def judge(answers: Answers, names: Sequence[str], firewall: Firewall) -> Iterato
     """Report nodes that do not answer or cannot connect to srun's host, and pairs of nodes that cannot connect."""
     for name in names:
         if name not in answers.names.values():
-            yield Finding(
-                "bad", f"{name} has not answered", f"srun -w {name} hostname; is penroot in {_LIBRARY} there?"
-            )
+            hint = f"run srun -w {name} hostname, and check that {name} has penroot in {_LIBRARY}"
+            yield Finding("bad", f"{name} has not answered", hint)
     for node, (why, hint) in sorted(answers.lacking.items()):
-        yield Finding(
-            "bad", f"{answers.names[node]}: {why}: it asks registries itself and cannot receive bcast: files", hint
-        )
+        effect = "it asks registries itself and cannot receive bcast: files"
+        yield Finding("bad", f"{answers.names[node]}: {why}: {effect}", hint)
     for node, why in sorted(answers.tracker_errors.items()):
         failure = f"{answers.names[node]} does not reach the host of srun: {why}"
         yield Finding("bad", f"{failure}: it asks registries itself and cannot receive bcast: files", firewall.to_srun)
@@ -144,14 +142,14 @@ class _Check:
         """Raises PenrootError if all ports are in use."""
         self._names, self._swarm = names, swarm
         self._answers = Answers()
-        self._addresses: dict[int, tuple[str, int]] = {}  # by node, as the node reports it
+        self._addresses: dict[int, tuple[str, int]] = {}  # by node: the address that the node reports
         self._hosts: dict[int, str] = {}  # by node: the source address of its connection
-        self._rest = b""  # of the last line
+        self._rest = b""  # the last line, which is incomplete
         self._step_error: PenrootError | None = None
         try:
             self._port = _serve(swarm, ports, self._hosts)
         except OSError as e:
-            hint = "are all of SrunPortRange in use?"
+            hint = "check whether SrunPortRange (slurm.conf) has a free port"
             raise PenrootError(f"cannot listen at {ports.start} to {ports.stop - 1}: {e.strerror}", hint=hint) from e
 
     def run(self, nodes: str) -> Answers:
@@ -177,7 +175,7 @@ class _Check:
         return self._answers
 
     def _run_step(self, nodes: str, stdin: int, stdout: int) -> None:
-        """Run srun, and then close its descriptors."""
+        """Run srun. When it has ended, close its stdin and stdout."""
         count = len(self._names)
         options = [
             *(f"--nodelist={nodes}", f"--nodes={count}", f"--ntasks={count}"),
@@ -197,7 +195,7 @@ class _Check:
             os.close(stdout)
 
     def _collect(self, stdout: int, seconds: float, is_enough: Callable[[], bool]) -> None:
-        """Handle lines of the nodes until they are enough, the time is over or the step has ended."""
+        """Handle lines of the nodes until ``is_enough``, the time is over or the step has ended."""
         deadline = time.monotonic() + seconds
         while not is_enough() and select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
             if not (data := os.read(stdout, 65536)):
@@ -205,7 +203,7 @@ class _Check:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 if line.startswith(_MARK):
-                    with suppress(ValueError, KeyError):  # two mixed lines: their nodes count as not finished
+                    with suppress(ValueError, KeyError):  # two lines are mixed: their nodes count as not finished
                         self._handle(json.loads(line.removeprefix(_MARK)))
 
     def _handle(self, message: Mapping[str, object]) -> None:
@@ -268,7 +266,7 @@ def answer() -> None:
                 if why:
                     _print({"node": node, "lost": other[0], "why": why})
         _print({"node": node})
-        sys.stdin.read()  # other nodes connect to this one
+        sys.stdin.read()  # until the check ends: other nodes still connect to this node
 
 
 def _missing(swarm: Swarm) -> list[str]:
@@ -296,7 +294,7 @@ def _source_address(host: str) -> str:
 
 
 # ---------------------------------------------------------------------------
-# On both
+# On srun's host and on a node
 
 
 def _serve(swarm: Swarm, ports: range, hosts: dict[int, str]) -> int:
@@ -322,16 +320,16 @@ def _serve(swarm: Swarm, ports: range, hosts: dict[int, str]) -> int:
 
 def _connect(swarm: Swarm, node: int, host: str, port: int) -> str:
     """Connect to another member as ``node``. Return why that has failed, or ""."""
-    place = f"{host} port {port}"
+    address = f"{host} port {port}"
     if not swarm.admits(host):
-        return f"{place}: the address is outside swarm_network={swarm.networks}"
+        return f"{address}: the address is outside swarm_network={swarm.networks}"
     try:
         with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as sock:
             sock.sendall(b"%d\n" % node)
             if sock.recv(_KEY_BYTES, socket.MSG_WAITALL) == swarm.key:
                 return ""
-        return f"{place}: another program answers, or this node is outside its swarm_network"
+        return f"{address}: another program answers, or this node is outside its swarm_network"
     except TimeoutError:
-        return f"{place}: no answer within {_CONNECT_TIMEOUT_S:.0f} s"
+        return f"{address}: no answer within {_CONNECT_TIMEOUT_S:.0f} s"
     except OSError as e:
-        return f"{place}: {e.strerror or e}"
+        return f"{address}: {e.strerror or e}"

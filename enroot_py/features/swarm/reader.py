@@ -1,4 +1,4 @@
-"""A reader of a blob that other processes write: it sleeps until bytes are available."""
+"""Read a blob while other processes write it. The reader sleeps until bytes are available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from enroot_py.features.swarm.spool import Spool
     from enroot_py.registry.sources import Blob
 
-_STUCK_S = 180.0  # without a byte
+_STUCK_S = 180.0  # after this time without a byte, read from another source
 _NOTICE_AFTER_S = 4.0
 _LOOK_S = 1.0  # between two checks for new bytes
 
@@ -23,8 +23,8 @@ _LOOK_S = 1.0  # between two checks for new bytes
 class Reader:
     """The bytes of blob ``number`` of ``spool``, in order.
 
-    If no more come, ``instead`` opens the blob at the first missing byte. ``keep`` gets the file of a blob that was
-    read to its end without an error of the caller, and came from the spool alone.
+    If no more bytes arrive, ``instead`` opens the blob at the first missing byte. ``keep`` gets the file of the blob at
+    the end, if all bytes came from the spool and the caller read them without an error.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Reader:
         return data
 
     def _is_stuck(self) -> bool:
-        """Return whether no byte of any blob has come for very long. After a short while without bytes, report it."""
+        """Return whether no byte of any blob has come for _STUCK_S. Log a notice already after _NOTICE_AFTER_S."""
         seen, now = self._spool.total_available(), time.monotonic()
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
@@ -81,6 +81,6 @@ class Reader:
         return now > self._seen_at + _STUCK_S
 
     def _is_first(self) -> bool:
-        """Return whether this is the first blob that lacks bytes: each blob has a process, and one of them reports."""
+        """Return whether this is the first incomplete blob. Each blob has a process; only the first logs the notice."""
         spool = self._spool
         return self._number == min(blob for blob in (self._number, *spool.lacking) if not spool.is_complete(blob))

@@ -1,6 +1,6 @@
 """``--container-image=bcast:PATH``: a squashfs file of srun's host, which srun sends to the nodes.
 
-The file is opened once, at submission. The nodes get that file, even if another file has its name later.
+srun opens the file once, at submission. The nodes get this file, even if another file takes its name later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyxis_py.request.options import Request
 
 _CHUNK_BYTES = 1 << 20
-_SETTLED_S = 10.0  # after which another write changes the file's time for certain
+_SETTLED_S = 10.0  # when a file's timestamp is this old, another write is certain to change the timestamp
 _MAX_DIGEST_BYTES = 100
 _HINT = "copy it to the nodes in the job, with sbcast(1) or a shared directory, and use its path there"
 
@@ -55,7 +55,7 @@ class SentFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the file in bytes."""
         return os.fstat(self.fd).st_size
 
     def digest(self) -> str:
@@ -71,7 +71,10 @@ class SentFile:
         return self._read[1]
 
     def _known_digest(self) -> str:
-        """Return the digest, which a note keeps for the next srun if the file is old enough. Raises OSError."""
+        """Return the digest from a note, or compute it. Note it for the next srun if the file is old enough.
+
+        Raises OSError.
+        """
         status = os.fstat(self.fd)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         note = Note(self._job, digests.of(str(identity).encode()))
@@ -101,14 +104,14 @@ class SentFile:
         return status.st_size, status.st_mtime_ns
 
     def serve(self, channel: Channel) -> None:
-        """Be the tracker of the file from the time that srun has its nodes until srun ends."""
+        """Wait until srun has its nodes, then be the tracker of the file until srun ends."""
         with suppress(PenrootError):  # _FileOffer raises it again
-            self.digest()  # while srun waits for its nodes
+            self.digest()  # takes long: compute it while srun waits for its nodes
         allocation = Job(channel.receive())
         try:
             offer = _FileOffer(self, allocation)
         except (PenrootError, OSError) as e:
-            hint = e.hint if isinstance(e, PenrootError) else "are all of SrunPortRange (slurm.conf) in use?"
+            hint = e.hint if isinstance(e, PenrootError) else "check whether SrunPortRange (slurm.conf) has a free port"
             why = str(e) if isinstance(e, PenrootError) else f"{self.origin}: srun cannot listen: {e.strerror}"
             for line in filter(None, (why, hint)):
                 channel.log("ERROR", line)
@@ -129,7 +132,7 @@ def check(job: Job, request: Request, arguments: SwarmArguments, *, learns_later
     if job.context == "sbatch":
         raise UsageError(
             f"{origin}: only srun sends the file, and a batch script starts without srun",
-            hint="give it to the srun in the script: the file must be on the first node; or " + _HINT,
+            hint="give it to srun in the script, if the file is on the first node of the job; or " + _HINT,
         )
     if job.context == "srun" and not learns_later:
         raise UsageError(

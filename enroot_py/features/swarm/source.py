@@ -47,7 +47,7 @@ class DigestClient(TrackerClient):
 
 
 class SwarmSource(SwarmClient):
-    """The image ``digest``. Without the swarm it comes from ``inner``."""
+    """A source of the image ``digest``. Without a tracker, the image comes from ``inner``."""
 
     def __init__(self, invitation: Invitation, digest: str, inner: Repository | Mirrored, cache: BlobCache) -> None:
         super().__init__(invitation)
@@ -57,7 +57,7 @@ class SwarmSource(SwarmClient):
         self._manifest: Manifest | None = None
         self._config = b""
         self.evidence = b""  # signatures by which to verify the image
-        self._lacks: dict[str, int] = {}  # blobs by digest
+        self._lacks: dict[str, int] = {}  # by digest: the position of each blob that this node lacks
 
     @property
     def base(self) -> str:
@@ -67,7 +67,7 @@ class SwarmSource(SwarmClient):
         return self._inner.digest()
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """Return the tracker's manifest. Without a tracker, return that of the registry."""
+        """Return the tracker's manifest, or without a tracker the registry's manifest."""
         if arch is None:
             self.join()
         if self._manifest is None:
@@ -88,7 +88,7 @@ class SwarmSource(SwarmClient):
         try:
             self.start_peer(list(self._lacks.values()))
         except OSError as e:
-            log.debug(f"swarm: {self._cache.directory}: {e.strerror}: the registry alone")
+            log.debug(f"swarm: {self._cache.directory}: {e.strerror}: this node uses only the registry")
 
     def new_spool(self, lacking: Sequence[int]) -> Spool:
         """Raises OSError."""
@@ -110,7 +110,7 @@ class SwarmSource(SwarmClient):
         )
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
-        """Return the blob from the registry, if the bytes from other nodes do not match its digest."""
+        """If the bytes from other nodes do not match the blob's digest, return the blob from the registry."""
         if self._spool is None or descriptor.digest not in self._lacks:
             return None
         stream, digest = self.blob(descriptor), hashlib.sha256()

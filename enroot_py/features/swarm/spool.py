@@ -1,4 +1,4 @@
-"""The compressed blobs of an image while they arrive: unlinked files, which other processes read from the start.
+"""The compressed blobs of an image while they arrive. They are unlinked files, which other processes read meanwhile.
 
 A blob is cut into pieces of PIECE bytes; the last one may be shorter. The pieces arrive by several trees at once, in
 order within each tree. A byte is available to readers and children when all bytes before it have arrived.
@@ -24,8 +24,8 @@ class Spool:
     """The blobs of an image, by position in its manifest. A fork(2) shares it: all processes see the bytes arrive.
 
     This node lacks the blobs ``lacking`` and may relay the others. ``complete`` has the files of complete blobs.
-    ``files`` has files to write blobs to; the other blobs are written to ``directory``. ``explain`` returns the reason
-    and the hint for a failed write, if readers must not go on without the spool. Raises OSError.
+    ``files`` has files to write blobs to; the other blobs are written to ``directory``. Pass ``explain`` if readers
+    must not go on without the spool: it returns the reason and the hint for a failed write. Raises OSError.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Spool:
         self._descriptors |= {blob: _unnamed_file(directory) for blob in lacking if blob not in self._descriptors}
         self._counters = mmap.mmap(-1, max(len(sizes), 1) * _COUNTER.size)  # available bytes by blob
         self._reason = mmap.mmap(-1, 8 + _MAX_REASON_BYTES)
-        self._counts: list[list[int]] = []  # pieces, by blob and tree
+        self._counts: list[list[int]] = []  # pieces that have arrived, by blob and tree
         self.trees = 0
         self.peer_pipe = -1  # the peer process holds the other end
         for blob in self.complete:
@@ -65,14 +65,14 @@ class Spool:
         return self._counts[blob][tree]
 
     def piece(self, blob: int, tree: int, count: int) -> int:
-        """Return the number of the piece of a blob that a tree carries after ``count`` others."""
-        return (tree - blob) % self.trees + count * self.trees  # so short blobs use different trees
+        """Return the number of the piece of a blob that a tree carries after ``count`` other pieces of the blob."""
+        return (tree - blob) % self.trees + count * self.trees  # short blobs begin in different trees
 
     def tree(self, blob: int, piece: int) -> int:
         return (piece + blob) % self.trees
 
     def length(self, blob: int, piece: int) -> int:
-        """Return the bytes of a piece, 0 beyond the last one."""
+        """Return the length of a piece, or 0 after the last piece."""
         return max(0, min(PIECE, self.sizes[blob] - piece * PIECE))
 
     @property
@@ -86,7 +86,7 @@ class Spool:
         return self._descriptors[blob]
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
-        """Raises OSError."""
+        """Write bytes of a blob. Raises OSError."""
         try:
             while data:
                 written = os.pwrite(self.descriptor(blob), data, offset)
@@ -105,7 +105,7 @@ class Spool:
             self._set_available(blob, min(first_missing * PIECE, self.sizes[blob]))
 
     def fetched(self, blob: int, end: int) -> None:
-        """Make all bytes before ``end`` available: a fetching process has written the last of them."""
+        """Make all bytes before ``end`` available, which a fetching process has written."""
         self._set_available(blob, end)
         available = self.available(blob)
         for tree in range(self.trees):
@@ -113,7 +113,7 @@ class Spool:
             counts[tree] = max(counts[tree], self._pieces_in(available, blob, tree))
 
     def _pieces_in(self, available: int, blob: int, tree: int) -> int:
-        """Return how many whole pieces of a tree the first bytes of a blob contain."""
+        """Return how many whole pieces of a tree are in the first ``available`` bytes of a blob."""
         pieces = -(-available // PIECE) if available >= self.sizes[blob] else available // PIECE
         return max(0, -(-(pieces - self.piece(blob, tree, 0)) // self.trees))
 
@@ -169,7 +169,7 @@ class Spool:
 
 
 def _unnamed_file(directory: str) -> int:
-    """Open a file without a name, open(2) O_TMPFILE. If the file system has none, unlink a new file."""
+    """Open a file without a name: open(2), O_TMPFILE. If the file system does not support that, unlink a new file."""
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as e:

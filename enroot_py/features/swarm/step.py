@@ -28,7 +28,7 @@ def shares(plugin: PluginSettings) -> bool:
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for the image ``digest``, or of the tag if that is "": see offer.offer()."""
+    """Return a tracker for the image ``digest``, or for the tag of ``image`` if the digest is "": see offer.offer()."""
     from enroot_py.features.swarm import offer
 
     return offer.offer(job, image, digest, allocation)
@@ -62,13 +62,13 @@ def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settin
 
 
 class Peers:
-    """The other nodes of a step, as the core knows them: registry/sources.py."""
+    """The other nodes of a step. The core uses them by the interface Peers in registry/sources.py."""
 
     def __init__(self, invitation: Invitation) -> None:
         self._invitation = invitation
 
     def source(self, image: Reference, settings: Settings, root: str) -> SwarmSource:
-        """Return a source of the image that downloads from other nodes. ``root`` is that of this node's store."""
+        """Return a source that downloads the image from other nodes. ``root`` is the root of this node's store."""
         from enroot_py.features.swarm.blob_cache import BlobCache
         from enroot_py.features.swarm.source import SwarmSource
         from enroot_py.registry.sources import open_registry
@@ -97,7 +97,7 @@ def peers(job: Job, plugin: PluginSettings) -> Peers | None:
 
 
 def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """Return the invitation of srun's tracker, if any. Log a missing library to slurmd's log."""
+    """Return the invitation of srun's tracker, if any. If the library of swarms is missing, log it to slurmd's log."""
     arguments = SwarmArguments(plugin)
     if arguments.swarm and (error := missing()):
         log.info(f"{error}: this node asks the registry itself ({error.hint})")

@@ -1,4 +1,4 @@
-"""Store a squashfs file that srun sends as an image, on each node of a step.
+"""On each node of a step, receive a squashfs file from srun and store it as an image.
 
 The image has the digest of the file, so each node downloads it once. Locks, limits and pruning apply as to any image.
 """
@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def receive(name: str, digest: str, invitation: Invitation, settings: Settings) -> Image:
-    """Return the file with this digest, stored and held. If this node already has the file, upload it to other nodes.
+    """Store the file with this digest, and return the image, held. If this node already has it, upload it to others.
 
     Raises ImageError, RegistryError.
     """
@@ -59,7 +59,7 @@ def receive(name: str, digest: str, invitation: Invitation, settings: Settings) 
                 from enroot_py.store import prune
 
                 prune.shrink(store, settings)
-        if image is not None and image.hold():  # otherwise it was pruned at this moment
+        if image is not None and image.hold():  # otherwise it was pruned meanwhile: start again
             return image
 
 
@@ -88,8 +88,8 @@ def _download(source: FileSource, name: str, digest: str, directory: str, root: 
 
 
 def _reserve(fd: int, size: int, root: str) -> None:
-    """Reserve the space for a file, so that a full disk is noticed before any byte is sent. Raises OSError."""
-    if filesystems.kind(root) not in filesystems.NETWORK:  # there libc would write to each block
+    """Reserve the space for a file, to notice a full disk before any byte is sent. Raises OSError."""
+    if filesystems.kind(root) not in filesystems.NETWORK:  # on a network file system, libc would write to each block
         os.posix_fallocate(fd, 0, size)
         return
     room = os.fstatvfs(fd)

@@ -1,7 +1,8 @@
 """TLS 1.3 between the members of a swarm, with one certificate that each member derives from the swarm's key.
 
 HKDF-SHA256 (RFC 5869) derives an Ed25519 key from the swarm's key and the step. The certificate contains nothing that
-differs between nodes, so all members have the same certificate. Each end presents it and accepts no other.
+differs between nodes, so all members have the same certificate. Each end presents this certificate and accepts no
+other.
 
 The connecting end puts its role and node number into the requested server name (RFC 6066). The name contains a
 proof that only a member can derive, so a stranger is recognized by its first message, before anything is signed. An
@@ -64,7 +65,7 @@ class Identity:
             self._private = Ed25519PrivateKey.from_private_bytes(derive("certificate"))
             self.certificate = _certificate(self._private)
             self.connecting = self._context(PROTOCOL_TLS_CLIENT)
-        except (UnsupportedAlgorithm, SSLError) as e:  # such as in FIPS mode
+        except (UnsupportedAlgorithm, SSLError) as e:  # for example in FIPS mode
             hint = "set swarm=no in plugstack.conf"
             raise ConfigError(f"OpenSSL refuses HKDF or Ed25519, which a swarm needs: {e}", hint=hint) from e
         self.connecting.check_hostname = False
@@ -81,12 +82,12 @@ class Identity:
         return context
 
     def connect(self, sock: socket, role: str, node: int) -> SSLSocket:
-        """Wrap a connected socket as ``node``. ``role`` is that of the connection. Raises OSError."""
+        """Wrap a connected socket of this ``node``. ``role`` is the role of the connection. Raises OSError."""
         name = self._name(f"{role}{node}")
         return self.connecting.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
     def listening(self, role: str) -> SSLContext:
-        """Return the TLS context of a listener for connections of a role. Its sockets are of the class Accepted."""
+        """Return the TLS context of a listener for connections of a role. It makes sockets of the class Accepted."""
         context = self._context(PROTOCOL_TLS_SERVER)
         context.num_tickets = 0  # no session is resumed
         context.sslsocket_class = Accepted

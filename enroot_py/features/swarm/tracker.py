@@ -31,16 +31,16 @@ from enroot_py.features.swarm.trees import SOURCES, BlobTree, Forest
 
 GATHER_S = 0.5  # between the first peer and the plan, unless all nodes join earlier
 GROWTH = 8  # plan again when one late peer has joined for every eight planned peers,
-EARLY = 3  # unless a peer has received a third of all bytes already
-LINGER_S = 30.0  # for which finished peers wait for late peers
-STALLED_AFTER_S = 2.0  # without a message, plus three report intervals
-DRAIN_S = 3.0  # for which the kernel of a peer may send after the peer has left
+EARLY = 3  # unless a peer has received more than a third of all bytes already
+LINGER_S = 30.0  # finished peers wait for late peers for this time
+STALLED_AFTER_S = 2.0  # a peer is stalled when it has sent no message for this time plus three report intervals
+DRAIN_S = 3.0  # the kernel of a peer may send for this time after the peer has left
 
 Messages = list[tuple[int, FromTracker]]
 
 
 class Tracker:
-    """The state of one swarm. ``sizes`` are those of the blobs; the step has ``nodes`` nodes.
+    """The state of one swarm. ``sizes`` are the sizes of the blobs. The step has ``nodes`` nodes.
 
     ``ready`` lists the nodes that already have every blob. With ``seed_only``, only the seed has them.
     """
@@ -54,12 +54,12 @@ class Tracker:
         self._now = 0.0
         self._first_joined_at = 0.0
         self._planned = 0  # peers that are part of the plan
-        self._late: list[float] = []  # when each other peer joined
-        self._idle_since = 0.0  # no peer lacks a blob
-        self._checked_at = 0.0  # for stalled peers
+        self._late: list[float] = []  # times when the other peers joined
+        self._idle_since = 0.0  # since this time, no peer lacks a blob
+        self._checked_at = 0.0  # time of the last check for stalled peers
         self._ready = set(ready)  # includes nodes that have left
-        self._fetched: dict[int, int] = {}
-        self._rerouted: dict[int, set[int]] = {}  # trees in which a node has a new parent
+        self._fetched: dict[int, int] = {}  # by node: bytes from the registry
+        self._rerouted: dict[int, set[int]] = {}  # by node: trees in which the node has a new parent
         self._outbox: Messages = []
 
     # -- events: each returns messages to peers
@@ -73,10 +73,10 @@ class Tracker:
         if node == SEED:
             self._handle_seed(message)
         elif isinstance(message, Joined):
-            self._forget(node)  # its predecessor has left
+            self._forget(node)  # the node's previous peer, which has left
             self._join(node, message)
         elif (peer := self._peers.get(node)) is None:
-            pass  # it was released
+            pass  # the peer was released
         elif isinstance(message, Failed):
             self._failed(node, peer, message)
         elif len(message.got) == len(self._forest.trees):  # otherwise the peer has another plan
@@ -94,7 +94,7 @@ class Tracker:
         if node == SEED:
             self._fetchers.lose_seed()
         elif peer and peer.lacks and peer.done and self._is_planned:
-            peer.left_at = now  # its kernel may still send, tcp(7); its children complain when that ends
+            peer.left_at = now  # its kernel may still send, tcp(7); its children complain when no more data comes
             if not any(map(self._listens, self._peers)):
                 self._restart()
         else:
@@ -151,7 +151,7 @@ class Tracker:
             raise ValueError("unknown blob")
 
     def _all_done(self) -> bool:
-        """Check that every peer has every blob, except stalled peers."""
+        """Check that every peer has every blob. Ignore stalled peers."""
         peers = self._peers.values()
         return all(peer.done or peer.stalled for peer in peers) and any(peer.done for peer in peers)
 
@@ -260,7 +260,7 @@ class Tracker:
             self._reroute(SEED)
 
     def _grow(self, number: int) -> Forest:
-        """Return ``number`` trees of the peers that lack blobs. All relays upload about as much."""
+        """Return ``number`` trees of the peers that lack blobs. All relays upload about the same number of bytes."""
         lacking = {node: peer for node, peer in self._peers.items() if peer.lacks}
         relays: list[int] = []
         leaves: list[int] = []
@@ -268,7 +268,7 @@ class Tracker:
             peer.relays = self._can_relay(peer)
             (relays if peer.relays and node not in self._fetchers else leaves).append(node)
         self._planned, self._late = len(lacking), []
-        if len(relays) == 1:  # every other peer would depend on this relay, however slow: only late peers may use it
+        if len(relays) == 1:  # all others would depend on this relay, even a slow one: only late peers may use it
             forest = Forest(number, (), list(lacking))
             forest.add(relays[0])
             return forest
@@ -278,7 +278,7 @@ class Tracker:
         """Check whether so many peers have joined since the plan that the planned relays would upload too much.
 
         While peers are still joining, wait until their number has doubled: a plan for thousands costs seconds of CPU.
-        Never plan again when most bytes have been sent, or when some peer is unreachable or slow.
+        Never plan again when a peer has received many bytes (EARLY), or when some peer is unreachable or slow.
         """
         if not self._late or GROWTH * len(self._late) < self._planned:
             return False
@@ -360,10 +360,10 @@ class Tracker:
             self._reroute(node, *range(len(self._forest.trees)))
 
     def _give_up(self, failed: Failed) -> None:
-        """Send Hopeless to all peers, with the reason for one of them."""
+        """Send Hopeless to all peers. Give the reason to one of them, if possible to a peer that still lacks blobs."""
         peers = self._peers
-        lacking = sorted(filter(self._listens, peers), key=lambda node: peers[node].done or peers[node].stalled)
-        for number, node in enumerate(lacking):
+        receivers = sorted(filter(self._listens, peers), key=lambda node: peers[node].done or peers[node].stalled)
+        for number, node in enumerate(receivers):
             reason, hint = ("", "") if number else (failed.reason, failed.hint)
             self._outbox.append((node, Hopeless(failed.refused, reason, hint)))
         self._restart()
@@ -374,10 +374,13 @@ class Tracker:
         self._reroute(fetcher, *range(len(self._forest.trees)))
 
     def _complain(self, node: int, peer: PeerState, complaint: Complaint) -> None:
-        """Find out whether the parent, the connection to it or an ancestor is to blame, and give the child a parent."""
+        """Find out whether the parent, the connection to it or an ancestor is to blame.
+
+        If it is the parent or the connection, give the child another parent.
+        """
         number, blamed = complaint.tree, complaint.parent
         if blamed not in self or number >= len(self._forest.trees):
-            return  # the parent is gone; its children have new parents
+            return  # the parent has left; its children have new parents
         parent, tree = self._fetchers.peer(blamed), self._forest.trees[number]
         if parent.left_at:
             self._forget(blamed)
@@ -401,7 +404,11 @@ class Tracker:
             self._place(tree, [node])
 
     def _avoid_fetcher(self, node: int, peer: PeerState, fetcher: int, tree: BlobTree) -> None:
-        """Handle a root that cannot connect to a fetcher: replace the fetcher or the root, or have the root fetch."""
+        """Handle a root that cannot connect to a fetcher.
+
+        Replace the fetcher if it is unreachable, otherwise the root. If neither is possible, have the root fetch the
+        blobs itself. If that is impossible too, give up the root.
+        """
         peer.refused.add(fetcher)
         self._fetchers.peer(fetcher).strikes.add(node)
         if self._fetchers.is_unreachable(fetcher) and self._fetchers.has_successor(fetcher):
@@ -448,7 +455,7 @@ class Tracker:
                 self._place(tree, [node])
 
     def _place(self, tree: BlobTree, orphans: Sequence[int]) -> None:
-        """Find parents for orphans; relays first, as the others may become their children."""
+        """Find parents for orphans. Begin with relays, which may then be the parents of other orphans."""
         for orphan in sorted(orphans, key=lambda node: node not in tree.children):
             self._attach(tree, orphan, self._best_parent(tree, orphan))
 

@@ -35,10 +35,10 @@ class Host(Protocol):
         """Return the answer for nodes and the sizes of the blobs, when the first node asks. Raises PenrootError."""
 
     def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
-        """Called a few times a second. ``ended``: all nodes have the image."""
+        """Show the progress. Called a few times a second. ``ended``: all nodes have the image."""
 
     def seed(self) -> None:
-        """Called in a forked process if no node can reach the registry."""
+        """Be the seed. Called in a forked process when the tracker wants a seed."""
 
 
 class TrackerProcess:
@@ -53,7 +53,7 @@ class TrackerProcess:
         self._size = 0  # of all blobs
         self._answer: Answer | None = None
         self._is_asking = False
-        self._waiting: list[Connection] = []  # for the answer
+        self._waiting: list[Connection] = []  # peers that wait for the answer
         self._peers: dict[int, Connection] = {}
         self._ready: set[int] = set()  # nodes that had the whole image when they connected
         self._loop.listen(TO_TRACKER, listener, self._accept)
@@ -111,7 +111,7 @@ class TrackerProcess:
             Thread(target=self._ask_host, args=(writer, result), daemon=True).start()  # more peers may join meanwhile
 
     def _ask_host(self, pipe: int, result: list[tuple[Answer, Sequence[int]]]) -> None:
-        """Append the answer and the sizes of the blobs to the result. Close a pipe."""
+        """Append the answer and the sizes of the blobs to the result. Then close a pipe, which wakes the loop."""
         try:
             answer, sizes = self._host.documents()
             texts = (answer.manifest, answer.config, answer.evidence) if isinstance(answer, Documents) else ()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 SOURCES = -1  # the parent of a tree's roots: the nodes that fetch from the registry
 MAX_TREES = 32  # each tree costs every node a connection
-FAIR_LOAD = 1.25  # times the average number of children, which a relay may have
+FAIR_LOAD = 1.25  # a relay may have this many times the average number of children
 _SAMPLE = 5  # the least loaded of a few random relays is nearly as good as the least loaded of all
 
 
@@ -41,14 +41,14 @@ class _Pool:
 
 
 def count(relays: int) -> int:
-    """Return the number of trees with which each of ``relays`` relays uploads the least."""
+    """Return the number of trees that makes each of ``relays`` relays upload the least."""
     if relays <= MAX_TREES:
         return max(relays, 1)
     return min(range(8, MAX_TREES + 1), key=lambda trees: (-(-(relays - 1) // (relays // trees)) / trees, trees))
 
 
 class BlobTree:
-    """The parent of each node. A node's parent is a relay or SOURCES; an orphan has, for a moment, no parent."""
+    """The parent of each node in one tree. A parent is a relay or SOURCES. An orphan has no parent for a moment."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -78,12 +78,12 @@ class Forest:
         for number, tree in enumerate(self.trees):
             turn = number % max(len(relays), 1)
             tree_relays = relays[number::trees] or [*relays[turn:], *relays[:turn]]
-            first = set(tree_relays)
-            others = [node for node in relays if node not in first]
+            relay_set = set(tree_relays)
+            others = [node for node in relays if node not in relay_set]
             self._build(tree, tree_relays, [*tree_relays, *others, *leaves])
 
     def _build(self, tree: BlobTree, relays: Sequence[int], nodes: Sequence[int]) -> None:
-        """Attach nodes, the relays first, so that all relays have about as many children."""
+        """Attach nodes, which begin with the relays. All relays get about the same number of children."""
         each = -(-(len(nodes) - 1) // max(len(relays), 1))
         parents = (relay for relay in relays for _ in range(each))
         for position, node in enumerate(nodes):
@@ -128,8 +128,8 @@ class Forest:
     ) -> int:
         """Return the best parent for a node among a random sample of the relays, or SOURCES if there is none.
 
-        Order of preference: relays that ``is_ahead`` says have at least as many bytes of the tree as the node; relays
-        of this tree without an unfair load; relays with few children.
+        Order of preference: relays with at least as many bytes of the tree as the node (``is_ahead``); relays of this
+        tree without an unfair load; relays with few children. Only relays for which ``may`` returns True are used.
         """
         fair = FAIR_LOAD * self._total_load / max(len(self.loads), 1)
 
@@ -137,7 +137,7 @@ class Forest:
             return not is_ahead(other), other not in tree.children or self.loads[other] > fair, self.loads[other]
 
         sample = [*tree.relays.sample(self._random), *self._relays.sample(self._random)]
-        has_children = node in tree.children  # otherwise no relay is beneath it
+        has_children = node in tree.children  # otherwise no relay is beneath the node
         candidates = [
             other
             for other in sample

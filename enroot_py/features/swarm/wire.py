@@ -83,7 +83,7 @@ def decode(message: Mapping[str, object], *kinds: type) -> Any:
 
 
 def decode_from_peer(message: Mapping[str, object], host: str) -> FromPeer:
-    """Return a message of a peer, which has connected from ``host``. The address in Joined gets this host."""
+    """Return a message of a peer that has connected from ``host``. Put this host into the address of Joined."""
     decoded: FromPeer = decode(message, Joined, Report, Complaint, Failed)
     return replace(decoded, address=(host, decoded.address[1])) if isinstance(decoded, Joined) else decoded
 
@@ -97,30 +97,33 @@ def decode_from_tracker(message: Mapping[str, object]) -> FromTracker:
 
 @cache
 def _fields(kind: Any) -> list[tuple[str, Check]]:
-    return [(name, _check(of)) for name, of in get_type_hints(kind, include_extras=True).items()]
+    return [(name, _check(hint)) for name, hint in get_type_hints(kind, include_extras=True).items()]
 
 
 @cache
-def _check(of: Any) -> Check:
-    """Return a function that converts a JSON value to this type. It gets the value's name and raises WireError."""
-    if get_origin(of) is Annotated:
-        inner, bound = get_args(of)
+def _check(hint: Any) -> Check:
+    """Return a function that converts a JSON value to the type of a hint.
+
+    The function takes the value and its name. It raises WireError.
+    """
+    if get_origin(hint) is Annotated:
+        inner, bound = get_args(hint)
         return _bounded(_check(inner), bound)
-    if get_origin(of) is tuple:
-        types = get_args(of)
+    if get_origin(hint) is tuple:
+        types = get_args(hint)
         if types[1:] == (...,):
             each = _check(types[0])
             return lambda value, name: tuple([each(item, name) for item in _list(value, name)])
         return _row(tuple, [_check(item) for item in types])
-    if of is bytes:
+    if hint is bytes:
         return _bytes
-    if hasattr(of, "__dataclass_fields__"):
-        checks = [check for _, check in _fields(of)]
-        return _row(lambda values: of(*values), checks)
+    if hasattr(hint, "__dataclass_fields__"):
+        checks = [check for _, check in _fields(hint)]
+        return _row(lambda values: hint(*values), checks)
 
     def plain(value: object, name: str) -> object:
-        if type(value) is not of:
-            raise WireError(f"{name} is not of type {of.__name__}")
+        if type(value) is not hint:
+            raise WireError(f"{name} is not of type {hint.__name__}")
         return value
 
     return plain

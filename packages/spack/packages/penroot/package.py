@@ -10,7 +10,7 @@ from spack_repo.builtin.build_systems.generic import Package
 from spack.package import *
 
 
-# The archive of each machine.
+# The checksum of each machine's archive.
 CHECKSUMS = {
     # @CHECKSUMS@
 }
