@@ -99,14 +99,10 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 	return fd;
 }
 
-<<<<<<< HEAD
 /*
- * fork(2) with `flags`, for a process of one thread: the C library does not notice. With CLONE_PARENT, the parent gets
- * the signal that this process sends.
+ * fork(2) with `flags`. Only a process with a single thread may call this: the C library does not notice the fork. With
+ * CLONE_PARENT, the child's parent gets the same signal as for this process.
  */
-=======
-/* fork(2) with `flags`. Only a process with a single thread may call this: the C library does not notice the fork. */
->>>>>>> en5
 static inline int linux_clone3(uint64_t flags)
 {
 	struct {
