@@ -25,6 +25,8 @@ _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
 _ROOT_BYTES = 256  # number of bytes to read from mountinfo at a time
 _MAX_READS = 100  # repetitions for a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # fuseoverlay.py puts this before the path
+_BATCH = "4294967291"
+STEPS = {_BATCH: "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP of slurm.h
 
 
 class Process:
@@ -204,10 +206,12 @@ def find(target: str, settings: Settings) -> int:
     if member := _of_record(target, settings) or _named(target, settings):
         return member
     for process in running(settings):
-        if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
+        if process.name in (target, f"pyxis_{target}"):
             if process.name == target and not target.startswith("pyxis_"):  # no hint for a step: it would remain
                 named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
+    if member := _of_job(target, settings):
+        return member
     if pid:
         return pid  # joining.Joined reports the error
     raise ContainerError(
@@ -251,15 +255,20 @@ def _named(name: str, settings: Settings) -> int:
     return next((pid for pid in pids if _other_container(pid, settings) == name), 0)
 
 
-def _of_job(pid: int, target: str) -> bool:
+def _of_job(target: str, settings: Settings) -> int:
+    """Return a process in a container of a Slurm JOBID[.STEPID], or 0. squeue has names for some steps: STEPS."""
     job, _, step = target.partition(".")
     if not job.isdecimal():
-        return False
-    try:
-        environ = of_process(pid)
-    except OSError:
-        return False
-    return environ.get("SLURM_JOB_ID") == job and step in ("", environ.get("SLURM_STEP_ID"))
+        return 0
+    for pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc")))):
+        try:
+            environ = of_process(pid)
+        except OSError:  # the process has ended, or belongs to another user
+            continue
+        own = environ.get("SLURM_STEP_ID", _BATCH)  # a batch script does not have the variable
+        if environ.get("SLURM_JOB_ID") == job and step in ("", own, STEPS.get(own)) and is_inside(pid, settings):
+            return pid
+    return 0
 
 
 def of_process(pid: int) -> dict[str, str]:

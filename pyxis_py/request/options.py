@@ -117,7 +117,7 @@ def file_name(text: str) -> str:
 
 def _path(text: str) -> str:
     if text.startswith(("~", "$")):
-        hint = f"write the path out; write ./{text} for a file of this name"
+        hint = f"write the full path; write ./{text} for a file of this name"
         raise ValueError(f"no shell has replaced the {text[0]}", hint)
     return bounded(text)
 

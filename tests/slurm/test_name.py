@@ -112,6 +112,27 @@ def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]
         assert lab.run(["penroot", "exec", f"pyxis_{step}", "printenv", "IMAGE_NAME"], node="n1").stdout == "minimal\n"
 
 
+def test_exec_enters_a_named_container_by_its_step(lab: Lab) -> None:
+    with step_of(lab, IMAGE, NAME) as step:
+        for target in (step, step.partition(".")[0]):
+            assert lab.run(["penroot", "exec", target, "printenv", "IMAGE_NAME"], node="n1").stdout == "minimal\n"
+    lab.run(["penroot", "remove", "-f", "pyxis_one"], node="n1")
+
+
+def test_exec_enters_the_container_of_a_batch_script(lab: Lab) -> None:
+    script = "#!/bin/sh\ncd /home/alice\nenv > up\nuntil [ -e over ]; do sleep 0.05; done\n"
+    job = lab.run(["sbatch", "--parsable", "-w", "n1", IMAGE, "--container-mount-home"],
+                  input=script).stdout.strip()  # fmt: skip
+    try:
+        until(lambda: lab.run("test -s up", check=False).returncode == 0, "the script runs")
+        out = lab.run(["penroot", "exec", f"{job}.batch", "printenv", "IMAGE_NAME"], node="n1").stdout
+        assert out == "minimal\n"
+    finally:
+        lab.run("touch over")
+        until(lambda: not lab.run(["squeue", "-h", "-j", job], check=False).stdout, "the job ends")
+        lab.run("rm -f over up slurm-*.out")
+
+
 @pytest.mark.parity("an unnamed container is removed with the last step")
 def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")

@@ -78,7 +78,7 @@ def test_variable_can_request_a_file() -> None:
         ("workdir /x", "--environment=it: neither the file nor its bases name", "container-image"),
         ("image ", "it.toml:1: image= needs a value", "for example image="),
         ("image a b", "it.toml:1: image=a b: has characters", "for example image=ubuntu"),
-        ("image a\nworkdir ~/x", "it.toml:2: workdir=~/x: no shell has replaced the ~", "write the path out"),
+        ("image a\nworkdir ~/x", "it.toml:2: workdir=~/x: no shell has replaced the ~", "write the full path"),
         ("image a\nmounts a:/b", "it.toml:2: mounts: the source 'a' is neither a path", "./a"),
         ("image a\nmounts :/b", "it.toml:2: mounts: the source is empty", "for example mounts = ["),
         ("image a\nmounts /a:b", "it.toml:2: mounts: the target 'b' is not an absolute path", "/a:/PATH"),

@@ -19,6 +19,7 @@ from enroot_py.base import log, trusted
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import namespaces
+from enroot_py.runtime.processes import STEPS
 from pyxis_py.admin import plugstack
 from pyxis_py.features.ssh.joined import Inside, Nursery
 from pyxis_py.features.ssh.sshsession import JobServer, copy
@@ -28,7 +29,6 @@ from pyxis_py.node.running import Notes, RunningContainers
 from pyxis_py.request import settings
 
 _DROPPED = re.compile("LANG|LANGUAGE|LC_.*|PWD|SHLVL|SLURM_JOB_NAME")  # they describe srun, not the container
-_STEPS = {"4294967291": "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP of slurm.h
 
 
 def serve(job: int, container: str, keys: str) -> NoReturn:
@@ -145,7 +145,7 @@ def _first_step(container: tuple[str, list[str]]) -> int:
 def _label(job: int, step: str) -> str:
     """Return the name of a step in squeue, or "" for a step of another job."""
     owner, _, number = step.partition(".")
-    return _STEPS.get(number, number) if owner == str(job) else ""
+    return STEPS.get(number, number) if owner == str(job) else ""
 
 
 def _names(job: int, container: str) -> tuple[str, ...]:
