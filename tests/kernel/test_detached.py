@@ -216,7 +216,7 @@ def test_process_outside_of_containers_is_not_stopped(user: User) -> None:
     with user.running("sleep", "600") as outside:
         assert "not in a container" in user.penroot("stop", str(outside.pid), status=125).stderr
         assert outside.poll() is None
-    assert "not in a container" in user.penroot("stop", "1", status=125).stderr
+    assert "not in one of your containers" in user.penroot("stop", "1", status=125).stderr
 
 
 @pytest.mark.parity("logs --follow")
