@@ -29,6 +29,11 @@ WHEELS_FOR = "manylinux_2_34"
 CONSTRAINTS = PROJECT / "packages/constraints.txt"
 FLAGS = "-O2 -g0 -fPIC -ffile-prefix-map={source}=. -Wl,--build-id=none"
 DOC = "usr/share/doc/penroot"
+# Pages outside docs/ to which pages of docs/ link, at the same relative paths.
+PAGES = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "hooks/README.md"),
+    *("packages/README.md", "packages/ansible/README.md", "c_shims/programs/README.md", "c_shims/spank/README.md"),
+)
 
 
 def checkout(to: Path) -> None:
@@ -171,14 +176,15 @@ def install_programs(source: Path, to: Path, modules: Path) -> None:
 
 
 def documents(source: Path, to: Path) -> None:
-    """Install licences, SBOM, README, changelog and docs/."""
+    """Install licences, SBOM, PAGES, docs/ and examples/."""
     from packages import sbom
 
     put(to / DOC / "copyright", sbom.copyright().encode())
     put(to / DOC / "sbom.cdx.json", sbom.text().encode())
-    for name in ("README.md", "CHANGELOG.md"):
+    for name in PAGES:
         put(to / DOC / name, (source / name).read_bytes())
-    shutil.copytree(source / "docs", to / DOC / "docs")
+    for name in ("docs", "examples"):
+        shutil.copytree(source / name, to / DOC / name)
 
 
 def build(work: Path) -> Path:

@@ -254,6 +254,7 @@ class HttpClient:
     def once(self, method: str, address: Address, headers: Mapping[str, str], body: bytes | None = None) -> Response:
         """Send a request without following redirects."""
         settings = self._settings
+        began = time.monotonic()
         try:
             response = self._connections.pool(address).request(
                 method,
@@ -281,7 +282,9 @@ class HttpClient:
         except exceptions.HTTPError as e:  # a timeout, a closed connection, or a response that is not HTTP
             raise self._transient(address, e) from e
         self._on_progress(False)
-        return Response(response, address)
+        answered = Response(response, address)
+        log.debug(f"{method} {answered.address}: {answered.status} after {time.monotonic() - began:.3f} s")
+        return answered
 
     def is_own(self, address: Address) -> bool:
         return self._connections.is_own(address)

@@ -159,11 +159,14 @@ def at_once(reference: Reference, base: str, settings: Settings) -> str:
     if scheme == "http" and not site.may_be_plain(host, settings) or scheme not in ("http", "https"):
         return ""
 
+    path = reference.manifest_path()
+    began = time.monotonic()
     try:
-        status, headers = _head(host, reference.manifest_path(), scheme == "https", settings.connect_timeout or None)
+        status, headers = _head(host, path, scheme == "https", settings.connect_timeout or None)
     except (OSError, ValueError) as e:
         log.debug(f"{host}: {e}; trying the full client")
         return ""
+    log.debug(f"HEAD {base}{path}: {status} after {time.monotonic() - began:.3f} s")
     digest = headers.get("docker-content-digest", "") if status == 200 else ""
     return digest if is_digest(digest) else ""
 

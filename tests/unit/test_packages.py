@@ -14,12 +14,14 @@ import yaml
 from enroot_py import __version__
 from enroot_py.base import making
 from enroot_py.config.words import base_directories
-from packages import deb, description, place, recipes, rpm, tarball, tree, vendored
+from packages import deb, description, place, recipes, rpm, sbom, tarball, tree, vendored
 from packages.description import MAIN, NAMES, PACKAGES, PLUGIN, SIGNATURES, SSH
 from packages.place import PackageError
 from packages.target import TARGETS, target
 from pyxis_py.admin import prebuilt
 from pyxis_py.request import settings
+from tests.docs import MADE
+from tests.unit.test_docs import links
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +39,20 @@ def test_each_file_is_of_one_package() -> None:
         "usr/bin/pyxis-py": MAIN,
     }
     assert {path: description.owner(path) for path in owners} == owners
+
+
+def test_links_of_shipped_pages_lead_to_shipped_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Except links to the source: tests, and the code of a plugin for a later Slurm."""
+    monkeypatch.setattr(sbom, "text", str)  # it would cache the time of this commit for other tests
+    tree.documents(ROOT, tmp_path)
+    top = tmp_path / tree.DOC
+    pages = [path for path in top.rglob("*.md") if (top / MADE.relative_to(ROOT)) not in path.parents]
+    assert len(pages) > 50
+    targets = [(path, target.partition("#")[0]) for path in pages for target in links(path)]
+    missing = {(path.parent / target).resolve().relative_to(top) for path, target in targets}
+    missing = {path for path in missing if not (top / path).exists()}
+    assert {path.parts[0] for path in missing} <= {"tests", "c_shims"} and len(missing) > 50
+    assert {path for path in missing if path.parts[0] == "c_shims"} == {Path("c_shims/runtime/penroot.c")}
 
 
 def test_vendored_packages_are_the_declared_ones_with_hashes() -> None:
