@@ -161,12 +161,11 @@ class Plan:
             return
         self._settings(host)
         if not self.settings.policies and not self.settings.is_extended:
+            self._state = _state(image) if is_file else ()  # before _find(): a link may change
             source = self._find()
             self._describe(throwaway.over(source, "later") if self.is_writable else source)
             self._site = enter.prepare(self.start)
-        if self.is_served:
-            self._state = _state(image)
-        elif self._site is not None:
+        if self._site is not None and not self.start.is_served:
             self.flags = NAMESPACES
 
     @property

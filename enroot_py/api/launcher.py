@@ -19,6 +19,7 @@ import resource
 import select
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 
 from enroot_py.api import children
@@ -78,6 +79,8 @@ class Launcher:
         self._plan: children.Plan | None = None  # of the last start
         self._last_line, self._plan_until = b"", 0.0
         self._zygote: Zygote | None = None  # of the plan's image
+        self._mounts = select.poll()
+        self._mounts.register(os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC), select.POLLPRI)
         self._can_clone = children.can_clone()
         self._has_swept = False  # whether leftovers of killed launchers are removed
 
@@ -88,7 +91,7 @@ class Launcher:
             poll.register(fd, select.POLLIN)
         while True:
             ready = [fd for fd, _ in poll.poll(1000 * _PLAN_S if self._plan else None)]
-            if not ready:
+            if self._plan is not None and time.monotonic() > self._plan_until:
                 self._forget_plan()
             if self._wakeup in ready:
                 os.read(self._wakeup, _PACKET_BYTES)
@@ -154,7 +157,8 @@ class Launcher:
         """Return the plan of a start. If the request equals the last one, reuse the last plan for a short time."""
         if self._plan is not None and line == self._last_line and self._is_valid(self._plan):
             if self._plan.is_served and self._zygote is None:
-                self._zygote = Zygote(self._plan, self._tools)
+                with suppress(OSError):  # no process or descriptor is left for a zygote
+                    self._zygote = Zygote(self._plan, self._tools)
         else:
             self._forget_plan()
             request = children.take_environment(decoded(line))
@@ -166,7 +170,8 @@ class Launcher:
         return self._plan
 
     def _is_valid(self, plan: children.Plan) -> bool:
-        return time.monotonic() <= self._plan_until and plan.is_current()
+        has_same_mounts = not self._mounts.poll(0)  # proc_pid_mounts(5)
+        return time.monotonic() <= self._plan_until and plan.is_current() and has_same_mounts
 
     def _forget_plan(self) -> None:
         if self._plan is not None:
@@ -293,6 +298,8 @@ class Launcher:
 
     def _ended(self, pid: int, status: int) -> None:
         self._hear()  # a child reports before it ends
+        if self._zygote is not None and self._zygote.pid == pid:
+            self._zygote.pid = 0
         if (program := self._programs.pop(pid, None)) is not None:
             socket = self._statuses.pop(program)
             self._clear(self._held.pop(program, None), [socket], partial(send_status, socket, status))

@@ -41,15 +41,15 @@ class Entry:
     ``pidfd`` is the running server, ``lock`` the descriptor that a new server must inherit. Each may be -1.
     """
 
-    __slots__ = ("key", "lock", "pidfd", "_device")
+    __slots__ = ("key", "lock", "pid", "pidfd", "_device")
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.lock = self.pidfd = self._device = -1
+        self.lock = self.pid = self.pidfd = self._device = -1
 
-    def set_server(self, pidfd: int, device: int) -> None:
+    def set_server(self, pid: int, pidfd: int, device: int) -> None:
         """Set the running server, and the number of its descriptor of /dev/fuse."""
-        self.pidfd, self._device = pidfd, device
+        self.pid, self.pidfd, self._device = pid, pidfd, device
 
     def enter(self) -> bool:
         """Enter the user namespace of the server. Return False if no server runs."""
@@ -165,7 +165,7 @@ def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
                 device = -1 if stat.is_stopped else _device(pid, state)
                 pidfd_send_signal(pidfd, 0)  # raises if the PID now belongs to a later process
                 if device >= 0:
-                    entry.set_server(pidfd.keep(), device)
+                    entry.set_server(pid, pidfd.keep(), device)
                 return False
         except OSError:  # the process has ended, or belongs to another user
             continue

@@ -20,6 +20,8 @@ TOKEN = '{"registry.example": "Bearer ' + random.Random(1).randbytes(300).hex() 
 MANIFEST, CONFIG = (random.Random(seed).randbytes(2000).hex().encode() for seed in (2, 3))
 _PIECE = 12  # equal bytes in a row that are no coincidence
 _ALL = 3  # ETH_P_ALL, if_ether.h
+_SO_RCVBUFFORCE = 33  # socket(7)
+_BUFFER_BYTES = 64 << 20  # more than all packets: none is lost
 
 
 class Private(Host):
@@ -33,6 +35,7 @@ class Capture:
 
     def __init__(self) -> None:
         self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
+        self._sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         self._sock.bind(("lo", 0))
         self._sock.settimeout(1)
         self._ended = threading.Event()

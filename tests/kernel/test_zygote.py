@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 from pathlib import Path
 
@@ -155,3 +156,78 @@ def test_programs_of_a_zygote_inherit_no_descriptor(user: User, rootfs: Path, im
         """,
     )
     assert set(lines) == {"b'/dev/null\\n'"}
+
+
+def test_stopped_zygote_holds_up_no_start(user: User, rootfs: Path, image: Path) -> None:
+    lines = zygote(
+        user,
+        image,
+        """
+        with enroot_py.Container(image):
+            run_by_zygote(image).join()
+            for pid in zygotes():
+                os.kill(pid, signal.SIGSTOP)
+            print(enroot_py.run(image, ["true"], timeout=60).returncode)
+        """,
+    )
+    assert lines == ["0"]
+    nothing_is_left(user)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "os.getpid()"])
+def test_stopped_zygote_ends_with_the_launcher(user: User, rootfs: Path, image: Path, victim: str) -> None:
+    zygote_of_launcher = f"""
+        box = enroot_py.Container(image)
+        run_by_zygote(image).join()
+        launcher = client.launcher()._process.pid
+        for pid in zygotes():
+            os.kill(pid, signal.SIGSTOP)
+        os.kill({victim}, signal.SIGKILL)
+        os._exit(0)
+        """
+    text = f"image = {str(image)!r}\n{HEAD}{textwrap.dedent(zygote_of_launcher)}"
+    python(user, text, status=0 if victim == "launcher" else -signal.SIGKILL)
+    nothing_is_left(user)
+
+
+def test_link_that_changes_leads_to_its_new_image(user: User, rootfs: Path, image: Path) -> None:
+    (rootfs / "etc/environment").write_text("NEW=yes\n")
+    user.own(pack(rootfs, user.home / "new.sqsh"))
+    lines = zygote(
+        user,
+        image,
+        """
+        link = os.path.dirname(image) + "/link"
+        def switch():
+            time.sleep(0.001 * number)
+            os.symlink("new.sqsh", link + ".new")
+            os.rename(link + ".new", link)
+        for number in range(6):
+            os.symlink("box.sqsh", link + ".old")
+            os.rename(link + ".old", link)
+            time.sleep(0.6)
+            thread = threading.Thread(target=switch)
+            thread.start()
+            enroot_py.run(link, ["true"])
+            thread.join()
+            print(*{enroot_py.run(link, ["cat", "/etc/environment"], stdout=PIPE).stdout for _ in range(3)})
+        """,
+    )
+    assert lines == ["b'NEW=yes\\n'"] * 6
+
+
+def test_zygote_ends_while_the_launcher_is_busy(user: User, rootfs: Path, image: Path) -> None:
+    lines = zygote(
+        user,
+        image,
+        """
+        other, box = enroot_py.Container("box"), enroot_py.Container(image)
+        run_by_zygote(image).join()
+        box.close()
+        end = time.monotonic() + 60
+        while zygotes() and time.monotonic() < end:
+            other.run(["true"])
+        print(len(zygotes()))
+        """,
+    )
+    assert lines == ["0"]
