@@ -37,14 +37,14 @@ class _Limit:
 def prepare(settings: Settings) -> None:
     """Move this process into a group with the limits of the settings, if there are any.
 
-    May execute the command again, in a systemd scope. Raises ContainerError.
+    If systemd makes the group, execute the command again in a scope. Raises ContainerError.
     """
     limits = _limits(LimitSettings(settings))
     if not limits:
         return
     origin = next(settings.origin(row) for row in SETTINGS.values() if settings.text(row) not in ("", "0"))
     group = _own_group()
-    if group and os.path.basename(group).startswith(f"{_PREFIX}{os.getpid()}-"):  # systemd has executed this command
+    if group and os.path.basename(group).startswith(f"{_PREFIX}{os.getpid()}-"):  # this is the second execution
         _check(group, limits, origin)
         return
     is_in_job = "SLURM_JOB_ID" in os.environ
@@ -60,7 +60,7 @@ def prepare(settings: Settings) -> None:
 
 def _limits(settings: LimitSettings) -> list[_Limit]:
     limits = []
-    if memory := settings.limit_memory // _PAGE_BYTES * _PAGE_BYTES:  # whole pages, as the kernel rounds it
+    if memory := settings.limit_memory // _PAGE_BYTES * _PAGE_BYTES:  # round down to pages, as the kernel does
         limits.append(_Limit("memory", str(memory), f"MemoryMax={memory}", "MemorySwapMax=0"))
     if cpus := settings.limit_cpus:
         limits.append(_Limit("cpu", f"{round(cpus * _PERIOD_US)} {_PERIOD_US}", f"CPUQuota={cpus * 100:g}%"))
@@ -101,7 +101,7 @@ def _check(group: str, limits: list[_Limit], origin: str) -> None:
 
 
 def _delegated(group: str, controllers: set[str], *, is_in_job: bool) -> str:
-    """Return the nearest group above ``group`` in which the user may make groups, or "".
+    """Return the nearest group above ``group`` in which the user may make groups with ``controllers``, or "".
 
     Root in a job gets "": root could also make the group outside of the job's group, and so leave the job.
     """
@@ -135,7 +135,7 @@ def _create(parent: str, limits: list[_Limit], origin: str) -> None:
 def _remove(group: str) -> None:
     try:
         os.rmdir(group)
-    except OSError:  # a container is running in it
+    except OSError:  # a container is running in the group, or the group does not exist
         return
 
 

@@ -93,7 +93,7 @@ def _write(path: str, before: str, text: str) -> None:
 
 
 def _check(locked: LockFile, current: _Digests) -> None:
-    """Print the tags that have moved. Raises PenrootError if there are any."""
+    """Print the tags that have moved or have no digest in the file. Raises PenrootError if there are any."""
     moved = [(text, digest, old) for name, (text, digest) in current.items() if (old := locked.digest(name)) != digest]
     for text, digest, old in moved:
         click.echo(f"{text} is {digest}, " + (f"but locked to {old}" if old else "but has no digest in the file"))
