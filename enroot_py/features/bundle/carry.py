@@ -173,7 +173,7 @@ def _source(module: str) -> bytes:
 
 
 def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
-    """Yield the modules that a source imports at load time. With ``everything``, also yield imports within functions."""
+    """Yield the modules that a source imports at load time. With ``everything``, also yield those of its functions."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -26,7 +26,7 @@ def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
 
 
 def _read_at_submission(job: Job, name: str, origin: str) -> Environment:
-    """Read a file for srun, sbatch or salloc. In a batch job, use the content that sbatch has read.
+    """Read a file for srun, sbatch or salloc. In a job, srun uses the same file's content at the submission of the job.
 
     Raises UsageError, ConfigError.
     """

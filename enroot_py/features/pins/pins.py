@@ -181,7 +181,7 @@ def _lock_name(job: Job, request: Request) -> tuple[str, str]:
 
 
 def _lock(job: Job, request: Request) -> LockFile | None:
-    """Return the lock file. In a job, use the content of the same file at submission. Raises UsageError, ConfigError."""
+    """Return the lock file. In a job, use the same file's content at submission. Raises UsageError, ConfigError."""
     name, origin = _lock_name(job, request)
     if not name:
         return None
@@ -189,7 +189,7 @@ def _lock(job: Job, request: Request) -> LockFile | None:
         raise UsageError(f"{request.origins['pin']} and {origin} contradict each other", hint="give only one of them")
     path = files.path_in(job.cwd, name)
     carried = _carried(job)
-    # If a script has changed its directory, the same name means another file. On a node, the file can be missing.
+    # If a script has changed its directory, the name can mean another file. On a node, the file can be missing.
     if carried.lock and carried.name == name and (carried.lock.path == path or not os.path.exists(path)):
         return carried.lock
     return lockfile.read(path)

@@ -2,7 +2,7 @@
 
 ``bin`` has a link to ``launch`` for each program. ``launch``, a static program, starts the program of the same name in
 ``node/bin`` with the node's loader and only the node's libraries. Of the image's files, only /etc/passwd changes: it
-gets the users that Slurm runs as, and the caller. This module is imported only if Slurm is requested.
+gets the users that Slurm runs as, and at a start the caller. This module is imported only if Slurm is requested.
 """
 
 from __future__ import annotations
