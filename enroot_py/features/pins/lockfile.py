@@ -50,7 +50,7 @@ class LockFile(Frozen):
         return next((locked.digest for locked in self.images if str(locked.image) == name), "")
 
     def pin(self, image: Reference) -> Pin | None:
-        """Return the digest of a tag, or None if ``image`` has a digest. Raises ConfigError if the file has none for it."""
+        """Return the digest of a tag, or None for an image with a digest. Raises ConfigError for an unknown digest."""
         if image.digest:
             return None
         # Compare canonical names: they do not contain the user.

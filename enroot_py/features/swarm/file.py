@@ -33,7 +33,7 @@ class FileSource(SwarmClient):
         self._descriptor: int | None = None  # of the file
 
     def size(self) -> int:
-        """Ask the tracker for the size of the file. Raises ImageError if it cannot be reached."""
+        """Ask the tracker for the size of the file. Raises ImageError if the tracker cannot be reached."""
         self.join()
         if self._hint:
             raise ImageError(f"{self._name}: {os.uname().nodename}: {self._reason}", hint=self._hint)
@@ -96,7 +96,7 @@ class FileSource(SwarmClient):
         return self._no_more(start)
 
     def _no_more(self, offset: int) -> NoReturn:
-        """Raise ImageError: only the seed has the file, so nothing can replace the missing bytes."""
+        """Raise ImageError: no registry has the file, so nothing can replace the missing bytes."""
         host = f"srun's host {self._invitation.host}"
         if not offset:
             hint = "let nodes connect to a second port of srun's host too (in SrunPortRange, if slurm.conf sets it)"

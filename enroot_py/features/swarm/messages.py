@@ -38,7 +38,7 @@ REPORT_INTERVAL_S = 1.0  # between two reports of a peer that fetches from the r
 
 
 def report_interval(nodes: int) -> float:
-    """Return the seconds between two reports of any other peer: the tracker handles a thousand reports a second."""
+    """Return the seconds between reports of a peer that fetches nothing: the tracker handles a thousand a second."""
     return REPORT_INTERVAL_S * max(1.0, nodes / 1000)
 
 

@@ -52,7 +52,7 @@ class Display:
                 self._line(self._state(progress()))
 
     def end(self) -> None:
-        """Clear the line on the terminal, if the last one was to be rewritten."""
+        """Clear the progress bar on the terminal, if it is the last line."""
         if self._rewriting:
             self._write("\r\x1b[K")
 

@@ -301,7 +301,7 @@ class Tracker:
             self._reroute(node)
 
     def _can_relay(self, peer: PeerState) -> bool:
-        """Check whether a peer lacks at least half of all bytes. A relay downloads the other half for its children."""
+        """Check whether a peer lacks at least half of all bytes. A relay downloads all bytes, for its children."""
         return 2 * sum(self._sizes[blob] for blob in peer.lacks) >= self._fetchers.size
 
     def _report(self, node: int, peer: PeerState, report: Report) -> None:
