@@ -112,7 +112,7 @@ class WorkDirectory:
             if e.errno != errno.EBUSY:
                 log.warn(f"cannot delete {self.path}: {e.strerror}")
                 return
-            linux.umount2(f"{self.path}/{_SCRATCH}", linux.MNT_DETACH)  # a start has failed after this mount
+            linux.umount2(f"{self.path}/{_SCRATCH}", linux.MNT_DETACH)  # still mounted, because a start has failed
             _remove(self._parent, self._name)
 
     def sweep(self) -> None:

@@ -28,7 +28,7 @@ else:
 
 _MAX_FILE_BYTES = 64 << 10
 _MAX_BASE_LEVELS = 10  # of base_environment
-# Files read, and trailing commas ignored: each comma costs another parse of the file.
+# The number of files to read, and of trailing commas to ignore in a file: each comma costs another parse.
 _MAX_FILES_OR_COMMAS = 100
 # The number of characters that _lines() parses again: it tries each line with a closing bracket or quotes as the end
 # of a statement.

@@ -84,7 +84,7 @@ def _manager() -> list[str]:
 
 
 def _execute_again(manager: list[str], limits: list[_Limit]) -> NoReturn:
-    """Execute this command in a scope, which keeps the PID, the descriptors and the environment."""
+    """Execute this command again, in a scope. It keeps its PID, descriptors and environment."""
     unit = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
     words = [_SYSTEMD_RUN, *manager, "--scope", "--quiet", "--collect", f"--unit={unit}"]
     words += [f"--property={text}" for limit in limits for text in limit.properties]

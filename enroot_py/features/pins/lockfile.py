@@ -1,6 +1,6 @@
 """Lock files: the digest of each tag, shared by a team.
 
-Each image has a line, so that two branches of a repository merge, and an error can name the line:
+Each image has its own line: two branches of a repository can be merged, and an error can name the line. Example:
 
     version 1
     nvcr.io#nvidia/pytorch:24.05-py3 sha256:…

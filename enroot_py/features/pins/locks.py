@@ -41,7 +41,7 @@ def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
 
 
 def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
-    """Return the text and the images of a lock file. With ``makes``, a missing file is empty. Raises ConfigError."""
+    """Return text and images of a lock file. With ``makes``, a missing file counts as empty. Raises ConfigError."""
     text = lockfile.content(path) if os.path.lexists(path) or not makes else lockfile.HEADER + "\n"
     return text, lockfile.parse(path, text)
 

@@ -158,7 +158,7 @@ class SwarmClient(TrackerClient):
 
     def _run_forked_peer(self, pipe: int) -> None:
         assert self._spool and self._loop and self._tracker
-        # Close the locks of the store, and pipes whose end other processes wait for.
+        # Close the locks of the store, and the pipes on which other processes wait for an end of file.
         close_others({pipe, self._tracker.fileno(), self._loop.fileno(), 0, 1, 2, *self._spool.descriptors})
         self.peer().run()
 

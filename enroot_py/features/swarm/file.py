@@ -23,7 +23,7 @@ from enroot_py.registry.sources import Blob
 class FileSource(SwarmClient):
     """The file ``name`` with a digest. ``path`` is its present or future path on this node."""
 
-    RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # more tries than for an image: no other host has the file
+    RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # more tries than for an image: no registry has the file
 
     def __init__(self, invitation: Invitation, digest: str, name: str, path: str) -> None:
         super().__init__(invitation)

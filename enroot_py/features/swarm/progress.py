@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TERMINAL_INTERVAL_S = 0.2
 _LINE_INTERVAL_S = 10.0
-_SILENT_S = 1.0  # show nothing before this time: most images are small
+_SILENT_S = 1.0  # show nothing before this time: small images need no progress line
 
 
 class Display:

@@ -88,9 +88,9 @@ def _download(source: FileSource, name: str, digest: str, directory: str, root: 
 
 
 def _reserve(fd: int, size: int, root: str) -> None:
-    """Notice a full disk before any byte is sent: reserve the space, or on a network file system only compare it.
+    """Reserve the space for a file, to notice a full disk before any byte is sent. Raises OSError.
 
-    Raises OSError.
+    On a network file system, only compare the size with the free space.
     """
     if filesystems.kind(root) not in filesystems.NETWORK:  # on a network file system, libc would write to each block
         os.posix_fallocate(fd, 0, size)

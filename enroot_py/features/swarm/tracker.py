@@ -42,7 +42,8 @@ Messages = list[tuple[int, FromTracker]]
 class Tracker:
     """The state of one swarm. ``sizes`` are the sizes of the blobs. The step has ``nodes`` nodes.
 
-    ``ready`` lists the nodes that already have every blob. With ``seed_only``, only the seed has them.
+    ``ready`` lists the nodes that already have every blob. With ``seed_only``, there is no registry: the seed has every
+    blob.
     """
 
     def __init__(self, sizes: Sequence[int], nodes: int, ready: Iterable[int] = (), seed_only: bool = False) -> None:

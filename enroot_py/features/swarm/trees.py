@@ -83,7 +83,7 @@ class Forest:
             self._build(tree, tree_relays, [*tree_relays, *others, *leaves])
 
     def _build(self, tree: BlobTree, relays: Sequence[int], nodes: Sequence[int]) -> None:
-        """Attach nodes, which begin with the relays. All relays get about the same number of children."""
+        """Attach ``nodes``, the first of which are the ``relays``. All relays get about the same number of children."""
         each = -(-(len(nodes) - 1) // max(len(relays), 1))
         parents = (relay for relay in relays for _ in range(each))
         for position, node in enumerate(nodes):

@@ -1,6 +1,6 @@
 """Check an image against the policies of the site and the user, before it is unpacked and at each use.
 
-Beside each image, the store keeps the signatures by which the image was admitted. Each use verifies them again with
+Beside an image, the store keeps the signatures by which the image was admitted. Each use verifies them again with
 the current rules and keys, so forged signatures in the store are harmless. Only if they are insufficient, the registry
 is asked again.
 """

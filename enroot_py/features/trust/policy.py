@@ -81,7 +81,7 @@ class Requirement:
     where: str
     keys: tuple[KeySource, ...] = ()
     identity: Identity = field(default_factory=Identity)
-    unsupported: str = ""  # evidence that it requires and that penroot cannot check
+    unsupported: str = ""  # evidence that the requirement needs, but penroot cannot check
     fulcio: Fulcio | None = None
     rekor: tuple[KeySource, ...] = ()  # keys of the log that must contain the signature
 
