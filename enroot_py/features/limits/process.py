@@ -1,6 +1,6 @@
 """Move a start into a private control group with limits: cgroups(7), admin-guide/cgroup-v2, systemd-run(1).
 
-systemd makes the group, as a scope of the user. A scope would take the process out of a Slurm job. So in a job, or
+systemd makes the group, as a scope. A scope would take the process out of a Slurm job. So in a job, or
 without systemd, this module makes the group within a group that was delegated to the user.
 """
 
@@ -75,7 +75,7 @@ def _own_group() -> str:
 
 
 def _manager() -> list[str]:
-    """Return the options of systemd-run for the user's service manager, or an empty list if it does not run."""
+    """Return the options of systemd-run for the service manager of the user or root, or [] if it does not run."""
     uid = os.geteuid()
     directory = "/run" if uid == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     if not os.path.exists(f"{directory}/systemd/private") or not os.access(_SYSTEMD_RUN, os.X_OK):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DEVICE = "/dev/net/tun"
 _START_TIMEOUT_S = 20
-_RESOLVER = "169.254.1.1"  # a link-local address: pasta forwards DNS queries for it to the host's resolver
+_RESOLVER = "169.254.1.1"  # a link-local address, at which pasta receives DNS queries for the host's resolver
 _RESOLV_CONF = "/etc/resolv.conf"
 _ENVIRON = {"PATH": "/usr/bin:/bin"}
 # No port is forwarded unless it is published, and no address leads to the host's loopback.

@@ -181,7 +181,10 @@ def _lock_name(job: Job, request: Request) -> tuple[str, str]:
 
 
 def _lock(job: Job, request: Request) -> LockFile | None:
-    """Return the lock file. In a job, use the same file's content at submission. Raises UsageError, ConfigError."""
+    """Return the lock file. Raises UsageError, ConfigError.
+
+    In a job, use the content that the same file had at submission.
+    """
     name, origin = _lock_name(job, request)
     if not name:
         return None

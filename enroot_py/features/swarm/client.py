@@ -1,7 +1,7 @@
 """A node's side of a swarm: the node asks the tracker for an image or a file, then starts a peer in a forked process.
 
-When this node has every blob, the peer goes on uploading. The peer ends at the latest with the process
-that started it.
+When this node has every blob, the peer goes on uploading. The peer ends at the latest with the process that
+started it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Address = tuple[Annotated[str, IpAddress], Annotated[int, Within(1, 65535)]]  # 
 HostName = Annotated[str, Within(0, 64)]  # HOST_NAME_MAX, sysconf(3)
 Blobs = tuple[Number, ...]
 Bytes = tuple[Number, ...]  # by tree
-SEED = 0xFFFFFFFE  # the node number of the seed: a peer on the tracker's host that lacks nothing
+SEED = 0xFFFFFFFE  # the node number of the seed: a peer on the tracker's host that needs no blob for itself
 REPORT_INTERVAL_S = 1.0  # between two reports of a peer that fetches from the registry
 
 

@@ -67,7 +67,7 @@ class PeerProcess:
         return Joined(("", port), lacks, tuple(self._spool.complete), socket.gethostname())
 
     def run(self) -> None:
-        """Serve until no other node needs this node."""
+        """Serve until the peer ends: see the actions Leave and GiveUp."""
         try:
             self._loop.run()
         finally:
@@ -355,7 +355,7 @@ class _Child:
         self._connection.wake()
 
     def pieces_arrived(self, tree: int | None) -> None:
-        """More pieces of a tree are available, or if it is None, of any tree."""
+        """More pieces are available: of one tree, or of any tree if ``tree`` is None."""
         if tree is None or tree in self._wanted:
             self._connection.wake()
 
