@@ -200,9 +200,10 @@ def _loads(data: bytes) -> Evidence:
 
 
 def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None, *, by_importer: bool) -> None:
-    """Check an image at submission. The nodes always check it again. Raises PolicyError, ConfigError.
+    """Check an image at submission, or before the site's importer fetches it. Raises PolicyError, ConfigError.
 
-    ``pin`` is the digest of the tag for the job. With ``by_importer``, the site's importer verifies signatures.
+    The nodes check an image again after submission. ``pin`` is the digest of the tag for the job. With ``by_importer``,
+    the importer verifies signatures.
     """
     if by_importer:
         for rule in rules_for(name, settings):
