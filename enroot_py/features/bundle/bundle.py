@@ -2,7 +2,8 @@
 
 The file consists of a shell script, a tar.gz with Python and its modules (carry.py), and the unchanged squashfs image.
 The script, header.sh, unpacks the tar.gz and runs bundled.py. The host needs sh, mkdir, tar and gzip, and sha256sum if
-the bundle has a checksum. The image is mounted from the file if the host has /dev/fuse, else it is unpacked.
+the bundle has a checksum. If the bundle has squashfuse and the host has /dev/fuse, the image is mounted from the file.
+Otherwise it is unpacked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from enroot_py.features.bundle import carry
 from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
 COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}  # squashfs_fs.h
-_PORTABLE = ("gzip", "lz4", "zstd")  # every build of squashfuse and unsquashfs supports these
+_PORTABLE = ("gzip", "lz4", "zstd")  # common builds of squashfuse and unsquashfs support these
 _CONVERTED = "zstd"
 _ALIGNMENT_BYTES = 4096  # alignment of the image, so that a loop device can serve the image too
 _BLOCK_BYTES = 1 << 20
@@ -43,7 +44,7 @@ class Bundle:
     image: str
     settings: Settings
     output: str | None = None  # default: the image's name with .run
-    everything: bool = False  # include the user's configuration and ENROOT_* variables
+    everything: bool = False  # include the user's configuration, and changed settings except paths
     checksum: bool = False
     description: str = ""
     target: str | None = None  # directory for --keep; the bundle expands ${VAR} in it; default: the bundle's name
@@ -148,7 +149,7 @@ def _blocks(first: bytes, image: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _readable(image: str, settings: Settings) -> Iterator[str]:
-    """Yield an image that every squashfuse can serve: the same file, or a copy with another compression."""
+    """Yield an image with a compression in _PORTABLE: the same file, or a converted copy."""
     compression = _compression(image)
     if compression in _PORTABLE:
         yield image

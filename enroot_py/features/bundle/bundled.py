@@ -1,8 +1,8 @@
 """Run a bundle: parse its options and start its image as ``penroot start`` does.
 
 header.sh unpacks this Python into a directory and calls run(). run() removes the directory before the container's
-program begins, because everything needed from it is then in memory or mounted. If the image had to be unpacked there, a
-process outside the container removes the directory after the end of the container.
+program begins: by then, everything needed from the directory is in memory or mounted. If the image had to be unpacked
+there, a process outside the container removes the directory after the end of the container.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class WorkDirectory:
             if e.errno != errno.EBUSY:
                 log.warn(f"cannot delete {self.path}: {e.strerror}")
                 return
-            linux.umount2(f"{self.path}/{_SCRATCH}", linux.MNT_DETACH)  # a start has failed after this mount
+            linux.umount2(f"{self.path}/{_SCRATCH}", linux.MNT_DETACH)  # still mounted, because a start has failed
             _remove(self._parent, self._name)
 
     def sweep(self) -> None:

@@ -5,7 +5,7 @@
     libraries/  the loader and the shared libraries
     lib/        modules of the standard library that every start imports; Python finds lib/ beside programs/
     penroot/    penroot's modules, hooks and helper programs
-    rest.zip    other modules that a start can import, compressed, as unpacking takes most of a bundle's time
+    rest.zip    other modules that a start can import; they stay packed, as unpacking takes most of a bundle's time
 
 A module is included if a start can import it. Modules are bytecode without source, so a run compiles nothing.
 """
@@ -42,7 +42,7 @@ HELPERS = {
 _STATIC = ("penroot-follow",)
 # A start imports a feature's modules of these names.
 _SOCKETS = {"settings", "outside", "start", "recorder"}
-_LAZY_PACKAGES = ("base", "config", "runtime", "features")  # packages whose functions also import modules
+_LAZY_PACKAGES = ("base", "config", "runtime", "features")  # of these packages, imports within functions count too
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # imported by Python itself
 _OMITTED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # optional for Python, with large libraries
 _FOR_SITE_HOOKS = ("pwd", "grp", "fcntl", "json", "re", "subprocess")
@@ -173,7 +173,7 @@ def _source(module: str) -> bytes:
 
 
 def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
-    """Yield the modules that a source imports at load time. With ``everything``, also yield imports of functions."""
+    """Yield the modules that a source imports at load time. With ``everything``, also yield those of its functions."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -25,7 +25,7 @@ IFS= read -r id </proc/sys/kernel/random/uuid || fail "/proc is not mounted"
 [ ! -d /proc/self/fd/0 ] || exec </dev/null # Python refuses a directory
 hint='set ENROOT_TEMP_PATH to a directory that you own'
 
-# This run or a later run removes the directory. Its file "live" is open for writing while it is in use.
+# This run or a later run removes the directory. Its file "live" is open for writing while the directory is in use.
 work='' live=''
 clean() {
     [ -z "$work" ] || ! command -v rm >/dev/null || rm -rf "$work" 2>/dev/null || :

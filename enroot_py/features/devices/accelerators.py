@@ -306,7 +306,7 @@ class VendorPlan:
             known = ldcache.find(self.host.read("/etc/ld.so.cache"), self.vendor.libraries)
         except ldcache.DAMAGE:
             known = []
-        unversioned = self.vendor.main.endswith(".so")  # unlike libhsa-runtime64.so.1
+        unversioned = self.vendor.main.endswith(".so")  # the names have no version, unlike libhsa-runtime64.so.1
         for directory in self._directories():
             for name in self.host.list(directory):
                 is_soname = name.endswith(".so") if unversioned else len(name.rpartition(".so.")[2]) < 3

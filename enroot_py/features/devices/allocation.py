@@ -1,8 +1,8 @@
 """The GPUs that Slurm allocated to a step, from the environment of a task.
 
 SLURM_STEP_GPUS numbers the GPUs of the node in the order of gres.conf. The masks of a task, such as
-CUDA_VISIBLE_DEVICES, do the same, but with ConstrainDevices they number only the allocated GPUs. Sources: gres.conf(5),
-srun(1), Slurm's common_gres_set_env().
+CUDA_VISIBLE_DEVICES, number the GPUs of the node too, or with ConstrainDevices only the allocated GPUs. Sources:
+gres.conf(5), srun(1), Slurm's common_gres_set_env().
 """
 
 from __future__ import annotations

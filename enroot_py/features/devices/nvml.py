@@ -16,7 +16,7 @@ _NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND
 
 
 def mig_enabled(library: str, bus: str) -> bool:
-    """Check whether the GPU at a PCI address is in MIG mode. Raises HookError if NVML fails."""
+    """Check whether the GPU at a PCI address is in MIG mode. Raises HookError if NVML does not start or is too old."""
     with _started(library) as nvml:
         gpu, current, pending = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
         if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(gpu)):
@@ -26,7 +26,7 @@ def mig_enabled(library: str, bus: str) -> bool:
 
 
 def uuids(library: str) -> dict[int, str]:
-    """Return the UUIDs of GPUs by the minor numbers of their nodes. Raises HookError if NVML fails."""
+    """Return the UUIDs of GPUs by minor number. Raises HookError if NVML does not start or is too old."""
     count, by_minor = ctypes.c_uint(), {}
     with _started(library) as nvml:
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
@@ -43,7 +43,7 @@ def uuids(library: str) -> dict[int, str]:
 def mig_devices(library: str, bus: str) -> dict[int, tuple[str, int, int]]:
     """Return the MIG devices of the GPU at a PCI address: number -> (UUID, GPU instance, compute instance).
 
-    Empty if the GPU has no MIG mode. Raises HookError if NVML fails.
+    Empty if the GPU has no MIG mode. Raises HookError if NVML does not start or is too old.
     """
     with _started(library) as nvml:
         return _read(nvml, bus)

@@ -1,4 +1,4 @@
-"""The content of an environment file. edf_parser.py reads the file when a step is submitted.
+"""The content of an environment file. edf_parser.py reads the file: for a step, at submission.
 
 Nodes get the content with the step, as text, and need no access to the file. Source of the format: docs.cscs.ch, "EDF
 reference". Steps with an environment file wait for the import of this module, so it does not import re, and imports

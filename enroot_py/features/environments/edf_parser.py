@@ -28,9 +28,10 @@ else:
 
 _MAX_FILE_BYTES = 64 << 10
 _MAX_BASE_LEVELS = 10  # of base_environment
-# Files read, and trailing commas ignored: each comma costs another parse of the file.
+# The number of files to read, and of trailing commas to ignore in a file: each comma costs another parse.
 _MAX_FILES_OR_COMMAS = 100
-# Parsed again by _lines(), which tries each line with a closing bracket or quotes as the end of a statement.
+# The number of characters that _lines() parses again: it tries each line with a closing bracket or quotes as the end
+# of a statement.
 _MAX_REPARSED_CHARS = 1 << 20
 _SUFFIX = ".toml"
 
@@ -410,7 +411,7 @@ def _table_entries(key: str, table: dict[str, Any], locate: Callable[..., str]) 
 
 
 def _normalized(entry: FileEntry) -> FileEntry:
-    """Check an entry, whatever the values of its variables. In values of _BARE_NAME_KEYS, replace $NAME by ${NAME}.
+    """Check an entry without the values of its variables. In values of _BARE_NAME_KEYS, replace $NAME by ${NAME}.
 
     Raises ConfigError.
     """

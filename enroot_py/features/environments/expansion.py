@@ -1,4 +1,4 @@
-"""Expand variables in environment files. Supports bash's forms of ``${…}``, but runs no shell and no command.
+"""Expand variables in environment files. Supports most of bash's forms of ``${…}``, but runs no shell and no command.
 
 ``$$`` is a dollar sign. A ``$`` without braces is a dollar sign too, as at CSCS. Within braces, ``$NAME`` is a
 variable. Sources: docs.cscs.ch, "Environment variable expansion" and "Bash Expansion in EDFs"; bash(1), "Parameter

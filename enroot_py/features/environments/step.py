@@ -26,9 +26,9 @@ def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
 
 
 def _read_at_submission(job: Job, name: str, origin: str) -> Environment:
-    """Read a file for srun, sbatch or salloc. In a batch job, use the content that sbatch has read.
+    """Read a file for srun, sbatch or salloc.
 
-    Raises UsageError, ConfigError.
+    In a job, srun uses the content that the same file had at the submission of the job. Raises UsageError, ConfigError.
     """
     from enroot_py.config import files
     from enroot_py.features.environments import edf

@@ -39,7 +39,8 @@ _PLUGIN_DIRECTORIES = (
     *("/opt/aws-ofi-nccl/{variant}/lib", "/opt/aws-ofi-nccl/lib/{variant}", "/opt/aws-ofi-nccl/lib"),
     *(f"/opt/amazon/ofi-nccl/lib/{_MACHINE}-linux-gnu", "/opt/amazon/ofi-nccl/lib64", "/opt/amazon/ofi-nccl/lib"),
 )
-# Libraries that share private symbols with libibverbs. The symbols change with each release, so all are the host's.
+# Libraries that share private symbols with libibverbs. The symbols change with each release, so these libraries come
+# from the host if libibverbs does.
 _OF_VERBS = tuple(f"lib{name}.so.1" for name in ("rdmacm", "efa", "mlx4", "mlx5", "mana", "hns", "ibumad"))
 OF_LIBC = (
     *("libc", "libm", "libmvec", "libpthread", "libdl", "librt", "libutil", "libresolv", "libanl", "libnsl"),
@@ -73,7 +74,7 @@ class Want(Frozen):
 
 
 def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
-    """Return the requested parts. Annotations take precedence over settings. Raises HookError if one is invalid."""
+    """Return the requested parts. Annotations take precedence over settings. Raises HookError for an invalid value."""
     lines = host.get("PENROOT_ANNOTATIONS", "").split("\n")
     annotations = dict(line.split("=", 1) for line in lines if "=" in line)
     cxi, plugin = _flag(annotations, CXI), _flag(annotations, OFI_NCCL)
@@ -136,7 +137,7 @@ class FabricPart(Frozen):
 class Stock:
     """The network libraries of a host.
 
-    ``known`` has the dependencies by name, or None for a missing one. ``verbs`` are the drivers of libibverbs and the
+    ``known`` maps names to libraries, or to None if the host lacks one. ``verbs`` are the drivers of libibverbs and the
     libraries that use its private symbols, ``configured`` the drivers' configuration files.
     """
 
@@ -208,7 +209,7 @@ class Stock:
             try:
                 os.close(self._opened_file(real))
             except OSError:
-                continue  # the driver is not loaded
+                continue  # without this file, libibverbs does not load the driver
             self.configured.append(real)
 
     def _add_dependencies(self, libraries: list[HostLibrary]) -> None:

@@ -1,8 +1,9 @@
 """Check whether the host's network libraries fit an image, and add them to the container.
 
 The image's loader loads the host's library, so the image's C library must provide every symbol version that the
-library needs. A host library that replaces a library of the image must also provide all symbol versions of that
-library, since programs of the image may need them. Dependencies come from the image if the image has them.
+library needs. A host library that replaces a library of the image must also provide all public symbol versions of
+that library, since programs of the image may need them. Most dependencies come from the image if it has versions that
+fit; libraries of drivers and of UCX come from the host.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class ImageLibraries:
             pass  # the loader then searches only directories
 
     def copies(self, name: str) -> list[ImageLibrary]:
-        """Return all copies of a library in the image, starting with the copy that programs load."""
+        """Return up to _MAX_COPIES copies of a library in the image, starting with the copy that programs load."""
         if name not in self._copies:
             seen = [f"{directory}/{name}" for directory in self._first] + self._cached.get(name, [])
             seen += [f"{directory}/{name}" for directory in USUAL]
@@ -167,7 +168,7 @@ class Fitting:
         return brought, list(dict.fromkeys(reasons))
 
     def _must_come_with_verbs(self, library: HostLibrary) -> bool:
-        """Check whether a library is a driver, or has a copy in the image, which belongs to the image's libibverbs."""
+        """Check whether a library is a driver, or has a copy in the image: a copy fits only the image's libibverbs."""
         return bool(library.folder or self.image.copies(library.name))
 
     def _image_has(self, library: HostLibrary, name: str) -> bool:
@@ -295,7 +296,10 @@ def _is_mounted(context: Context, path: str, source: str) -> bool:
 
 
 def add_nodes(context: Context, stock: Stock, edits: Edits) -> None:
-    """Add Slingshot's devices that Slurm allocated, and verbs devices unless 99-mellanox selects these."""
+    """Add the Slingshot devices that Slurm allocated, and verbs devices unless 99-mellanox selects these.
+
+    Without a list from Slurm, add all Slingshot devices.
+    """
     allocated = context.host.get("SLINGSHOT_DEVICES", "").replace(",", " ").split()
     for name in stock.host.list("/dev"):
         if is_cxi(name) and (not allocated or name in allocated):

@@ -1,4 +1,4 @@
-"""Tell whether 99-fabric must look at the host outside the user namespace, which hides the owners of files."""
+"""Tell whether 99-fabric must look at the host before the start enters its user namespace, which hides owners."""
 
 from __future__ import annotations
 

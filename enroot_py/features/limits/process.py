@@ -1,6 +1,6 @@
 """Move a start into a private control group with limits: cgroups(7), admin-guide/cgroup-v2, systemd-run(1).
 
-systemd makes the group, as a scope of the user. A scope would take the process out of a Slurm job. So in a job, or
+systemd makes the group, as a scope. A scope would take the process out of a Slurm job. So in a job, or
 without systemd, this module makes the group within a group that was delegated to the user.
 """
 
@@ -37,14 +37,14 @@ class _Limit:
 def prepare(settings: Settings) -> None:
     """Move this process into a group with the limits of the settings, if there are any.
 
-    May execute the command again, in a systemd scope. Raises ContainerError.
+    If systemd makes the group, execute the command again in a scope. Raises ContainerError.
     """
     limits = _limits(LimitSettings(settings))
     if not limits:
         return
     origin = next(settings.origin(row) for row in SETTINGS.values() if settings.text(row) not in ("", "0"))
     group = _own_group()
-    if group and os.path.basename(group).startswith(f"{_PREFIX}{os.getpid()}-"):  # systemd has executed this command
+    if group and os.path.basename(group).startswith(f"{_PREFIX}{os.getpid()}-"):  # this is the second execution
         _check(group, limits, origin)
         return
     is_in_job = "SLURM_JOB_ID" in os.environ
@@ -60,7 +60,7 @@ def prepare(settings: Settings) -> None:
 
 def _limits(settings: LimitSettings) -> list[_Limit]:
     limits = []
-    if memory := settings.limit_memory // _PAGE_BYTES * _PAGE_BYTES:  # whole pages, as the kernel rounds it
+    if memory := settings.limit_memory // _PAGE_BYTES * _PAGE_BYTES:  # round down to pages, as the kernel does
         limits.append(_Limit("memory", str(memory), f"MemoryMax={memory}", "MemorySwapMax=0"))
     if cpus := settings.limit_cpus:
         limits.append(_Limit("cpu", f"{round(cpus * _PERIOD_US)} {_PERIOD_US}", f"CPUQuota={cpus * 100:g}%"))
@@ -75,7 +75,7 @@ def _own_group() -> str:
 
 
 def _manager() -> list[str]:
-    """Return the options of systemd-run for the user's service manager, or an empty list if it does not run."""
+    """Return the options of systemd-run for the service manager of the user or root, or [] if it does not run."""
     uid = os.geteuid()
     directory = "/run" if uid == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     if not os.path.exists(f"{directory}/systemd/private") or not os.access(_SYSTEMD_RUN, os.X_OK):
@@ -84,7 +84,7 @@ def _manager() -> list[str]:
 
 
 def _execute_again(manager: list[str], limits: list[_Limit]) -> NoReturn:
-    """Execute this command in a scope, which keeps the PID, the descriptors and the environment."""
+    """Execute this command again, in a scope. It keeps its PID, descriptors and environment."""
     unit = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
     words = [_SYSTEMD_RUN, *manager, "--scope", "--quiet", "--collect", f"--unit={unit}"]
     words += [f"--property={text}" for limit in limits for text in limit.properties]
@@ -101,7 +101,7 @@ def _check(group: str, limits: list[_Limit], origin: str) -> None:
 
 
 def _delegated(group: str, controllers: set[str], *, is_in_job: bool) -> str:
-    """Return the nearest group above ``group`` in which the user may make groups, or "".
+    """Return the nearest group above ``group`` in which the user may make groups with ``controllers``, or "".
 
     Root in a job gets "": root could also make the group outside of the job's group, and so leave the job.
     """
@@ -135,7 +135,7 @@ def _create(parent: str, limits: list[_Limit], origin: str) -> None:
 def _remove(group: str) -> None:
     try:
         os.rmdir(group)
-    except OSError:  # a container is running in it
+    except OSError:  # a container is running in the group, or the group does not exist
         return
 
 

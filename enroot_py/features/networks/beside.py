@@ -1,4 +1,4 @@
-"""Start pasta in the network namespace of the caller, before the container gets its own."""
+"""Fork pasta in the network namespace of the caller, before the container gets its own network namespace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def begin(settings: Settings) -> int:
-    """Start pasta, and return CLONE_NEWNET; or return 0 if the settings do not ask for pasta. Raises PenrootError.
+    """Fork pasta and return CLONE_NEWNET. If the settings do not request pasta, return 0. Raises PenrootError.
 
-    CLONE_NEWNET means that root in the container gets no capabilities in the network namespace. With capabilities, it
+    CLONE_NEWNET means that root in the container gets no capabilities in the network namespace. With capabilities, root
     could send packets to the host's loopback.
     """
     if not (NetworkSettings(settings).net_pasta and settings.unshare_net and settings.unshare_pid):

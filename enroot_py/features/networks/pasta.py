@@ -1,7 +1,7 @@
 """Connect the private network of a container with the host's network, by pasta(1) of the package passt.
 
 pasta runs as the user, in the container's PID namespace, so it ends with the container. pasta was forked in the host's
-network namespace, so its sockets are the host's. pasta leaves the host's file systems.
+network namespace, so its sockets are the host's. pasta itself drops its access to the host's file systems.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DEVICE = "/dev/net/tun"
 _START_TIMEOUT_S = 20
-_RESOLVER = "169.254.1.1"  # pasta forwards queries to this link-local address to the host's resolver
+_RESOLVER = "169.254.1.1"  # a link-local address, at which pasta receives DNS queries for the host's resolver
 _RESOLV_CONF = "/etc/resolv.conf"
 _ENVIRON = {"PATH": "/usr/bin:/bin"}
 # No port is forwarded unless it is published, and no address leads to the host's loopback.
@@ -66,7 +66,8 @@ def begin(settings: Settings) -> None:
     for option in ("-t", "-u"):
         options += [] if option in options else [option, "none"]
     command = [program, "--foreground", "--quiet", "--config-net", *_CLOSED, "--dns-forward", _RESOLVER, *options]
-    # pasta closes all other descriptors, so stdin is the namespace. pasta writes its PID to stdout when it has started.
+    # pasta closes all other descriptors, so it gets the namespace as stdin. When it has started, it writes its PID to
+    # stdout.
     command += ["--pid", "/proc/self/fd/1", "--netns-only", "--no-netns-quit", "--netns", "/proc/self/fd/0"]
     (child_end, parent_end), (ready, done) = socket.socketpair(), os.pipe2(os.O_CLOEXEC)
     errors = os.memfd_create("pasta", os.MFD_CLOEXEC)

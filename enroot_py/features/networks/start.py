@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def finish(context: Context) -> str:
-    """Connect the container to the network in its settings. Return the setting's origin, or "". Raises PenrootError."""
+    """Connect the container to pasta or a proxy, if a setting requests one, and return the origin of the setting.
+
+    Otherwise return "". Raises PenrootError.
+    """
     networks = NetworkSettings(context.settings)
     origin = networks.origin(SETTINGS["ENROOT_NET_PASTA" if networks.net_pasta else "ENROOT_NET_PROXY"])
     if networks.net_publish and not networks.net_pasta:

@@ -1,6 +1,6 @@
 """Lock files: the digest of each tag, shared by a team.
 
-Each image has a line, so that two branches of a repository merge, and an error can name the line:
+Each image has its own line: two branches of a repository can be merged, and an error can name the line. Example:
 
     version 1
     nvcr.io#nvidia/pytorch:24.05-py3 sha256:…
@@ -50,7 +50,7 @@ class LockFile(Frozen):
         return next((locked.digest for locked in self.images if str(locked.image) == name), "")
 
     def pin(self, image: Reference) -> Pin | None:
-        """Return the digest of a tag, or None if ``image`` has one. Raises ConfigError if the file does not have it."""
+        """Return the digest of a tag, or None for an image with a digest. Raises ConfigError for an unknown digest."""
         if image.digest:
             return None
         # Compare canonical names: they do not contain the user.
@@ -84,7 +84,7 @@ def content(path: str) -> str:
     except OSError as e:
         raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWNER_HINT) from e
     if data is None:
-        path = reference.without_password(path)  # if FILE was forgotten, this is an IMAGE
+        path = reference.without_password(path)  # if the user forgot FILE, this is an IMAGE
         raise ConfigError(f"there is no lock file {path}", hint=f"create it: penroot lock {path} IMAGE...")
     if len(data) > _MAX_FILE_BYTES:
         hint = "a job carries the whole file: use a lock file with the job's images only"

@@ -41,7 +41,7 @@ def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
 
 
 def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
-    """Return the text and the images of a lock file. With ``makes``, a missing file is empty. Raises ConfigError."""
+    """Return text and images of a lock file. With ``makes``, a missing file counts as empty. Raises ConfigError."""
     text = lockfile.content(path) if os.path.lexists(path) or not makes else lockfile.HEADER + "\n"
     return text, lockfile.parse(path, text)
 
@@ -93,7 +93,7 @@ def _write(path: str, before: str, text: str) -> None:
 
 
 def _check(locked: LockFile, current: _Digests) -> None:
-    """Print the tags that have moved. Raises PenrootError if there are any."""
+    """Print the tags that have moved or have no digest in the file. Raises PenrootError if there are any."""
     moved = [(text, digest, old) for name, (text, digest) in current.items() if (old := locked.digest(name)) != digest]
     for text, digest, old in moved:
         click.echo(f"{text} is {digest}, " + (f"but locked to {old}" if old else "but has no digest in the file"))

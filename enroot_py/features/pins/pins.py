@@ -1,6 +1,7 @@
 """The digests of a job's images, from a lock file, or resolved from tags at submission.
 
-sbatch or salloc resolves the tags once, as the user. All steps of the job use these digests, also after a requeue.
+sbatch or salloc resolves the tags once, as the user. Steps of the job use these digests, also after a requeue, unless
+they have --container-pin=no or a lock file.
 Steps of a job with pins wait for the import of this module.
 """
 
@@ -76,7 +77,7 @@ def loads(text: str) -> Pins:
 
 
 def _carried(job: Job) -> Pins:
-    """Return the pins of sbatch or salloc. Raises ConfigError."""
+    """Return the pins that sbatch or salloc has put into the environment of the job. Raises ConfigError."""
     return loads(job.environ.get(PINNED, ""))
 
 
@@ -173,14 +174,17 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
 
 
 def _lock_name(job: Job, request: Request) -> tuple[str, str]:
-    """Return the name of the lock file, or "", and the option or variable that has it."""
+    """Return the name of the lock file, or "", and the option or variable that sets it."""
     if (name := request.value(LOCK)) is not None:
         return name, request.origins["lock"]
     return job.environ.get("ENROOT_LOCK", ""), "ENROOT_LOCK"
 
 
 def _lock(job: Job, request: Request) -> LockFile | None:
-    """Return the lock file. In a job, use its content at submission. Raises UsageError, ConfigError."""
+    """Return the lock file. Raises UsageError, ConfigError.
+
+    In a job, use the content that the same file had at submission.
+    """
     name, origin = _lock_name(job, request)
     if not name:
         return None
@@ -188,7 +192,7 @@ def _lock(job: Job, request: Request) -> LockFile | None:
         raise UsageError(f"{request.origins['pin']} and {origin} contradict each other", hint="give only one of them")
     path = files.path_in(job.cwd, name)
     carried = _carried(job)
-    # A script may have changed the directory. On a node, the file may be missing, or may have changed.
+    # If a script has changed its directory, the name can mean another file. On a node, the file can be missing.
     if carried.lock and carried.name == name and (carried.lock.path == path or not os.path.exists(path)):
         return carried.lock
     return lockfile.read(path)

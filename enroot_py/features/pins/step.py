@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
-    """Return the digest of a tag for the step, or None. ``resolved`` is what srun has resolved the tag to, or "".
+    """Return the digest of a tag for the step, or None. ``resolved`` is the digest from srun, or "".
 
     Without it, look for the digest in the lock file and in the pins of the job. Raises UsageError, ConfigError, and
     ImageError if the digest is required but unknown.

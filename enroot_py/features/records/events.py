@@ -1,7 +1,8 @@
 """Event records: one line of JSON for each pull, create, start and step.
 
-The process of the user writes the records to the destination in ENROOT_EVENTS: a file, journald or syslog. Recording
-never blocks and never fails: an error only prints a warning. docs/reference/events.md has the schema.
+penroot itself writes the records, with the user's rights (not root's), to the destination in ENROOT_EVENTS: a file,
+journald or syslog. An error only prints a warning. Writing to a socket never blocks, but writing to a file can wait,
+for example for an NFS server. docs/reference/events.md has the schema.
 Sources: systemd's Native Journal Protocol; RFC 3164 as used by syslog(3).
 """
 
@@ -51,18 +52,20 @@ _MAX_JOB_DIGITS = 10  # a job's number has 32 bits
 _PRIORITY = 14  # user.info, RFC 3164
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")  # an event gives these facts to the event around it
+# Facts that an inner event, such as the pull of a start, passes to the outer event at its end.
+_FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")
+# Facts that an inner event takes from the outer event.
 _FROM_AROUND = ("user", "uid", "node", "job", "step")
 
 
 class Event:
-    """One event, perhaps within the event ``around``. The record is written at the end."""
+    """One event, perhaps within the outer event ``around``. end() writes the record."""
 
     def __init__(self, kind: str, where: str, facts: dict[str, str | int], around: Event | None) -> None:
         self.facts: dict[str, str | int] = {"event": kind}
         self.phases: dict[str, float] = {}
         self._around = around
-        # Look up the user and open the file now: a container has other files, and perhaps another user name.
+        # Look up the user and open the file before a start enters the container: inside, files and user names differ.
         known = around.facts if around is not None else {**who(), **_job()}
         self.facts.update({key: known[key] for key in _FROM_AROUND if key in known})
         self.facts.update({key: value for key, value in facts.items() if value != ""})
@@ -81,12 +84,12 @@ class Event:
             self._sink.write(self.line(error))
 
     def phase(self, name: str) -> None:
-        """End a phase. The phase began at the end of the previous phase."""
+        """End a phase, which began at the end of the previous phase, or else at the beginning of the event."""
         now = time.monotonic()
         self.add(name, now - self._marked)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add a phase of another process."""
+        """Add seconds to a phase of this or another process. The next phase begins now."""
         self.phases[name] = self.phases.get(name, 0.0) + seconds
         self._marked = time.monotonic()
 
@@ -104,12 +107,13 @@ class Event:
         record["result"] = "error" if error is not None else "ok"
         if error is not None:
             is_ours = isinstance(error, PenrootError)
-            text = str(error) or str(error.__cause__ or "")  # a node leaves it to srun to print an error once
+            # An error without text is printed once, by srun or one of the nodes; its cause has the text.
+            text = str(error) or str(error.__cause__ or "")
             record["error"] = text.partition("\n")[0] if is_ours else type(error).__name__
         return _json({key: record[key] for key in FIELDS if key in record})
 
     def words(self) -> str:
-        """Return the phases as text."""
+        """Return the duration and the phases as text."""
         fetched = log.size(int(self.facts["bytes"])) + " fetched" if self.facts.get("bytes") else "stored"
         more = {"image": f" ({fetched})" if "cache" in self.facts else ""}
         parts = [f"{name} {seconds:.2f} s{more.get(name, '')}" for name, seconds in self.phases.items()]
@@ -175,7 +179,7 @@ def file_of(where: str) -> str:
 
 
 def _open_file(where: str) -> int:
-    """Open a file of the caller or root for appending. Follow no links of other users. Raises OSError."""
+    """Open a file of the caller or root for appending. Raises OSError, also if it is a link or has other names."""
     path = file_of(where)
     trusted.place(os.path.dirname(path), closed_to=0)
     fd = opened(path, _FLAGS)

@@ -1,7 +1,7 @@
 """``penroot cache metrics``: metrics of store and event records for node_exporter's textfile collector.
 
-Source of the format: Prometheus, "Exposition formats", text-based. Other users may write to the records, so only known
-words become labels.
+Source of the format: Prometheus, "Exposition formats", text-based. Other users can perhaps write to the file of
+records, so words of a record become labels only if they are known.
 """
 
 from __future__ import annotations

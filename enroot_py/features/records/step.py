@@ -1,4 +1,4 @@
-"""Record a step: the plugin's argument takes precedence over the setting."""
+"""The destination of a step's records: the plugin's argument takes precedence over the setting."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def settings(step: Step) -> dict[str, object]:
-    """Return the settings of a step with the destination of records."""
+    """Return the setting with the destination of records, if the plugin's argument overrides it."""
     where = RecordArguments(step.plugin).events
     return {"events": where} if where else {}

@@ -1,8 +1,8 @@
 """Make the node's Slurm commands available in a container of any distribution, in SLURM_DIRECTORY.
 
 ``bin`` has a link to ``launch`` for each program. ``launch``, a static program, starts the program of the same name in
-``node/bin`` with the node's loader and only the node's libraries. No file of the image is replaced. The only change is
-in /etc/passwd, which gets the users that Slurm runs as. This module is imported only if Slurm is requested.
+``node/bin`` with the node's loader and only the node's libraries. Of the image's files, only /etc/passwd changes: it
+gets the users that Slurm runs as, and at a start the caller. This module is imported only if Slurm is requested.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Directory:
             if plugin.path.startswith("/") and os.path.exists(plugin.path):
                 self._plugins[plugin.path] = f"spank/{number}/{os.path.basename(plugin.path)}"
         yield from ((in_this_version(path), target) for path, target in self._plugins.items())
-        for name in ("cli_filter.lua", "ca_cert.pem"):  # only read from the directory of slurm.conf
+        for name in ("cli_filter.lua", "ca_cert.pem"):  # Slurm looks for these only beside slurm.conf
             if os.path.exists(f"{node.conf.directory}/{name}"):
                 yield f"{node.conf.directory}/{name}", f"etc/{name}"
 

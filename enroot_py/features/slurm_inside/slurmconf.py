@@ -32,7 +32,7 @@ class Plugin(Frozen):
 
 
 class SlurmConf:
-    """A slurm.conf with all included files. ``is_open`` is True if all of them are world-readable."""
+    """A slurm.conf and its plugstack.conf, with all included files. ``is_open``: all these files are world-readable."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError."""

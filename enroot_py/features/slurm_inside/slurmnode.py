@@ -105,7 +105,7 @@ class SlurmNode:
         )
 
     def _find_libraries(self) -> list[str]:
-        """Return the loader's directories in search order: ld.so.conf, the built-in ones, those of Slurm's prefix."""
+        """Return the loader's directories in search order: ld.so.conf, built-in ones, those in Slurm's prefix."""
         configured = _directories("/etc/ld.so.conf", 0)
         in_prefix = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
         usual = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
@@ -172,9 +172,9 @@ def _is_ours(plugin: Plugin) -> bool:
 
 
 def in_this_version(path: str) -> str:
-    """Return the path of a file of our installation within this version.
+    """Return ``path``. If it goes through the link to the current version, return the same file of this version.
 
-    The link to the current version may already lead to another version.
+    The link may already lead to another version.
     """
     directory, name = os.path.split(path)
     return f"{LIBRARY}/{name}" if directory == versions.link() and os.path.exists(f"{LIBRARY}/{name}") else path
@@ -195,8 +195,8 @@ def _is_socket(path: str) -> bool:
 
 def _connect_error(path: str) -> str:
     """Return why nothing listens on a socket, or "". Without this check, Slurm's programs would retry for minutes."""
-    # Connect a datagram socket, which the daemon does not notice. If a process holds the stream socket, connect(2)
-    # fails with EPROTOTYPE.
+    # Connect a datagram socket, which the daemon does not notice. If a process listens on the stream socket,
+    # connect(2) fails with EPROTOTYPE.
     client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
     try:
         client.connect(path)

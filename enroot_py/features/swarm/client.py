@@ -1,6 +1,7 @@
 """A node's side of a swarm: the node asks the tracker for an image or a file, then starts a peer in a forked process.
 
-When this node has every blob, the peer goes on uploading. The peer ends with the process that started it.
+When this node has every blob, the peer goes on uploading. The peer ends at the latest with the process that
+started it.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class SwarmClient(TrackerClient):
 
     def _run_forked_peer(self, pipe: int) -> None:
         assert self._spool and self._loop and self._tracker
-        # Close the locks of the store, and pipes whose end other processes wait for.
+        # Close the locks of the store, and the pipes on which other processes wait for an end of file.
         close_others({pipe, self._tracker.fileno(), self._loop.fileno(), 0, 1, 2, *self._spool.descriptors})
         self.peer().run()
 

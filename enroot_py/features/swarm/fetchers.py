@@ -11,10 +11,10 @@ MAX_TRIES = 3  # when this many peers have failed to fetch a blob, the seed has 
 MAX_STRIKES = 3  # when this many children have complained about a peer, it stops being a relay
 COMPARE_AFTER_S = 2.0  # a fetcher works for this time before its rate is compared
 MAX_UPLOAD = 1.3  # the most that one of two fetchers uploads, in units of the image's size
-MIN_WORK_S = 0.5  # the rate of a fetcher that has finished is computed only after this time
+MIN_WORK_S = 0.5  # the rate of a finished fetcher is computed at its first report after this time
 SLOW = 0.5  # a fetcher is slow if its rate is less than this part of the best rate
 MIN_LAG_BYTES = 8 << 20  # a slow fetcher is replaced only if it lags this much: otherwise a second request does not pay
-MIN_LAG_PART = 4  # the lag must also be at least one nth of all bytes
+MIN_LAG_PART = 4  # the lag must also be at least 1/MIN_LAG_PART of all bytes
 SEED_AFTER_S = 5.0  # when a fetcher has got no byte from the registry for this time, the tracker wants a seed
 
 
@@ -109,7 +109,10 @@ class Fetchers:
     # -- assignment
 
     def choose(self, blobs: Iterable[int]) -> None:
-        """Assign each blob to a peer that has it. Divide the others between two peers: a single peer may be slow."""
+        """Assign each blob to a peer that has it, if any. Divide the other blobs between two peers: one may be slow.
+
+        With ``seed_only``, the seed gets the other blobs.
+        """
         owners = self._owners(blobs)
         missing = [blob for blob in blobs if blob not in owners and not self.seed_only]
         shares = self._share(missing, 2)
@@ -184,9 +187,9 @@ class Fetchers:
             self._notify(node)
 
     def _reassign(self, blob: int) -> None:
-        """Assign a blob to the peer with the most bytes, or to the seed if MAX_TRIES peers have failed to fetch it.
+        """Assign a blob to a peer, or to the seed if no peer may fetch it or MAX_TRIES peers have failed to fetch it.
 
-        Prefer reachable peers, and among these the peers that have the blob.
+        Prefer reachable peers, among these the peers that have the blob, and among these the peer with the most bytes.
         """
         candidates = [node for node, peer in self._peers.items() if self._may_fetch(peer, blob)]
         tries = sum(blob in peer.failed for peer in self._peers.values())
@@ -256,7 +259,10 @@ class Fetchers:
         return len(self.peer(node).strikes) >= max(1, min(MAX_STRIKES, len(self._peers) - 1))
 
     def has_successor(self, fetcher: int) -> bool:
-        """Check whether every blob of a fetcher may be fetched by another peer that is reachable."""
+        """Check whether every blob of a fetcher may be fetched by another peer that is reachable.
+
+        With ``seed_only``, the seed can always replace another fetcher.
+        """
         if self.seed_only and fetcher != SEED:
             return True
         good = [node for node in self._peers if node != fetcher and not self.is_unreachable(node)]
@@ -269,7 +275,7 @@ class Fetchers:
         return self._seed_wanted_at is not None
 
     def check_seed(self) -> bool:
-        """Ask for a seed if a fetcher gets no bytes or a blob has no fetcher.
+        """Ask for a seed if a fetcher gets no bytes from the registry, or if a blob has no other fetcher.
 
         Return True if the seed has not joined in time and some blob still has no fetcher.
         """
@@ -291,7 +297,7 @@ class Fetchers:
         return self.now >= peer.asked_at + SEED_AFTER_S
 
     def seed_joined(self, joined: Joined) -> None:
-        """Give the seed the blobs of the fetchers that have received nothing."""
+        """Give the seed the blobs of the fetchers that have received nothing from the registry."""
         self.seed = PeerState(joined.address, frozenset(), frozenset(joined.has), joined.name, done=True)
         silent = [fetcher for fetcher in self.nodes if self._is_silent(fetcher)]
         self.add(SEED, [blob for fetcher in silent for blob in self.shared_by(fetcher)])

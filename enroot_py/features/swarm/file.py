@@ -23,7 +23,7 @@ from enroot_py.registry.sources import Blob
 class FileSource(SwarmClient):
     """The file ``name`` with a digest. ``path`` is its present or future path on this node."""
 
-    RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # more tries than for an image: no other host has the file
+    RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # more tries than for an image: no registry has the file
 
     def __init__(self, invitation: Invitation, digest: str, name: str, path: str) -> None:
         super().__init__(invitation)
@@ -33,7 +33,7 @@ class FileSource(SwarmClient):
         self._descriptor: int | None = None  # of the file
 
     def size(self) -> int:
-        """Ask the tracker for the size of the file. Raises ImageError if it cannot be reached."""
+        """Ask the tracker for the size of the file. Raises ImageError if the tracker cannot be reached."""
         self.join()
         if self._hint:
             raise ImageError(f"{self._name}: {os.uname().nodename}: {self._reason}", hint=self._hint)
@@ -96,7 +96,7 @@ class FileSource(SwarmClient):
         return self._no_more(start)
 
     def _no_more(self, offset: int) -> NoReturn:
-        """Raise ImageError: only the seed has the file, so nothing can replace the missing bytes."""
+        """Raise ImageError: no registry has the file, so nothing can replace the missing bytes."""
         host = f"srun's host {self._invitation.host}"
         if not offset:
             hint = "let nodes connect to a second port of srun's host too (in SrunPortRange, if slurm.conf sets it)"

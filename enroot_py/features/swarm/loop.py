@@ -141,7 +141,7 @@ class Loop:
             secure = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except OSError as e:
             log.debug(f"swarm: {host}: {e}")
-            return  # the socket is closed
+            return  # wrap_socket() has closed the socket
         connection = Connection(self, secure, host, role)
 
         def on_ready() -> None:
@@ -191,7 +191,7 @@ class Loop:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        if self.swarm.admits(address[0]):  # otherwise the connection fails at once, as its socket is not connected
+        if self.swarm.admits(address[0]):  # otherwise the handshake fails, as the socket is not connected
             sock.connect_ex(address)
         connection = Connection(self, sock, address[0], role, connects=True)
         self._deadlines[connection] = self._served + CONNECT_TIMEOUT_S

@@ -33,12 +33,12 @@ Address = tuple[Annotated[str, IpAddress], Annotated[int, Within(1, 65535)]]  # 
 HostName = Annotated[str, Within(0, 64)]  # HOST_NAME_MAX, sysconf(3)
 Blobs = tuple[Number, ...]
 Bytes = tuple[Number, ...]  # by tree
-SEED = 0xFFFFFFFE  # the node number of the seed: a peer on the tracker's host that lacks nothing
+SEED = 0xFFFFFFFE  # the node number of the seed: a peer on the tracker's host that needs no blob for itself
 REPORT_INTERVAL_S = 1.0  # between two reports of a peer that fetches from the registry
 
 
 def report_interval(nodes: int) -> float:
-    """Return the seconds between two reports of any other peer: the tracker handles a thousand reports a second."""
+    """Return the seconds between reports of a peer that fetches nothing: the tracker handles a thousand a second."""
     return REPORT_INTERVAL_S * max(1.0, nodes / 1000)
 
 

@@ -68,7 +68,10 @@ class Offer:
         self.invitation = f"{self._port} {self._key.hex()}"
 
     def serve(self, channel: Channel) -> None:
-        """Serve until srun ends. Ignore signals from the terminal: they are for srun."""
+        """Serve until srun ends, or all nodes have the image and have left.
+
+        Ignore signals from the terminal: they are for srun.
+        """
         for number in signals.UNHEARD:
             _signal.signal(number, _signal.SIG_IGN)
         gc.enable()

@@ -56,7 +56,7 @@ class FetchFromRegistry:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the peer: no other node needs it."""
+    """End the peer: no other node needs it, or the swarm cannot deliver the image."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class PeerProcess:
         return Joined(("", port), lacks, tuple(self._spool.complete), socket.gethostname())
 
     def run(self) -> None:
-        """Serve until no other node needs this node."""
+        """Serve until the peer ends: see the actions Leave and GiveUp."""
         try:
             self._loop.run()
         finally:
@@ -305,7 +305,7 @@ class _Parent:
                 self._process.downloaded(link, self._length)
 
     def _begin_piece(self, blob: int, tree: int, piece: int, length: int) -> None:
-        """Check the header of a piece. Ignore the piece if it has arrived from another source meanwhile."""
+        """Check the header of a piece. Ignore a piece that has arrived from another source or is no longer wanted."""
         spool = self._spool
         if blob >= len(spool.sizes) or tree >= spool.trees or spool.tree(blob, piece) != tree:
             raise WireError("a piece of an unknown blob or tree")
@@ -355,7 +355,7 @@ class _Child:
         self._connection.wake()
 
     def pieces_arrived(self, tree: int | None) -> None:
-        """Pieces of a tree, or of any tree, are available."""
+        """More pieces are available: of one tree, or of any tree if ``tree`` is None."""
         if tree is None or tree in self._wanted:
             self._connection.wake()
 

@@ -10,7 +10,7 @@ BACKLOG = 1024  # connections that wait to be accepted
 
 
 def listener(ports: range = range(1)) -> _socket.socket:
-    """Listen at one of these ports, for IPv6 and IPv4 (ipv6(7)), or for IPv4 if this host has no IPv6.
+    """Listen at one of these ports, for IPv6 and IPv4 (ipv6(7)), or only for IPv4 if this host has no IPv6.
 
     Port 0 is any port. Raises OSError if all ports are in use.
     """

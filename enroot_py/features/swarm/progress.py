@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TERMINAL_INTERVAL_S = 0.2
 _LINE_INTERVAL_S = 10.0
-_SILENT_S = 1.0  # show nothing before this time: most images are small
+_SILENT_S = 1.0  # show nothing before this time: small images need no progress line
 
 
 class Display:
@@ -52,7 +52,7 @@ class Display:
                 self._line(self._state(progress()))
 
     def end(self) -> None:
-        """Clear the line on the terminal, if the last one was to be rewritten."""
+        """Clear the progress bar on the terminal, if it is the last line."""
         if self._rewriting:
             self._write("\r\x1b[K")
 

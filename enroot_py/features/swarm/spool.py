@@ -1,7 +1,8 @@
-"""The compressed blobs of an image while they arrive. They are unlinked files, which other processes read meanwhile.
+"""The blobs of an image while they arrive, in files that other processes read meanwhile.
 
-A blob is cut into pieces of PIECE bytes; the last one may be shorter. The pieces arrive by several trees at once, in
-order within each tree. A byte is available to readers and children when all bytes before it have arrived.
+The files are unlinked, unless the caller passes files of its own. A blob is cut into pieces of PIECE bytes; the last
+piece may be shorter. The pieces arrive by several trees at once, in order within each tree. Children can get a piece as
+soon as it has arrived. A byte is available to readers when all bytes before it have arrived.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Spool:
             self._set_available(blob, min(first_missing * PIECE, self.sizes[blob]))
 
     def fetched(self, blob: int, end: int) -> None:
-        """Make all bytes before ``end`` available, which a fetching process has written."""
+        """Make all bytes before ``end`` available, after a fetching process has written them."""
         self._set_available(blob, end)
         available = self.available(blob)
         for tree in range(self.trees):
@@ -138,7 +139,7 @@ class Spool:
             os.eventfd_write(self.events[blob], 1)
 
     def wait(self, blob: int, seconds: float) -> bool:
-        """Sleep until more of a blob may be available. Return True if the peer process has ended."""
+        """Sleep until a blob may have new bytes, at most ``seconds``. Return True if the peer process has ended."""
         poll = select.poll()
         poll.register(self.events[blob], select.POLLIN)
         poll.register(self.peer_pipe, select.POLLIN)

@@ -88,7 +88,10 @@ def _download(source: FileSource, name: str, digest: str, directory: str, root: 
 
 
 def _reserve(fd: int, size: int, root: str) -> None:
-    """Reserve the space for a file, to notice a full disk before any byte is sent. Raises OSError."""
+    """Reserve the space for a file, to notice a full disk before any byte is sent. Raises OSError.
+
+    On a network file system, only compare the size with the free space.
+    """
     if filesystems.kind(root) not in filesystems.NETWORK:  # on a network file system, libc would write to each block
         os.posix_fallocate(fd, 0, size)
         return

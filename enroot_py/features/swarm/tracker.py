@@ -42,7 +42,8 @@ Messages = list[tuple[int, FromTracker]]
 class Tracker:
     """The state of one swarm. ``sizes`` are the sizes of the blobs. The step has ``nodes`` nodes.
 
-    ``ready`` lists the nodes that already have every blob. With ``seed_only``, only the seed has them.
+    ``ready`` lists the nodes that already have every blob. With ``seed_only``, there is no registry: the seed has every
+    blob.
     """
 
     def __init__(self, sizes: Sequence[int], nodes: int, ready: Iterable[int] = (), seed_only: bool = False) -> None:
@@ -301,7 +302,7 @@ class Tracker:
             self._reroute(node)
 
     def _can_relay(self, peer: PeerState) -> bool:
-        """Check whether a peer lacks at least half of all bytes. A relay downloads the other half for its children."""
+        """Check whether a peer lacks at least half of all bytes. A relay downloads all bytes, for its children."""
         return 2 * sum(self._sizes[blob] for blob in peer.lacks) >= self._fetchers.size
 
     def _report(self, node: int, peer: PeerState, report: Report) -> None:

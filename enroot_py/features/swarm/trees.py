@@ -1,7 +1,7 @@
 """The trees of a swarm. In each tree some nodes are relays, which upload downloaded pieces; the rest are leaves.
 
-As in SplitStream (Castro et al., SOSP 2003), a node is a relay in one tree and a leaf in the others. So each node
-uploads about as much as it downloads, and a slow or dead node delays only a fraction of the others' bytes.
+As in SplitStream (Castro et al., SOSP 2003), a node is normally a relay in one tree and a leaf in the others. So each
+node uploads about as much as it downloads, and a slow or dead node delays only a fraction of the others' bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 SOURCES = -1  # the parent of a tree's roots: the nodes that fetch from the registry
 MAX_TREES = 32  # each tree costs every node a connection
-FAIR_LOAD = 1.25  # a relay may have this many times the average number of children
+FAIR_LOAD = 1.25  # avoid relays that have more than this many times the average number of children
 _SAMPLE = 5  # the least loaded of a few random relays is nearly as good as the least loaded of all
 
 
@@ -83,7 +83,7 @@ class Forest:
             self._build(tree, tree_relays, [*tree_relays, *others, *leaves])
 
     def _build(self, tree: BlobTree, relays: Sequence[int], nodes: Sequence[int]) -> None:
-        """Attach nodes, which begin with the relays. All relays get about the same number of children."""
+        """Attach ``nodes``, the first of which are the ``relays``. All relays get about the same number of children."""
         each = -(-(len(nodes) - 1) // max(len(relays), 1))
         parents = (relay for relay in relays for _ in range(each))
         for position, node in enumerate(nodes):

@@ -1,7 +1,8 @@
 """Check an image against the policies of the site and the user, before it is unpacked and at each use.
 
-The store keeps the signatures that admitted an image beside the image. Each use verifies them again, without a network,
-with the current rules and keys. So forged signatures in the store are harmless.
+Beside an image, the store keeps the signatures by which the image was admitted. Each use verifies them again with
+the current rules and keys, so forged signatures in the store are harmless. Only if they are insufficient, the registry
+is asked again.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _MAX_RECORD_BYTES = 16 << 20
 
 
 class Admission:
-    """The rules for the image of a reference. Raises ConfigError, and PolicyError if a rule rejects every image."""
+    """The rules for the image of a reference. Raises ConfigError, and PolicyError if no signature can satisfy them."""
 
     def __init__(self, name: Reference | LocalImage, settings: Settings) -> None:
         self._name = name
         self._settings = settings
         self.rules = rules_for(name, settings)
-        self._evidence = Evidence()  # result of the last verification
+        self._evidence = Evidence()  # the evidence that has satisfied the rules
         if isinstance(name, LocalImage):
             _check_unsigned(name, self.rules)
         for rule in self.rules:
@@ -199,9 +200,10 @@ def _loads(data: bytes) -> Evidence:
 
 
 def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None, *, by_importer: bool) -> None:
-    """Check an image at submission. The nodes always check it again. Raises PolicyError, ConfigError.
+    """Check an image at submission, or before the site's importer fetches it. Raises PolicyError, ConfigError.
 
-    ``pin`` is the digest of the tag for the job. With ``by_importer``, the site's importer verifies signatures.
+    The nodes check an image again after submission. ``pin`` is the digest of the tag for the job. With ``by_importer``,
+    the importer verifies signatures.
     """
     if by_importer:
         for rule in rules_for(name, settings):
@@ -248,7 +250,7 @@ def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]
         return {**record, "squashfs": path}
     directory, uri = record.get("image", ""), record.get("uri", "")
     if not os.path.isdir(directory):
-        return record  # the caller reports it
+        return record  # the caller reports the missing directory
     if file := _file_of(directory):
         check_file(file if file.startswith(_SENT) else os.path.realpath(file), settings)
         return record

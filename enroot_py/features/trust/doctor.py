@@ -11,7 +11,10 @@ from enroot_py.config.settings import Settings
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
-    """Check that policies and keys are readable. An error in a policy or key rejects every image."""
+    """Check that policies and keys are readable. An error in a policy rejects every image.
+
+    An error in a key rejects every image whose rule needs the key.
+    """
     for path in settings.policies:
         from enroot_py.features.trust import policy, verify
 

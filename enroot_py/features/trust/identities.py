@@ -38,7 +38,7 @@ def read(text: str) -> DockerName:
     """Parse a name in a signature or policy. Complete short names: box becomes docker.io/library/box."""
     rest, _, digest = text.partition("@")
     repository, colon, tag = rest.rpartition(":")
-    if not colon or "/" in tag:  # a port
+    if not colon or "/" in tag:  # a port follows the colon
         repository, tag = rest, ""
     host, slashed, path = repository.partition("/")
     if not slashed or not ("." in host or ":" in host or host == "localhost"):

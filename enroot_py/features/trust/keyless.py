@@ -3,8 +3,8 @@
 A signer proves an e-mail address to Fulcio, which certifies a key for some minutes. Rekor logs the signature, and signs
 the time of the entry. The site provides Fulcio's authorities and Rekor's key, and the policy names them, as for podman.
 A signature counts if Rekor's entry is about this signature, content and certificate, and if the certificate was valid
-at the time of the entry. A signature that cannot be verified is refused. The certificate's own log (SCT) is not
-checked, as in podman.
+at the time of the entry. A signature that cannot be verified is refused. The proof that the certificate was
+logged (SCT) is not checked, as in podman.
 
 Sources: containers-policy.json(5), fulcio; oid-info.md of Fulcio; hashedrekord and dsse 0.0.1 of Rekor; RFC 8785;
 RFC 5280, 4.2 and 6.1.
@@ -270,7 +270,7 @@ def _is_valid(certificate: Certificate, time: int) -> bool:
 
 
 def _is_understood(certificate: Certificate) -> bool:
-    """Return whether each critical extension is one that is checked here: RFC 5280, 4.2."""
+    """Return whether there are no name constraints, and each critical extension is checked here: RFC 5280, 4.2."""
     from cryptography.x509 import BasicConstraints, ExtendedKeyUsage, KeyUsage, NameConstraints, SubjectAlternativeName
 
     known = (BasicConstraints, ExtendedKeyUsage, KeyUsage, SubjectAlternativeName)

@@ -69,7 +69,7 @@ class Key:
 
 
 def verifier(key: Any) -> Callable[[bytes, bytes], bool] | None:
-    """Return a function that verifies the signature of a payload by a public key, or None for a key of another type."""
+    """Return a function that verifies the signature of a payload by a public key, or None for an unsupported key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa

@@ -81,7 +81,7 @@ class Requirement:
     where: str
     keys: tuple[KeySource, ...] = ()
     identity: Identity = field(default_factory=Identity)
-    unsupported: str = ""  # evidence that it requires and that penroot cannot check
+    unsupported: str = ""  # evidence that the requirement needs, but penroot cannot check
     fulcio: Fulcio | None = None
     rekor: tuple[KeySource, ...] = ()  # keys of the log that must contain the signature
 
@@ -264,7 +264,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     """
     for directory in _directories_on_path(path):
         files.check(directory)
-    # In a user namespace, root's files have another user ID: the owner of the installation.
+    # In a user namespace, root's files have another user ID, which the files of the installation have too.
     owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
@@ -298,7 +298,7 @@ def _directories_on_path(path: str) -> Iterator[str]:
 
 
 def _not_trusted(path: str, origin: str, why: str, command: str = "") -> ConfigError:
-    """Return an error. Without ``command``, the hint does no harm if the path is a system file, named by mistake."""
+    """Return an error. Pass no ``command`` for the hint if it could damage a system file that was named by mistake."""
     before = "" if origin == path else f"{origin}: "
     hint = "use a file of root that every user can read"
     return ConfigError(f"{before}{path} {why}: it decides which images are admitted", hint=command or hint)

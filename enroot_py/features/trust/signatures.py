@@ -107,7 +107,7 @@ def _listed(index: bytes) -> set[str]:
         document = manifests.parse(index, "the index")
     except ImageError:
         return set()
-    entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: it may be an image manifest
+    entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: it can also be an image
     listed = [manifests.fields(entry).get("digest") for entry in entries] if isinstance(entries, list) else []
     return {digest for digest in listed if isinstance(digest, str)}
 

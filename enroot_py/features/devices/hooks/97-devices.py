@@ -23,7 +23,7 @@ def run(context: Context) -> None:
 
 
 def plan(context: Context) -> Edits:
-    """Return the container's edits for the devices. Raises HookError if this node lacks one."""
+    """Return the container's edits for the devices. Raises HookError if this node lacks a device."""
     from enroot_py.base.errors import HookError
     from enroot_py.features.devices import cdi
     from enroot_py.features.devices.settings import named

@@ -30,7 +30,7 @@ def plans(context: Context) -> list[Edits]:
     if host.exists("/proc/driver/nvidia"):
         by_slurm = False  # then Slurm's numbers are those of the NVIDIA GPUs: 98-nvidia
     allocated = allocation.gpu_numbers(context.host) if by_slurm else ""
-    by_folder: dict[str, Edits] = {}  # one vendor for each folder, as Slurm numbers one vendor's devices
+    by_folder: dict[str, Edits] = {}  # only one vendor for each folder: Slurm numbers one vendor's devices
     for vendor in accelerators.VENDORS:
         # Nodes or devices that the caller adds with --device take precedence.
         if any(word in device for word in (vendor.folder, vendor.name, *vendor.common) for device in devices):

@@ -1,6 +1,8 @@
 """NVIDIA GPUs: select a container's GPUs (selection), and add the driver's files (driver).
 
-GPUs and files are found through /proc/driver/nvidia and the loader cache, without running a program. NVML is loaded
-only for the UUIDs of MIG devices and of unused GPUs. Sources: "Using the /proc File System Interface" of the driver's
-README; the MIG User Guide, "Device Nodes and Capabilities"; the environment variables of the NVIDIA Container Toolkit.
+plan.py chooses between this way, CDI and nvidia-container-cli. Only the last way runs a program. driver.py finds files
+through the loader cache or in the usual directories, and selection.py finds GPUs in /proc/driver/nvidia or /dev. NVML
+is loaded only for MIG devices and for the UUIDs of unused GPUs. Sources: "Using the /proc File System Interface" of the
+driver's README; the MIG User Guide, "Device Nodes and Capabilities"; the environment variables of the NVIDIA Container
+Toolkit.
 """

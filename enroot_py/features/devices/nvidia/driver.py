@@ -228,7 +228,7 @@ def add_direct_nodes(edits: Edits, host: Host) -> None:
 
 
 def check_requirements(requirements: dict[str, str], version: str, known: list[GPU]) -> None:
-    """Check NVIDIA_REQUIRE_*: a space is "or", a comma is "and". Raises HookError if one is not met."""
+    """Check NVIDIA_REQUIRE_*: a space is "or", a comma is "and". Raises HookError if a requirement is not met."""
     if not version:
         return
     driver = _version(version)

@@ -179,7 +179,7 @@ class Plan:
         return True
 
     def _cdi_error(self, specifications: cdi.Specifications, words: list[str]) -> HookError | None:
-        """Return why the specifications cannot provide the devices ``words``, or None. Warn about outdated ones."""
+        """Return why the specifications cannot provide the devices ``words``, or None. Warn if one is outdated."""
         names = specifications.names(KIND)
         missing = [word for word in words if word not in names]
         stale = "" if missing else specifications.missing_path(KIND, words)

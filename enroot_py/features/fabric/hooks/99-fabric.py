@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def outside(settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
-    """Find the host's libraries outside the user namespace, which hides owners. Return the function that adds them."""
+    """Find the host's libraries before the user namespace hides owners. Return the function that adds the libraries."""
     if not look_outside(settings, host):
         return None
     from enroot_py.features.fabric import fabric
