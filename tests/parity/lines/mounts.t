@@ -92,7 +92,7 @@ The grammar of mounts: fstab(5), on the command line with colons, and in files.
   $ ln -s /etc ../data/box/opt/inside; enroot start -m $PWD/src:/opt/inside box ls /etc/file; rm ../data/box/opt/inside
   /etc/file
   $ ln -s ../../../../../../../../../../../etc ../data/box/opt/out; enroot start -m $PWD/src:/opt/out box ls /etc/file; rm ../data/box/opt/out
-  ~ or a link in the image on which it mounts does
+  ~ or if a link of the image in the target's path leads there
   /etc/file
   $ enroot start -m none:/tmp:none:x-detach box grep -c ' /tmp ' /proc/mounts
   0
