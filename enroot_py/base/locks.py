@@ -1,4 +1,4 @@
-"""Lock open files and directories with flock(2). A lock ends with its process. On the start path."""
+"""Lock open files and directories with flock(2). A lock ends when its descriptors are closed. On the start path."""
 
 from __future__ import annotations
 
