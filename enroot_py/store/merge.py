@@ -1,7 +1,7 @@
 """Merge layer trees into one equivalent tree, for images with more layers than overlayfs can stack.
 
-A merged tree takes no space, because its files are hard links to the files of the layers, which never change. Its name
-is the ChainID of the layers: OCI image specification, "Layer ChainID".
+A merged tree takes little space, because its files are hard links to the files of the layers, which never change. Its
+name is the ChainID of the layers: OCI image specification, "Layer ChainID".
 """
 
 from __future__ import annotations
