@@ -33,7 +33,7 @@ def is_whole(directory: str) -> bool:
 
 
 def is_usable(image: str) -> bool:
-    """Return whether an image exists and is intact. After a reboot this reads all its files, until the mark is renamed."""
+    """Return whether an image exists and is intact. If its mark has another boot ID, this reads all its files."""
     if is_whole(image):
         return True
     if not os.path.isdir(image):

@@ -1,6 +1,6 @@
 """Paths and file names of the store. No other module defines such paths.
 
-Beneath the root, which only its owner can enter::
+Beneath the root, which only its owner can enter, unless root shares the store::
 
     layers/DIFF-ID/fs,index,sums    a layer's tree, its index and its checksums: index.py
     images/DIGEST/manifest,config   unchanged from the registry
