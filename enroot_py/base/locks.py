@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-# flock(2) fails with one of these on file systems without locks; with EBADF for a directory on NFS.
+# Errors of flock(2) on file systems without locks. EBADF is the error for a directory on NFS.
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
 

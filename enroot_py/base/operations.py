@@ -28,7 +28,7 @@ event: OperationEvent | None = None  # the current operation
 class Operation:
     """Record the operation in the ``with`` as one event, if the settings request events or ``timed`` is set.
 
-    An operation within a recorded operation is always recorded, and passes some facts to the outer event.
+    An operation within a recorded operation is recorded too, and passes some facts to the outer event.
     """
 
     def __init__(self, kind: str, settings: Any, *, timed: bool = False, **facts: str | int) -> None:

@@ -232,7 +232,7 @@ def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
 
 
 def is_local(registry: str) -> bool:
-    """Return whether HOST or HOST:PORT is this machine, so that plain HTTP is safe."""
+    """Return whether HOST or HOST:PORT is a loopback name or address, so that plain HTTP is safe."""
     host = registry.lower().removeprefix("[").partition("]")[0]
     host = host.rpartition(":")[0] if host.count(":") == 1 else host
     return (

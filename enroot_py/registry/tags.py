@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import Reference
 
 _SILENCE_S = 2.0  # time to wait for one response, if a stored image can be used instead
-_CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes more than one
+_CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes several responses
 _LATE_S = 2.0  # a child that has not ended this long after its alarm is stopped
 _MAX_RESPONSE_BYTES = 1 << 16  # a response to HEAD has no body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")

@@ -231,5 +231,5 @@ def leases(root: str) -> list[tuple[str, str, str]]:
 
 
 def leases_since(root: str) -> str:
-    """Return the file whose time shows since when starts write leases. Only stores older than leases have it."""
+    """Return the file whose time shows since when starts write leases. Only stores older than leases have this file."""
     return f"{root}/{LEASES}/{_SINCE}"
