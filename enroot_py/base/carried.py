@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-directory = ""  # the one into which this bundle was unpacked; features/bundle/bundled.py sets it
+directory = ""  # into which this bundle was unpacked; features/bundle/bundled.py sets it
 
 
 def installed(*names: str) -> str:

@@ -10,7 +10,10 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
 
 def flock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file until its descriptors are closed. Return False if another process has it. Raises OSError."""
+    """Lock an open file until its descriptors are closed. Return False if another process has the lock.
+
+    Raises OSError.
+    """
     import fcntl  # here, because most starts need no lock
 
     try:

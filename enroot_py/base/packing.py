@@ -124,8 +124,9 @@ def _hooks(directories: Iterable[str]) -> Iterator[tuple[str, int, int, CodeType
 
 
 def _pieces(values: list[Any]) -> Iterator[list[Any]]:
-    """Cut a list into pieces of about _PIECE_BYTES: malloc(3) then reads each piece into the block that the previous
-    piece has freed. A single larger value makes a larger piece.
+    """Cut a list into pieces of about _PIECE_BYTES. A single larger value makes a larger piece.
+
+    When the pieces are read, malloc(3) gives each piece the block that the previous piece has freed.
     """
     piece: list[Any] = []
     for value in values:

@@ -244,7 +244,7 @@ def _create(flags: int, *, remap: bool) -> None:
 
 
 def _join(target: str, flags: int, workdir: str | None) -> None:
-    """Enter namespaces of a process. Opens all of them first: its mount namespace may have another /proc."""
+    """Enter namespaces of a process. Open all of them first, because its mount namespace may have another /proc."""
     spaces = []
     for name, flag in _SPACES.values():
         if flags & flag:

@@ -1,4 +1,4 @@
-"""Parse the HTTP addresses that registries send, with the parser of urllib3, which also connects to them.
+"""Parse the HTTP addresses that registries send, with the parser of urllib3, because urllib3 connects to them.
 
 If two parsers differed on a backslash or a control character, penroot would check one host and connect to another.
 Sources: RFC 3986; RFC 9110, 4.2; curl(1), NO_PROXY.

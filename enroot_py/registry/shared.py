@@ -202,7 +202,7 @@ class _Turn:
 
     @contextlib.contextmanager
     def _signature(self) -> Iterator[None]:
-        """Create our file in ``tmp``, which names this process and has the file server's time."""
+        """Create our file in ``tmp``. The file names this process and has the file server's time."""
         fd = self._directories.create(self._own)
         try:
             with open(fd, "wb") as f:  # fails if the disk is full

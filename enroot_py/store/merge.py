@@ -43,7 +43,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Merge a directory of a layer into ``target``. For an implicit directory, an existing one keeps its mode and time."""
+    """Merge a directory of a layer into ``target``. Implicit directories leave mode and time there unchanged."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, target_path = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
@@ -85,7 +85,7 @@ def _link(source: str, target: str) -> None:
 
 
 def copy_attributes(source: str, target: str) -> None:
-    """Replace the user.* attributes of ``target``, except those of overlayfs, by those of ``source``. Raises OSError."""
+    """Replace the user.* attributes of ``target``, except overlayfs's own, by those of ``source``. Raises OSError."""
     for name in filter(is_plain, os.listxattr(target)):
         os.removexattr(target, name)
     for name in filter(is_plain, os.listxattr(source)):
