@@ -41,7 +41,7 @@ class Capture:
         del self._tail[: -_KEPT_BYTES // 2]
 
     def take(self, limit: int = _KEPT_BYTES) -> str:
-        """Return the output and reset. If it exceeds ``limit`` bytes, cut the middle."""
+        """Return the output since the last call. If it exceeds ``limit`` bytes, cut the middle."""
         output, size = bytes(self._head + self._tail), self._size
         self._begin()
         if size > limit:
@@ -77,7 +77,7 @@ def shared() -> Capture:
 
 
 def left_open() -> int:
-    """Close our end of the shared pipe. Return the reading end if a leftover process may still write, else -1."""
+    """Close our writing end of the shared pipe. Return the reading end if a leftover process may write, else -1."""
     if _shared is None:
         return -1
     os.close(_shared.writer)
@@ -87,7 +87,10 @@ def left_open() -> int:
 
 
 def show(text: str, *, failed: bool) -> None:
-    """Log a hook's output, for steps where stderr is not visible. Without ``failed``, log only the warnings."""
+    """Log a hook's output, for steps where stderr is not visible.
+
+    Without ``failed``, log only the lines that begin with [WARN] or [ERROR], as warnings.
+    """
     for line in text.splitlines():
         level, bracket, message = line.partition("] ")
         if failed:

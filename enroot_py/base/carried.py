@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 
-directory = ""  # the one into which this bundle was unpacked; features/bundle/bundled.py sets it
+directory = ""  # into which this bundle was unpacked; features/bundle/bundled.py sets it
 
 
 def installed(*names: str) -> str:
-    """Return the path of the first of the programs that the bundle or the host has, or "". Ignores the user's PATH."""
+    """Return the path of the first of ``names`` that the bundle or the host has, or "". Ignores the user's PATH."""
     for name in names:
         if carried := command(name):
             return carried[-1]

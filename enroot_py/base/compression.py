@@ -32,7 +32,7 @@ _MAX_WAITING_PIECES = 2  # in each of two queues: to be written, to be hashed
 def crc32_of_zeros(count: int, crc: int = 0) -> int:
     """Return crc32() of ``count`` zero bytes in O(log count).
 
-    Each zero multiplies the register by x**8, modulo the CRC's polynomial. Bit 31 is x**0: RFC 1952, "CRC-32".
+    Each zero byte multiplies the register by x**8, modulo the CRC's polynomial. Bit 31 is x**0: RFC 1952, "CRC-32".
     """
     factor, power = 1 << 31, 1 << 23  # x**0, x**8
     while count:
@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class _Decoder:
-    """Decompress one member. Output comes in pieces of about _PIECE_BYTES bytes, at any compression ratio."""
+    """Decompress one member. Output comes in pieces of at most _PIECE_BYTES bytes, at any compression ratio."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -94,7 +94,7 @@ class _Gzip(_Decoder):
 
 
 class _Limited(_Decoder):
-    """A BZ2Decompressor or LZMADecompressor, which keeps the input that did not fit into the output limit."""
+    """A BZ2Decompressor or LZMADecompressor, which keeps input whose output would exceed the limit."""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         yield self._decoder.decompress(data, _PIECE_BYTES)
@@ -235,11 +235,11 @@ class Decompressed:
             data = self._raw()
 
     def _frames(self, data: bytes) -> Iterator[bytes]:
-        """Decompress zstd frames, skipping skippable ones, in pieces of at most _PIECE_BYTES bytes."""
+        """Decompress zstd frames, skipping skippable ones, in pieces of about _PIECE_BYTES bytes."""
         import zstandard
 
         source = _ZstdSource(data, self._raw)
-        # A frame header states the window size, and the decoder allocates a window: 128 MiB after "zstd --long".
+        # The decoder allocates a window of the size that the frame header states. "zstd --long" states 128 MiB.
         decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
         reader = decoder.stream_reader(cast("IO[bytes]", source), read_across_frames=True, closefd=False)
         last = b""
@@ -287,7 +287,7 @@ class Decompressed:
         while True:
             try:
                 piece = next(pieces, None)
-            except (ImageError, OSError, MemoryError):  # from the source of the blob
+            except (ImageError, OSError, MemoryError):  # the source failed, or memory ran out: no damage
                 raise
             except Exception as e:  # each library has its own error class
                 raise ImageError(f"the {name} data of the layer is damaged: {e}") from e
@@ -360,9 +360,9 @@ class Decompressed:
     def copy(self, size: int, fd: int, offset: int) -> int:
         """Write the next ``size`` bytes to a file at ``offset``, and return their CRC-32.
 
-        Writes each piece when it arrives, while it is in the CPU cache. Does not collect aligned writes of 1 MiB: for
-        these the kernel creates folios of 1 MiB. Filling them took six times as long, and programs did not read such
-        files faster.
+        Writes each piece when it arrives, while it is in the CPU cache. Does not collect the pieces into aligned writes
+        of 1 MiB, because the kernel would create folios of 1 MiB for these. Filling such folios took six times as long,
+        and programs did not read the files faster.
         """
         at, end = self._at, self._at + size
         if end <= len(self._chunk):  # most files are small
@@ -384,7 +384,7 @@ class Decompressed:
         return crc
 
     def drain(self) -> None:
-        """Read to the end: the digests also cover data after the tar's end mark."""
+        """Read to the end, because the digests also cover data after the tar's end mark."""
         self._chunk, self._at = b"", 0
         while self._next():
             pass

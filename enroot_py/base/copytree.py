@@ -77,7 +77,7 @@ def _copy_file(source: int, name: str, target: int, new: str) -> None:
 
 
 def _copy_state(made: int, state: os.stat_result) -> None:
-    os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777)  # without the set-user-ID bit of a container's file
+    os.fchmod(made, stat.S_IMODE(state.st_mode) & 0o777)  # without set-user-ID and set-group-ID bits of the source
     os.utime(made, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 

@@ -43,7 +43,7 @@ class Elf(Frozen):
 
 
 def read(fd: int, prefix: str = "") -> Elf:
-    """Parse the library in an open regular file, with exported symbols only if ``prefix`` is given.
+    """Parse the library in an open regular file. Without ``prefix``, ``symbols`` stays empty.
 
     Raises NotElf, OSError.
     """
@@ -172,7 +172,7 @@ class _ElfFile:
         return names
 
     def _symbols(self, prefix: bytes) -> list[str]:
-        """Return exported symbols: DT_GNU_HASH covers the exported part of the symbol table."""
+        """Return the exported symbols that begin with ``prefix``. DT_GNU_HASH covers the exported part of the table."""
         if _GNU_HASH not in self.tags or _SYMTAB not in self.tags:
             return []
         table = self._at(self.tags[_GNU_HASH], _MAX_SECTION_BYTES)
@@ -191,7 +191,10 @@ class _ElfFile:
 
 
 def interpreter(path: str) -> str:
-    """Return the loader that a 64-bit program names: elf(5), PT_INTERP. Returns "" for any other file."""
+    """Return the loader that a 64-bit program names: elf(5), PT_INTERP. Returns "" for any other file.
+
+    Only for programs of the host: the reads have no limit.
+    """
     try:
         with open(path, "rb") as f:
             head = f.read(64)

@@ -93,13 +93,16 @@ class CommandError(PenrootError):
     exit_code = 126
 
 
-# A function that returns the error of the image's mount if it caused the given error, else None. The code that mounts
-# an image sets it.
+# A function that returns the error of the image's mount if a failure of this mount caused the given error, else None.
+# runtime/squashfuse.py sets it when it mounts an image.
 of_image: Callable[[BaseException], PenrootError | None] | None = None
 
 
 def cause(error: BaseException) -> PenrootError | None:
-    """Return an error whose hint is the root cause: a limit, or a failed image mount. Return None if it is unknown."""
+    """Return an error that explains the root cause of ``error``, or None if the root cause is unknown.
+
+    Known causes are a limit of open files and a failed image mount.
+    """
     import errno
 
     reason: BaseException | None = error

@@ -1,4 +1,4 @@
-"""Descriptors that a ``with`` closes. On the start path: importing contextlib would cost more."""
+"""Descriptors that a ``with`` closes. On the start path, so this module does not import contextlib."""
 
 from __future__ import annotations
 

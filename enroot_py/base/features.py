@@ -1,7 +1,7 @@
-"""List the features of this installation, and the sockets that each plugs into.
+"""List the features of penroot, and the sockets that each feature plugs into.
 
 A feature is one folder. A module named after a socket of the core plugs the feature into that socket. The core calls
-plugged() for the modules of a socket and imports no feature by name, so that it works without a feature's folder.
+plugged() for the modules of a socket and imports no feature by name, so that the core works without a feature's folder.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ def kind(path: str) -> str:
 
 
 def hint_for(error: OSError, place: str, setting: str = "") -> str:
-    """Return a hint for an error of writing to ``place``. ``setting`` is the setting that names another directory."""
+    """Return a hint for an error of writing to ``place``.
+
+    ``setting`` is the setting by which the user can choose another directory.
+    """
     if error.errno in OF_PROCESS:
         return OF_PROCESS[error.errno]
     other = f"set {setting} to another place" if setting else "choose another place"
@@ -69,7 +72,9 @@ def in_words(error: OSError) -> tuple[str, str]:
     elif isinstance(error, FileNotFoundError) and _is_gone("."):
         place, hint = "the working directory is gone", "cd to an existing directory"
     elif error.errno in OF_PROCESS:
-        place, hint = "cannot start a process", OF_PROCESS[error.errno]
+        # fork(2) is the usual source of EAGAIN. The other limits also affect calls such as pipe(2) and socket(2).
+        place = "cannot start a process" if error.errno == errno.EAGAIN else "a system call failed"
+        hint = OF_PROCESS[error.errno]
     else:
         place = "a system call failed"
     return f"{place}: {error.strerror or error}", hint

@@ -27,7 +27,7 @@ class Holder(Frozen):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the process, which must be of this node, has ended."""
+        """Return whether the process has ended. Only for a process of this node."""
         return not linux.boot_id().startswith(self.boot) or not os.path.exists(f"/proc/{self.pid}")
 
     def asleep(self) -> str:

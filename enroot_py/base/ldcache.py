@@ -1,8 +1,8 @@
 """The cache of the dynamic loader, ld.so(8): read from the host, extended in a container.
 
-A start runs no program, and an image may have no ldconfig, or one for another machine, so this module
-writes the cache itself. It uses glibc's new format (sysdeps/generic/dl-cache.h), which every glibc since 2.2
-reads. A cache file may begin with a part in the old format.
+This module writes the cache without ldconfig: executing a program would slow a start, and an image may have no
+ldconfig, or an ldconfig for another machine. The module uses glibc's new format (sysdeps/generic/dl-cache.h), which
+every glibc since 2.2 reads. A cache file may begin with a part in the old format.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Not struct or array: array imports collections, which slows a start.
+# Not struct, which is one more file to load, and not array, which imports collections: both would slow a start.
 from _struct import error as StructError  # type: ignore[attr-defined]
 from _struct import pack, unpack
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
-    """Return the libraries in a cache whose names begin with one of ``parts``, or [] if ``data`` is not a cache."""
+    """Return the libraries in the cache ``data`` whose names begin with one of ``parts``; [] if it is not a cache."""
     data = _new_part(data)
     entries = _entries(data)
     flags = dict(zip(entries[2::6], entries[0::6], strict=True))
@@ -116,7 +116,7 @@ def drivers_of_compat(file: BinaryIO) -> set[int]:
 def extend(data: bytes, libraries: list[Library]) -> bytes:
     """Insert ``libraries`` into the cache ``data``, before existing entries of the same names.
 
-    Returns ``data`` unchanged if the cache already has all libraries.
+    Returns only the part in the new format, unchanged if it already has all libraries.
     """
     data = _new_part(data) or _MAGIC + pack("=IIBxxx16x", 0, 0, 2 if sys.byteorder == "little" else 3)
     entries = _entries(data)

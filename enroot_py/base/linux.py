@@ -1,7 +1,8 @@
 """System calls under the names of their man pages.
 
-Each function wraps one call, knows nothing of containers, and raises OSError with errno and path. Calls that Python
-offers (memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are not here: use them from os.
+Most functions wrap one call. They know nothing of containers, and raise OSError with errno, and with the path if the
+call has one. Calls that Python offers (memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are not here: use
+them from os.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def unshare(flags: int) -> None:
 
 
 def clone3(flags: int) -> int:
-    """clone3(2) of a process: fork(2) into new namespaces. The caller must have one thread."""
+    """clone3(2) as a fork(2) into new namespaces. The caller must have only one thread."""
     return _check(lib.linux_clone3(flags))
 
 
@@ -245,7 +246,7 @@ def install_filter() -> None:
 
 
 def withhold_descriptors() -> None:
-    """Close at execve(2) each descriptor of a directory or namespace, or with O_PATH: c_shims/seccomp.h"""
+    """Make execve(2) close descriptors of directories and namespaces, and O_PATH descriptors: c_shims/seccomp.h"""
     _check(lib.penroot_withhold_descriptors())
 
 
@@ -263,8 +264,9 @@ def digest(path: str) -> str:
 def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_ms: int, *, orphan: bool) -> int:
     """Execute a program in the background, with ``fds`` (in ascending order) from 3 on: c_shims/background.h
 
-    Nothing is executed if the first of ``fds`` becomes readable or closed within ``delay_ms``. Returns the process to
-    wait for: the program, or with ``orphan`` a process that ends at once. Call this once per process.
+    Nothing is executed if the first of ``fds`` becomes readable, or its other end is closed, within ``delay_ms``.
+    Returns the process to wait for: the program, or with ``orphan`` a process that ends at once. Call this once per
+    process.
     """
     words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
     memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)

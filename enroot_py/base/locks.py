@@ -1,16 +1,19 @@
-"""Lock open files and directories with flock(2). A lock ends with its process. On the start path."""
+"""Lock open files and directories with flock(2). A lock ends when its descriptors are closed. On the start path."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-# flock(2) fails with one of these on file systems without locks; with EBADF for a directory on NFS.
+# Errors of flock(2) on file systems without locks. EBADF is the error for a directory on NFS.
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
 
 def flock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file until its descriptors are closed. Return False if another process has it. Raises OSError."""
+    """Lock an open file until its descriptors are closed. Return False if another process has the lock.
+
+    Raises OSError.
+    """
     import fcntl  # here, because most starts need no lock
 
     try:

@@ -45,7 +45,7 @@ def on_terminal() -> bool:
 
 
 def captured() -> bool:
-    """Return whether lines go elsewhere than to stderr: in a Slurm step, where stderr is not visible."""
+    """Return whether lines do not go to stderr: for example in a Slurm step, where stderr is not visible."""
     return sink is not _stderr
 
 
@@ -61,7 +61,7 @@ def silent(level: str, text: str) -> None:
     """Drop a line: a ``sink`` for a process whose output has no reader."""
 
 
-# The function that writes a line. The SPANK helper replaces it, to send lines through slurmstepd.
+# The function that writes a line. The helper of the SPANK plugin replaces it, to send lines to the plugin.
 sink: Callable[[str, str], None] = _stderr
 
 

@@ -2,8 +2,8 @@
 
 ``.NAME.NODE.PID-RANDOM.making`` becomes NAME by rename when it is complete. ``.NAME.NODE.PID-RANDOM.trash`` was NAME
 until its deletion began. A process holds the flock(2) of its hidden entry. The kernel frees the lock of a killed
-process, and the next process that creates a file in the directory removes the entry. If nodes share a file system but
-not its locks, each node removes its own entries, and other nodes' entries after a day.
+process, and the next process that creates a file in the directory removes the entry. On a network file system, where
+locks may not reach other nodes, a node removes other nodes' entries only after a day.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Directory:
         self.path = ""
 
     def replace(self) -> str:
-        """Publish in place of an existing directory, and return the new path of that directory. Raises OSError.
+        """Publish in place of an existing directory, and return the hidden path of the old directory. Raises OSError.
 
         The exchange is atomic, except on file systems without RENAME_EXCHANGE, such as NFS: renameat2(2).
         """

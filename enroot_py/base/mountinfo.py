@@ -42,7 +42,7 @@ def parse(text: bytes) -> Iterator[Mounted]:
 
 
 def unescape(field: str) -> str:
-    """Replace ``\\ooo``, three octal digits, by that byte. fstab(5) has the same escapes."""
+    """Replace each ``\\ooo``, three octal digits, by the byte of this number. fstab(5) has the same escapes."""
     if "\\" not in field:
         return field
     out, rest = b"", os.fsencode(field)

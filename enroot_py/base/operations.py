@@ -1,4 +1,4 @@
-"""Report operations to features that record events. Without such a feature, a report costs nothing.
+"""Report operations to features that record events. Without such a feature, a report costs almost nothing.
 
 On the start path.
 """
@@ -28,7 +28,7 @@ event: OperationEvent | None = None  # the current operation
 class Operation:
     """Record the operation in the ``with`` as one event, if the settings request events or ``timed`` is set.
 
-    An event within another event is recorded too, and passes some facts to the outer event.
+    An operation within a recorded operation is recorded too, and passes some facts to the outer event.
     """
 
     def __init__(self, kind: str, settings: Any, *, timed: bool = False, **facts: str | int) -> None:
@@ -54,7 +54,7 @@ class Operation:
 
 
 def phase(name: str) -> None:
-    """End a phase of the current event. The phase began at the previous call."""
+    """End a phase of the current event. The phase began at the previous call, or with the event."""
     if event is not None:
         event.phase(name)
 

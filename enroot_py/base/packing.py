@@ -33,7 +33,7 @@ def write() -> None:
 
 
 def rewrite() -> None:
-    """Do the work of write(). Call it in a process that has imported no other module of ours."""
+    """Do the work of write(). Call it in a process that has imported nothing of ours but this module."""
     modules = dict(_modules())
     recorder = _Recorder(modules)
     sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not pack.current)]
@@ -124,7 +124,10 @@ def _hooks(directories: Iterable[str]) -> Iterator[tuple[str, int, int, CodeType
 
 
 def _pieces(values: list[Any]) -> Iterator[list[Any]]:
-    """Cut a list into pieces of at most _PIECE_BYTES, so that each is read into the memory of the previous piece."""
+    """Cut a list into pieces of about _PIECE_BYTES. A single larger value makes a larger piece.
+
+    When the pieces are read, malloc(3) gives each piece the block that the previous piece has freed.
+    """
     piece: list[Any] = []
     for value in values:
         if piece and len(dumps([*piece, value])) > _PIECE_BYTES:
@@ -135,9 +138,10 @@ def _pieces(values: list[Any]) -> Iterator[list[Any]]:
 
 
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Return the code of a module without annotations and docstrings: each start would load them, and uses none.
+    """Return the code of a module without most annotations and docstrings: each start would load them, and uses none.
 
-    A decorated function keeps its docstring, because click makes the help text from it.
+    Annotations of variables stay. Decorated functions and classes keep their docstrings, because click makes help texts
+    from docstrings of functions; ``async def`` functions keep theirs too.
     """
     tree = ast.parse(source, path)
     for node in ast.walk(tree):

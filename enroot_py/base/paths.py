@@ -60,7 +60,7 @@ def exists(root: int, path: str) -> bool:
 
 
 def state(root: int, path: str) -> tuple[int, ...]:
-    """Return the inode, size and times of a file, which change when it is written or replaced; () if it is missing."""
+    """Return values that change when a file is written or replaced: its inode, size and times. () if it is missing."""
     try:
         with open_in(root, path) as fd:
             status = os.fstat(fd)

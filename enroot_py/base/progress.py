@@ -61,7 +61,7 @@ class Progress:
             self.tick(0)  # before the fork: the log lines of the processes must clear this line
 
     def part(self, number: int) -> Callable[[int], None]:
-        """Return a function that sets the number of bytes read of part ``number``. Any process can call it."""
+        """Return a function that sets how many bytes of part ``number`` have been read. Any process can call it."""
 
         def count(size: int) -> None:
             _COUNT.pack_into(self._counts, number * _COUNT.size, size)

@@ -81,7 +81,7 @@ class Program:
                 text=True,
                 errors="replace",
                 env=self.environ,
-                preexec_fn=begin,  # safe, because this process has one thread
+                preexec_fn=begin,  # safe: begin() takes no lock that another thread may hold
                 timeout=self.timeout,
                 check=False,
             )

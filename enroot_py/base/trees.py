@@ -1,4 +1,4 @@
-"""Make private directories, and remove directory trees. On the start path: no import but os."""
+"""Make private directories, and remove directory trees. On the start path: only errno, os and fds are imported."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _OTHERS, _GROUPS = 0o007, 0o070
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
     """Check that the caller or root owns a directory, and that nobody else can write to it. Return its state.
 
-    The directories above are checked too, so that not everybody can replace the directory. ``strict`` also
-    refuses a directory above that belongs to another user or is writable by a group, because they could replace the
+    The directories above are checked too, so that not everybody can replace the directory. ``strict`` also refuses a
+    directory above that belongs to another user or is writable by a group: that user or group could replace the
     directory. ``make`` creates missing directories. ``closed_to`` are the mode bits that the directory itself must not
     have. Raises OSError, whose strerror is the failed check.
     """
@@ -49,7 +49,7 @@ def own(path: str) -> str:
 
 
 def is_shared(state: os.stat_result) -> bool:
-    """Return whether users share a directory: root's with mode 1777, or another user's and open to a group."""
+    """Return whether users share a directory: root owns it with mode 1777, or another user, and a group can write."""
     if state.st_mode & _OTHERS_WRITE:
         return state.st_uid == 0 and bool(state.st_mode & stat.S_ISVTX)
     return bool(state.st_mode & _GROUP_WRITE) and state.st_uid != os.geteuid() and not _is_own_group(state)
@@ -154,9 +154,10 @@ def _root() -> int:
 
 
 def file(path: str) -> int:
-    """Open a regular file of the caller or root for reading. Only its owner may have write permission.
+    """Open a regular file of the caller or root for reading. Refuse a file to which others can write.
 
-    Does not follow a symlink in the last component, and does not block. Raises OSError; strerror is the failed check.
+    The owner's private group may have write permission. Does not follow a symlink in the last component, and does not
+    block. Raises OSError; strerror is the failed check.
     """
     fd = regular(os.open(path, _OPEN), path)
     try:
@@ -172,7 +173,7 @@ def file(path: str) -> int:
 def installed(path: str, root: str = "/") -> int:
     """Open a regular host file for reading that only the owner of the directory ``root`` could have installed.
 
-    Follows no symlink, and refuses a path with a directory that others can write to. Call it outside user namespaces
+    Follows no symlink, and refuses a path with a component that others can write to. Call it outside user namespaces
     only: inside, all unmapped users look like one owner. Raises OSError; strerror is the failed check.
     """
     owner = os.stat(root).st_uid

@@ -24,7 +24,7 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Turn:
-    """The turn to make the file ``path``. Use it in a ``with``, in the main thread: it uses SIGALRM.
+    """The turn to make the file ``path``. Use it in a ``with``, in the main thread, because a turn uses SIGALRM.
 
     Entering waits while another process of this user has the turn, unless that process is stopped or shows no sign of
     life. If the turn file cannot be created, for example in a read-only directory, entering succeeds without a turn.

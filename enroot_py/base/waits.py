@@ -47,7 +47,7 @@ def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = ST
 def changing(path: str) -> Iterator[None]:
     """Let one process at a time change the file ``path``. Raises PenrootError, OSError.
 
-    The lock is a private file beside ``path``, because other users may lock any file or directory that they can open.
+    The lock is a private file beside ``path``, because other users can lock any file or directory that they can open.
     """
     directory, name = os.path.split(path)
     lock_path = f"{directory}/.{name}.lock"
@@ -93,7 +93,7 @@ class Watch:
         self._sign: tuple[int, float] = (0, 0.0)
 
     def look(self) -> str:
-        """Return the reason to stop waiting, or "". Checks every half second, however often it is called.
+        """Return the reason to stop waiting, or "". Checks at most every half second, however often it is called.
 
         The first check prints the holder of the lock.
         """
@@ -164,7 +164,7 @@ def _job(pid: int) -> str:
 
 
 def job_of(groups: str, environ: bytes) -> str:
-    """Return the job in the control groups of a process, else the job in its environment, else "".
+    """Return the job number in a process's control groups or environment, else the SLUID in the groups, else "".
 
     Slurm 26.05 and later name control groups after the job's SLUID, unless cgroup.conf has CgroupJobIdPaths=yes.
     squeue and scancel accept both. Sources: cgroup.conf(5); print_sluid() of Slurm's sluid.c.

@@ -40,8 +40,9 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
     """Call each task in its own process, in order, ``parallel`` at a time.
 
     Calls ``tick`` several times a second with the number of ended tasks. If a task fails, kills all tasks and raises
-    its PenrootError or OSError. An interrupt kills all tasks: SIGINT raises KeyboardInterrupt, SIGTERM SystemExit. The
-    caller removes the files of killed tasks. Warns of a stopped process, and fails if it stays stopped for a minute.
+    its PenrootError or OSError, or RuntimeError for any other error. An interrupt kills all tasks: SIGINT raises
+    KeyboardInterrupt, SIGTERM SystemExit. The caller removes the files of killed tasks. Warns of a stopped process, and
+    fails if it stays stopped for a minute.
     """
     waiting = list(tasks)
     running: dict[int, int] = {}  # by PID: the pipe from which to read the error

@@ -1,4 +1,4 @@
 """The verbs of the command line.
 
-This package may import all other packages. Only main.py, pyxis_py and features import it.
+This package may import all other packages. Only main.py, api, features and pyxis_py import it.
 """

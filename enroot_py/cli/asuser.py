@@ -1,7 +1,7 @@
 """Run ``penroot doctor`` as another user, for root.
 
 Root opens no path that the user controls, neither configuration nor directories. The user can stop or replace the
-child, and can make it print anything. Therefore its output is checked, and limited in size and time.
+child, and can make it print anything. Therefore the child's output is checked, and limited in size and time.
 """
 
 from __future__ import annotations

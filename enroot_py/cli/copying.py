@@ -31,7 +31,7 @@ class Side:
         return paths.open_in(self._root, path, flags)
 
     def directory(self) -> Fd | None:
-        """Open the path if it is a directory. Raises OSError."""
+        """Open the path if it is a directory, else return None. Raises OSError."""
         try:
             return self.open(self.path, _PATH | os.O_DIRECTORY)
         except FileNotFoundError:

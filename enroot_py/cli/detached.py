@@ -36,10 +36,10 @@ _HINT = "penroot list shows your containers"
 def start(
     name: str, target: str, settings: Settings, find: Callable[[], Source], run: Callable[[Source, Ready], NoReturn]
 ) -> None:
-    """Start a container in the background and print its name. Raises PenrootError, whose exit status is 125.
+    """Start a container in the background and print its name.
 
     ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls its second argument
-    just before it executes the program.
+    just before it executes the program. Raises PenrootError, whose exit status is 125 unless its class defines one.
     """
     try:
         _check_name(name)
@@ -69,7 +69,7 @@ def start(
 
 
 def _finish(record: detached.Record, messages: list[tuple[str, str]], status: int) -> None:
-    """Print the messages of a start, then the container's name, or if the start failed its output."""
+    """Print the messages of a start, then the container's name; if the start failed, the container's output instead."""
     for level, text in messages:
         log.sink(level, text)
     if not status:

@@ -103,7 +103,7 @@ _NOBODY_UID = 65534
 
 
 def _enter(private: int) -> None:
-    """As an ordinary user, enter the namespaces of a container and the ``private`` ones. Raises PenrootError."""
+    """As an ordinary user, enter the namespaces of a container and those in ``private``. Raises PenrootError."""
     # In a user namespace that maps no other user, root cannot become nobody, and does not need to.
     with contextlib.suppress(OSError):
         os.setgroups([])

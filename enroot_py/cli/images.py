@@ -39,7 +39,7 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
         settings = settings.replace("--ensure", force_override=True)
     turns.sweep(os.path.dirname(path))
     state = _state(path)
-    # A file newer than this process is probably the import of another process that started together with it.
+    # A file newer than this process probably comes from another import that started at the same time.
     must_verify = ensure or state is not None and state[1] >= _start_time()
     while True:
         if must_verify and _is_up_to_date(path, reference, settings, arch, reports=ensure):

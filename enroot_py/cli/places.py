@@ -105,7 +105,7 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
 
 
 def temp_path(path: str) -> Finding:
-    """Check the directory in which import and export unpack images: /tmp, or the one of a setting or TMPDIR."""
+    """Check the directory in which import and export unpack images: ENROOT_TEMP_PATH, TMPDIR or /tmp."""
     if closed := _closed(path, "import and export unpack images in", "ENROOT_TEMP_PATH"):
         return replace(closed, verdict="warn")  # starting a stored image does not need this directory
     kind = filesystems.kind(path)
@@ -121,7 +121,7 @@ def _in_memory(path: str, kind: str) -> str:
 
 
 def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that the caller owns XDG_RUNTIME_DIR (XDG Base Directory Specification). su(1) keeps another user's."""
+    """Check that the caller owns XDG_RUNTIME_DIR (XDG Base Directory Specification). su(1) keeps the old value."""
     runtime_dir = environ.get("XDG_RUNTIME_DIR")
     if not runtime_dir:
         return

@@ -1,4 +1,4 @@
-"""The table of verbs that run without click, and its parser. Importing click takes longer than these verbs.
+"""The table of verbs that run without click, and its parser. Importing click takes longer than most of these verbs.
 
 The parser accepts only correct command lines. For help and for errors, verbs.py makes click commands from the table.
 """

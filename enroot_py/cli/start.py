@@ -1,6 +1,6 @@
 """``penroot start`` and ``batch``: parse the command line, and start the container through runtime/enter.py.
 
-Imports slow down every start: import only os and modules of penroot here.
+Imports slow down every start: import only os, sys and modules of penroot here.
 """
 
 from __future__ import annotations

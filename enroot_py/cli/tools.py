@@ -203,7 +203,7 @@ def unshare(program: str, words: list[str]) -> None:
 
 
 def _execute(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """Execute a command. Without PATH, search it as execvp(3) does. Raises CommandError."""
+    """Execute a command. Without PATH, search for the command as execvp(3) does. Raises CommandError."""
     name, path = command[0], command[0]
     if "/" not in name and "PATH" not in variables:
         path = next(filter(os.path.exists, execute.candidates(name, _DEFAULT_SEARCH)), f"/bin/{name}")
@@ -244,7 +244,7 @@ def _create(flags: int, *, remap: bool) -> None:
 
 
 def _join(target: str, flags: int, workdir: str | None) -> None:
-    """Enter namespaces of a process. Opens all of them first: its mount namespace may have another /proc."""
+    """Enter namespaces of a process. Open all of them first, because its mount namespace may have another /proc."""
     spaces = []
     for name, flag in _SPACES.values():
         if flags & flag:
@@ -365,7 +365,10 @@ def _confine(flags: set[str]) -> None:
 
 
 def _complete(environ: dict[str, str], *, login: bool) -> None:
-    """Set the unset variables that login(1) sets, from the image's passwd(5) and login.defs(5)."""
+    """Set the unset variables that login(1) sets, from the image's passwd(5) and login.defs(5).
+
+    With ``login``, also set the umask and enter HOME.
+    """
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         entries = (line.split(":") for line in _lines(root, "/etc/passwd"))
         entry = next((e for e in entries if len(e) > 6 and e[2] == str(os.geteuid())), None)

@@ -198,7 +198,7 @@ def inspect(arch: str | None, image: str) -> None:
 
 
 def _confirmed(question: str) -> bool:
-    """Ask the user. Raises UsageError if stdin is closed or not a terminal."""
+    """Ask the user. Raises UsageError if stdin is closed, or has no answer and is not a terminal."""
     if sys.stdin is None:
         raise UsageError("cannot prompt: stdin is closed", hint="use --force to skip the prompt")
     try:

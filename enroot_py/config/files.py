@@ -122,7 +122,10 @@ def path_in(cwd: str, name: str) -> str:
 
 
 def script(path: str) -> bytes:
-    """Read a file that the user named: a regular file, or the pipe of ``<(command)``. Raises ConfigError, OSError."""
+    """Read a file that the user named: a regular file, /dev/null, or the pipe of ``<(command)``.
+
+    Raises ConfigError, OSError.
+    """
     fd = os.open(path, _READ)
     if os.path.isdir(path) or not path.startswith(_PIPES) and os.path.realpath(path) != os.devnull:
         trusted.regular(fd, path)
@@ -132,7 +135,7 @@ def script(path: str) -> bytes:
 
 
 def names(directory: str) -> list[str]:
-    """Return the names in ``directory``, or [] if it does not exist. Raises ConfigError."""
+    """Return the names in ``directory``, or [] if it is missing or cannot be reached. Raises ConfigError."""
     try:
         listed = os.listdir(directory)
     except OSError as e:

@@ -65,7 +65,7 @@ def _kept(cached: str, directory: str) -> tuple[Any, ...]:
 
 
 def _keep(cached: str, directory: str, state: State, parsed: Any) -> None:
-    """Write the cache atomically, unless the directory belongs to another user."""
+    """Write the cache atomically, unless the file has just changed or the directory belongs to another user."""
     import time
 
     from enroot_py.base import making

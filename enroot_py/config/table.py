@@ -311,7 +311,7 @@ UNUSED = {
     "ENROOT_GZIP_PROGRAM": "penroot decompresses layers itself",
     "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
 }
-# Other variables of penroot. They have an effect only in the environment of the caller.
+# Other variables of penroot. They are not settings: a file sets them only for hooks.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
 # Directories of penroot, which settings files cannot change.
 FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")

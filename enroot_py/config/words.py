@@ -32,8 +32,9 @@ _caller: tuple[int, int] | None = None
 
 
 def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[str], bool] = lambda _: True) -> str:
-    """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS, without running a shell.
+    """Replace variables and the commands of COMMANDS, without running a shell.
 
+    A variable is ``$NAME``, ``${NAME}``, ``${NAME-default}`` or ``${NAME:-default}``.
     An unset variable is an empty string if ``may_be_unset`` accepts its name. Raises ValueError for other unset
     variables, for an unknown ``$(command)``, and for a value that is too long or too deeply nested.
     """
@@ -132,7 +133,7 @@ def _closing(text: str) -> int:
 
 
 def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return XDG base directories and TMPDIR, with defaults (XDG Base Directory Specification)."""
+    """Return HOME, TMPDIR and the directories of the XDG Base Directory Specification, with defaults."""
     home = (environ.get("HOME") or _home()).rstrip("/")
     tmp = environ.get("TMPDIR") or "/tmp"
     run = environ.get("XDG_RUNTIME_DIR") or ""

@@ -1,4 +1,4 @@
-"""Parse the HTTP addresses that registries send, with the parser of urllib3, which also connects to them.
+"""Parse the HTTP addresses that registries send, with the parser of urllib3, because urllib3 connects to them.
 
 If two parsers differed on a backslash or a control character, penroot would check one host and connect to another.
 Sources: RFC 3986; RFC 9110, 4.2; curl(1), NO_PROXY.
@@ -60,14 +60,17 @@ def read(text: str, base: Address | None = None) -> Address:
 
 
 def shown(text: str) -> str:
-    """Quote an address for a message, without user and query, which may be secrets."""
+    """Quote an address for a message, without login and query, which may be secrets."""
     text = text.partition("?")[0]
     user, at, rest = text.rpartition("@")
     return repr((f"{user.partition('://')[0]}://…@{rest}" if at else text)[:_MAX_SHOWN_CHARS])
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Return whether an IP address is of this machine or link-local. Clouds serve metadata at link-local addresses."""
+    """Return whether an IP address is a loopback, unspecified or link-local address.
+
+    Clouds serve metadata at link-local addresses.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
         ip = ip.ipv4_mapped

@@ -46,7 +46,9 @@ def know(tokens: str) -> None:
 
 
 class Authorization:
-    """The Authorization header for the repository of ``reference``. There is none until the registry demands one.
+    """The Authorization header for the repository of ``reference``.
+
+    Unless this process has a token already, there is no header until the registry demands one.
 
     ``on_progress`` is called with True before the search for a login, which may run a program, and with False after it.
     Methods raise RegistryError and Transient.
@@ -86,7 +88,7 @@ class Authorization:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the Authorization header, or {} before the registry demands one."""
+        """Return the Authorization header, or {} without a login or token."""
         header = self._basic or _TOKENS.get(self._token_key, "")
         return {"Authorization": header} if header else {}
 
@@ -189,7 +191,7 @@ class Authorization:
         return self._read_token(response, realm)
 
     def _realm(self, text: str) -> Address:
-        """Check the address of the token server that a challenge names."""
+        """Check and return the address of the token server that a challenge names."""
         registry = self._reference.registry
         try:
             realm = addresses.read(text)

@@ -74,7 +74,7 @@ class Connections:
     """Connections to the server ``host`` (HOST or HOST:PORT), and to the servers that it redirects to."""
 
     def __init__(self, host: str, settings: Settings, *, is_insecure: bool = False) -> None:
-        """With ``is_insecure``, the server's own certificate is not verified."""
+        """With ``is_insecure``, the server's own certificate is not verified, unless a rule ``ca`` applies to it."""
         self._host = host
         self._is_insecure = is_insecure
         self._own = addresses.read(f"https://{host}/")
@@ -132,7 +132,7 @@ class Connections:
         """Return a TLS context that trusts the authorities of the system and of the configuration.
 
         OpenSSL itself reads SSL_CERT_* from the environment. Only the server itself gets the client's certificate.
-        With ``is_insecure``, only the server itself may have an untrusted certificate.
+        With ``is_insecure`` and without a rule ``ca``, only the server itself may have an untrusted certificate.
         """
         context = site.tls()
         ca = site.rules(self._host, self._settings).ca

@@ -31,7 +31,7 @@ _HUB = "docker.io"  # the name of Docker Hub in these files
 
 
 class Endpoint(Frozen):
-    """A server of the images of a table: the registry or a mirror."""
+    """A server that has the images of a table: the registry or a mirror."""
 
     location: str
     is_insecure: bool = False  # allow plain HTTP, and TLS with a certificate that is not trusted

@@ -64,8 +64,8 @@ def find(
 ) -> Credential | None:
     """Find the credential for the registry of ``reference``, and for its user if any.
 
-    A login may be limited to a part of a registry. ``realm`` is the registry's known token server, or "". enroot's
-    file may name the token server instead of the registry. Raises ConfigError for an unreadable or invalid file.
+    A login may be limited to a part of a registry. ``realm`` is the registry's known token server, or "": files
+    may name the token server instead of the registry. Raises ConfigError for an unreadable or invalid file.
     """
     if reference.secret:
         return Credential(reference.user, reference.secret, "the command line")

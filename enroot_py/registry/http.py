@@ -146,8 +146,8 @@ class Response:
 
     def document(self, limit: int) -> bytes:
         """Return the first ``limit`` bytes of the body, or all of it if it is shorter."""
-        # Some proxies compress documents in spite of Accept-Encoding. Blobs are never decoded, because their digest is
-        # that of the compressed bytes.
+        # Some proxies compress documents in spite of Accept-Encoding. Do not decode blobs, because their digests cover
+        # the compressed bytes.
         parts = []
         while limit > 0 and (data := self.read(min(limit, _CHUNK_BYTES), decode=True)):
             limit -= len(data)

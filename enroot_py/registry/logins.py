@@ -118,7 +118,7 @@ class AuthFile:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
-        """Yield the file's content for changes, then replace the file atomically with mode 0600."""
+        """Yield the file's content for changes. If it was changed, replace the file atomically with mode 0600."""
         directory = os.path.dirname(self.path)
         umask = os.umask(0o077)  # otherwise another user could open the file while it is empty
         try:

@@ -232,7 +232,7 @@ def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
 
 
 def is_local(registry: str) -> bool:
-    """Return whether HOST or HOST:PORT is this machine, so that plain HTTP is safe."""
+    """Return whether HOST or HOST:PORT is a loopback name or address, so that plain HTTP is safe."""
     host = registry.lower().removeprefix("[").partition("]")[0]
     host = host.rpartition(":")[0] if host.count(":") == 1 else host
     return (
@@ -315,7 +315,10 @@ def spelling(text: str) -> str:
 
 
 def _canonical_host(host: str) -> str:
-    """Return a host name as it is. Return an IPv4 address, in any form that inet_aton(3) accepts, as four numbers."""
+    """Return a host name without a final dot, and an IPv4 address as four numbers.
+
+    The address may have any form that inet_aton(3) accepts, but no leading zeros. Raises ValueError.
+    """
     host = host.removesuffix(".")
     labels = host.split(".")
     if not all(labels) or host[:1] == "-" or not _HOST_CHARS.issuperset(host):

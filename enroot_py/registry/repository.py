@@ -251,7 +251,7 @@ class Repository:
         raise refusals.failure(response, self._reference.registry, path)
 
     def _tags(self) -> list[str] | None:
-        """Return the tags, [] if the repository is missing, or None if the registry does not list them."""
+        """Return the tags, or None if they are unknown. A status other than 200 means no repository: return []."""
         try:
             with self._authorized("GET", f"/v2/{self._reference.repository}/tags/list", {}) as response:
                 if response.status != 200:

@@ -174,7 +174,7 @@ class _Turn:
         raise FileNotFoundError
 
     def _take_lock(self) -> bool:
-        """Try to lock the blob. Raises _NotShareableError if another user has the lock or it cannot be written."""
+        """Try to lock the blob. Raises _NotShareableError if another user has the lock, or on a write error."""
         path = f"{self._directories.path}/sha256/{self._lock}"
         blobs, tmp = self._directories.blobs, self._directories.tmp
         try:
@@ -202,7 +202,7 @@ class _Turn:
 
     @contextlib.contextmanager
     def _signature(self) -> Iterator[None]:
-        """Create our file in ``tmp``, which names this process and has the file server's time."""
+        """Create our file in ``tmp``. The file names this process and has the file server's time."""
         fd = self._directories.create(self._own)
         try:
             with open(fd, "wb") as f:  # fails if the disk is full

@@ -123,7 +123,7 @@ def _known(settings: Settings, environ: Mapping[str, str]) -> dict[str, Rules]:
 def places(reference: Reference, settings: Settings, environ: Mapping[str, str] = os.environ) -> list[Place]:
     """Return the places of an image: each mirror, in order, then the registry itself. Raises ConfigError, RefusedError.
 
-    These rules take precedence over the files of podman and skopeo.
+    Rules with ``http`` or ``mirror`` replace the files of podman and skopeo.
     """
     site_rules = rules(reference.registry, settings, environ)
     if site_rules.replaces_other_files:

@@ -119,7 +119,7 @@ class Mirrored:
 
     @property
     def base(self) -> str:
-        return ""  # the store must not remember one server: the next import asks the mirrors first again
+        return ""  # the store must not remember one server, because the next import must ask the mirrors first
 
     def digest(self) -> str:
         return self._first(lambda repository: repository.digest())

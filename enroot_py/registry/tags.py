@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import Reference
 
 _SILENCE_S = 2.0  # time to wait for one response, if a stored image can be used instead
-_CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes more than one
+_CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes several responses
 _LATE_S = 2.0  # a child that has not ended this long after its alarm is stopped
 _MAX_RESPONSE_BYTES = 1 << 16  # a response to HEAD has no body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -49,7 +49,7 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
 
 
 def soon(reference: Reference, settings: Settings, seconds: float, silence: float) -> str:
-    """Resolve a tag within ``seconds``, or return "" if the registry sends no digest; see hurry().
+    """Resolve a tag within ``seconds``, or return "" if the registry sends no digest. ``silence``: see hurry().
 
     Raises PenrootError, and Unreachable after ``seconds``.
     """
@@ -117,7 +117,7 @@ def _answer(
         for number in (_signal.SIGTERM, _signal.SIGINT):
             _signal.signal(number, _signal.SIG_DFL)
         on_progress = hurry(seconds, silence)
-        # The timeout leaves time to try the second of two addresses within ``silence``.
+        # A connect timeout of 1 s leaves time to try the second of two addresses within ``silence``.
         impatient = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
         reply = f"digest\0{ask(impatient, on_progress)}"
     except errors.PenrootError as e:
@@ -239,14 +239,17 @@ def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | No
 
 
 def resolve(reference: Reference, settings: Settings, on_progress: Callable[[bool], None] = lambda busy: None) -> str:
-    """Resolve a tag, or return "" if the registry sends no digest. See hurry(). Raises PenrootError."""
+    """Resolve a tag, or return "" if the registry sends no digest. Raises PenrootError.
+
+    ``on_progress``: see hurry().
+    """
     if known := pin(reference, settings):
         return known.digest
     places = site.places(reference, settings)
     first = places[0].reference
     host = first.registry
     if host != DOCKER_HUB and len(places) == 1:  # Docker Hub always asks for a token
-        # Plain HTTP sends no secret here. A registry with TLS rejects plain HTTP, and the full client tries again.
+        # This request has no secret. A registry with TLS rejects plain HTTP, and the full client tries again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
         digest = at_once(first, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:

@@ -1,4 +1,4 @@
 """Files on disk: layers and images by digest, squashfs files, containers.
 
-Imports base, config, registry, runtime and swarm.
+Imports base, config, registry and runtime.
 """

@@ -1,4 +1,4 @@
-"""Lock a container against two changes at the same time, because two mounts of one upper directory corrupt it.
+"""Let one process at a time change a container, because two mounts of one upper directory corrupt the directory.
 
 Nodes may share the data path, for example in home directories on a file server. A running step holds flock(2) on the
 file ``.NAME.node`` beside the container NAME. The file names the step's node. If another node holds the lock, this

@@ -40,7 +40,7 @@ def find(target: str, settings: Settings) -> Source:
 
 
 def is_reference(target: str, settings: Settings) -> bool:
-    """Return whether ``target`` is a URI, or NAME:TAG. A file or a container of that name takes precedence."""
+    """Return whether ``target`` is a URI, or is NAME:TAG and no file or container has this name."""
     if ":" not in target:  # neither a URI nor NAME:TAG: do not import the parser
         return False
     from enroot_py.registry import reference
@@ -226,7 +226,7 @@ def check_name(name: str) -> str:
 
 
 def create(name: str, image: str, settings: Settings, uri: str = "", *, force: bool = False) -> Source:
-    """Make the container ``name`` over the stored image in directory ``image``, without copying.
+    """Make the container ``name`` over the stored image in directory ``image``, without copying the image.
 
     With ``force``, the complete new container replaces an existing one.
     Raises ContainerError if the container exists or cannot be written.
@@ -374,7 +374,10 @@ def names(settings: Settings) -> list[str]:
 
 
 def refuse_running(name: str, settings: Settings) -> None:
-    """Raise ContainerError if processes run in the container: they would lose its files."""
+    """Raise ContainerError if a process runs in the container, or a step on another node uses it.
+
+    Otherwise these programs would lose their files.
+    """
     from enroot_py.runtime import processes
     from enroot_py.store import claims
 

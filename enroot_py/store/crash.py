@@ -3,8 +3,8 @@
 An import does not wait for the disk, because this would double its time. It writes a mark, the file ``boot``, with the
 node's boot ID and checksums of the files beside the mark. If the mark has another boot ID, the node may have crashed:
 compare the layer or image with all its checksums before use, then rename the mark to ``checked``. Users of root's store
-(``store_form: squashfs``, world-readable) cannot rename marks, so imports by root call syncfs(2) and rename the mark
-at once. On the start path.
+(``store_form: squashfs``, world-readable) cannot rename marks. So imports by root, and imports of an image as one file,
+call syncfs(2) and rename the mark at once. On the start path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_whole(directory: str) -> bool:
 
 
 def is_usable(image: str) -> bool:
-    """Return whether an image exists and is intact. After a crash this reads all its files."""
+    """Return whether an image exists and is intact. If its mark has another boot ID, this reads all its files."""
     if is_whole(image):
         return True
     if not os.path.isdir(image):

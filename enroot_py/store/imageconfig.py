@@ -46,7 +46,7 @@ class ImageConfig:
 
     @property
     def created(self) -> float:
-        """Return the creation time of the image in seconds, or 0 if missing."""
+        """Return the creation time of the image in seconds, or 0 if missing or invalid."""
         import datetime
 
         date, _, time = str(self._document.get("created") or "").partition("T")

@@ -3,8 +3,8 @@
 One pass hashes the blob, decompresses it (by magic bytes), hashes the tar and writes the files. It needs neither root
 nor a user namespace. Source: OCI image specification, "Image Layer Filesystem Changeset".
 
-The tree never holds anything that acts on the host: no set-uid, set-gid or sticky bit, no device, no extended attribute
-except ``user.*``. The index records what the tree cannot hold.
+The tree never holds anything that acts on the host: no set-uid, set-gid or sticky bit, no device except whiteouts, no
+extended attribute except ``user.*``. The index records what the tree cannot hold.
 """
 
 from __future__ import annotations

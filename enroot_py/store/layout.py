@@ -1,6 +1,6 @@
 """Paths and file names of the store. No other module defines such paths.
 
-Beneath the root, which only its owner can enter::
+Beneath the root, which only its owner can enter, unless root shares the store::
 
     layers/DIFF-ID/fs,index,sums    a layer's tree, its index and its checksums: index.py
     images/DIGEST/manifest,config   unchanged from the registry
@@ -8,13 +8,13 @@ Beneath the root, which only its owner can enter::
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack: the image as one file, and its SHA-256: onefile.py
     images/DIGEST/signatures/HASH   the signatures that verified the image for one repository: features/trust
-    images/DIGEST/file              the path of the squashfs file that was copied: filecopy.py, swarm/store_file.py
+    images/DIGEST/file              the path of the squashfs file that was copied: filecopy.py, features/swarm
     */DIGEST/boot                   a mark until the files are on the disk, then renamed ``checked``: crash.py
     refs/NAME+ARCH                  the last known digest of a name: store.Name
     leases/DIGEST.NODE              in a shared store: the file's time is the last start on NODE
     swarms/DIGEST                   on srun's host: the nodes of a step that all have an image (features/swarm),
                                     or the content digest of the file with this identity
-    blobs/DIGEST                    compressed, for other nodes; incomplete blobs have no name: swarm/blob_cache.py
+    blobs/DIGEST                    compressed, for other nodes; incomplete blobs have no name: features/swarm
     users/HASH                      a symbolic link to the record of a container over one of the images
     format                          a symbolic link to a number: format.py
     tmp/KIND-DIGEST                 in the making; the maker holds flock(2) on it
@@ -231,5 +231,5 @@ def leases(root: str) -> list[tuple[str, str, str]]:
 
 
 def leases_since(root: str) -> str:
-    """Return the file whose time shows since when starts write leases. Only stores older than leases have it."""
+    """Return the file whose time shows since when starts write leases. Only stores older than leases have this file."""
     return f"{root}/{LEASES}/{_SINCE}"

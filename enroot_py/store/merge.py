@@ -1,7 +1,7 @@
 """Merge layer trees into one equivalent tree, for images with more layers than overlayfs can stack.
 
-A merged tree takes no space, because its files are hard links to the files of the layers, which never change. Its name
-is the ChainID of the layers: OCI image specification, "Layer ChainID".
+A merged tree takes little space, because its files are hard links to the files of the layers, which never change. Its
+name is the ChainID of the layers: OCI image specification, "Layer ChainID".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Merge a directory of a layer into ``target``. An implicit directory does not change the mode and time there."""
+    """Merge a directory of a layer into ``target``. Implicit directories leave mode and time there unchanged."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, target_path = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
@@ -85,7 +85,7 @@ def _link(source: str, target: str) -> None:
 
 
 def copy_attributes(source: str, target: str) -> None:
-    """Copy the extended attributes of a directory, except those that control overlayfs. Raises OSError."""
+    """Replace the user.* attributes of ``target``, except overlayfs's own, by those of ``source``. Raises OSError."""
     for name in filter(is_plain, os.listxattr(target)):
         os.removexattr(target, name)
     for name in filter(is_plain, os.listxattr(source)):

@@ -295,8 +295,8 @@ class _Content:
 def _start_remains(used: str, root: str) -> Iterator[bytes]:
     """Yield leftovers of starts in the directory ``used``: mount points, and enroot's lock.
 
-    ``root`` is the merged view. A mount point is empty and has mode 0 there. A user's file or directory with mode 0
-    stays if it has content.
+    A mount point has mode 0 in ``used``, and is empty in the merged view ``root``. A user's file or directory with
+    mode 0 stays if it has content.
     """
     if not used:
         return

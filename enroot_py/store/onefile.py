@@ -1,8 +1,8 @@
 """Store an image as one squashfs file.
 
 A network file system serves one large file faster than many small files. Overlayfs may reject directories on a network
-file system. A store on such a file system keeps an image as ``images/DIGEST/image.sqsh``, which FUSE mounts. During the
-import the layers are unpacked beneath the setting temp_path.
+file system. Therefore a store on such a file system keeps an image as ``images/DIGEST/image.sqsh``, which FUSE mounts.
+During the import the layers are unpacked beneath the setting temp_path.
 """
 
 from __future__ import annotations

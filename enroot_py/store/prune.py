@@ -127,7 +127,7 @@ def _layers(images: Iterable[Stored]) -> set[str]:
 
 
 def _discard(alone: Alone, images: Sequence[Stored], bounds: Bounds) -> dict[Stored, str]:
-    """Take images out of the store. Put an image back if another node has just started it, and return these users."""
+    """Take images out of the store. Put back images that other nodes have just started, and return their users."""
     users = {}
     for image in images:
         alone.discard(image.path)

@@ -1,9 +1,9 @@
 """Resolve a reference to an image in the store, and fetch the image if it is missing.
 
-The store's refs record the last known digest of each reference. A digest never changes. For a tag, ask the registry for
-the current digest. If the store has this image, use it. Otherwise get the manifest from the source (a registry, its
-mirrors, a file or an engine), let fetch.py fetch the missing layers, and record the result in refs. With a policy, the
-module that policies.py returns checks the reference first, and the image before anything is unpacked.
+The store's refs record the last known digest of each reference. The image of a digest never changes. For a tag, ask the
+registry for the current digest. If the store has this image, use it. Otherwise get the manifest from the source (a
+registry, its mirrors, a file or an engine), let fetch.py fetch the missing layers, and record the result in refs. With
+a policy, the module that policies.py returns checks the reference first, and the image before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def pull(
 ) -> Image:
     """Return the image of a reference, stored and held: see Image.hold.
 
-    The digest of a stored image needs no request, its tag needs one. If the registry does not answer, use the stored
-    image with a warning. ``pin`` fixes the digest of a tag on all nodes of a step, even if the tag moves: tags.pin().
-    ``peers`` are nodes that send the image to each other.
+    A stored image needs no request if the reference has a digest, and one request if it has a tag. If the registry does
+    not answer, use the stored image with a warning. ``pin`` fixes the digest of a tag on all nodes of a step, even if
+    the tag moves: tags.pin(). ``peers`` are nodes that send the image to each other.
     Raises RegistryError, ImageError, ConfigError.
     """
     with Operation("pull", settings, image=str(reference)):

@@ -115,7 +115,10 @@ def leased(store: Store, digest: str, lease: float) -> str:
 
 
 def has_leases(store: Store) -> bool:
-    """Return whether every running container has a lease. If the store has no directory for leases, make it."""
+    """Return whether starts have written leases for LEASE_S or longer, so that each running container has a lease.
+
+    If the store has no directory for leases, make it.
+    """
     since = layout.leases_since(store.root)
     if not os.path.isdir(os.path.dirname(since)):
         os.mkdir(os.path.dirname(since), 0o700)
