@@ -44,12 +44,12 @@ class Side:
     @property
     def name(self) -> str:
         """Return the last component of the path, or "." if the path means the content of a directory."""
-        is_content = self.path.endswith("/.") or self.path.strip("/") in ("", ".")
-        return "." if is_content else os.path.basename(self.path.rstrip("/"))
+        name = os.path.basename(self.path.rstrip("/"))
+        return "." if name in ("", ".", "..") else name
 
     def parent(self) -> Fd:
         """Open the directory above the path. Raises OSError."""
-        if self.name in (".", ".."):
+        if self.name == ".":
             return self.open(self.path, _PATH | os.O_DIRECTORY)
         return self.open(os.path.dirname(self.path.rstrip("/")) or ".", _PATH | os.O_DIRECTORY)
 

@@ -29,7 +29,7 @@ def advice(error: OSError, proc: str = "/proc") -> str:
         (
             "kernel/apparmor_restrict_unprivileged_userns",
             "1",
-            f"install -m 644 {_apparmor_profile()} /etc/apparmor.d/penroot && "
+            f"sed {_apparmor_profile()} > /etc/apparmor.d/penroot && "
             "apparmor_parser --replace /etc/apparmor.d/penroot; "
             "or, for all programs, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         ),
@@ -123,9 +123,14 @@ def _profile(proc: str) -> str:
 
 
 def _apparmor_profile() -> str:
-    """Return the path of penroot's AppArmor profile: below share/ if installed, below configs/ in a source tree."""
+    """Return the arguments with which sed(1) prints penroot's AppArmor profile for the present path of penroot.
+
+    The profile is below share/ if penroot is installed, below configs/ in a source tree.
+    """
     from enroot_py.base import versions  # rarely needed
 
     prefix = os.path.dirname(os.path.dirname(versions.link()))
-    installed = f"{prefix}/share/penroot/apparmor/penroot"
-    return installed if os.path.exists(installed) else f"{LIBRARY}/configs/apparmor/penroot"
+    profile = f"{prefix}/share/penroot/apparmor/penroot"
+    if not os.path.exists(profile):
+        prefix, profile = LIBRARY, f"{LIBRARY}/configs/apparmor/penroot"
+    return f"s,@PREFIX@,{prefix}, {profile}"

@@ -135,10 +135,15 @@ def test_copies_both_ways(job: User) -> None:
     job.own(job.home / "tree")
     job.penroot("cp", "tree", "job:/opt")
     job.penroot("cp", "tree/.", "job:/opt/content")
+    job.penroot("cp", "tree/a b/..", "job:/opt/parent")
     job.penroot("cp", "tree/a b/file", "job:/opt/new name")
     job.penroot("cp", "tree/a b/file", "job:/tmp/")
-    show = ("sh", "-c", "cat /opt/tree/link '/opt/content/a b/file' '/opt/new name' /tmp/file; rm /tmp/file")
-    assert job.penroot("exec", "job", *show).stdout == "text" * 4
+    show = (
+        "sh",
+        "-c",
+        "cat /opt/tree/link '/opt/content/a b/file' '/opt/new name' '/opt/parent/a b/file' /tmp/file; rm /tmp/file",
+    )
+    assert job.penroot("exec", "job", *show).stdout == "text" * 5
     job.penroot("cp", "job:/opt/tree", "back")
     assert (job.home / "back/link").readlink() == pathlib.Path("a b/file")
     state = (job.home / "back/a b/file").stat()
