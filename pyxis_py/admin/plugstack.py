@@ -106,7 +106,7 @@ def includes(path: str) -> list[str]:
 
 
 def stack(path: str) -> Iterator[Line]:
-    """Yield the plugins that a plugstack.conf and its includes load, in order: spank(8), CONFIGURATION."""
+    """Yield the plugins that a plugstack.conf and its includes load, in order: spank(7), CONFIGURATION."""
     try:
         lines = _read(path)
     except OSError:
