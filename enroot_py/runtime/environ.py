@@ -1,7 +1,8 @@
 """Compute the environment of a container from the variables of the image, the site and the user.
 
-The container does not get variables of the caller, except those of MPI ranks and those that a line names as ``${VAR}``.
-Lines of an image cannot get secrets of the caller: secrets.py.
+The container does not get variables of the caller, except those of MPI ranks, those that --env names, and those that a
+line of an environment file names as ``${VAR}``. Lines of an image do not get variables that look like secrets:
+secrets.py.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def make_dev(root: int, *, own_ipc: bool) -> None:
 
 
 def raise_loopback() -> None:
-    """Run ``ip link set lo up`` in the network namespace of this process. Raises OSError."""
+    """Bring up the loopback device of this process's network, as ``ip link set lo up`` does. Raises OSError."""
     import fcntl
     import socket
     import struct
