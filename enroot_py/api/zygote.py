@@ -50,7 +50,8 @@ class Zygote:
     def clone(self, verb: str, fds: list[int], argument: object) -> int:
         """Return the PID of a new child of the launcher, which answers a request; see children.start().
 
-        Returns 0 if the zygote is not ready, or has ended: no server runs. Raises ContainerError.
+        Returns 0 if the launcher must fork instead: the zygote is not ready or has ended, the request is too long, or
+        the zygote cannot clone. Raises ContainerError if the zygote was killed meanwhile.
         """
         data = json.dumps((verb, argument, len(fds))).encode()
         if len(data) > _PACKET_BYTES or not self._is_ready and not self._await_ready():

@@ -80,7 +80,7 @@ def _plugin(stacks: Mapping[str, list[Line]]) -> settings.PluginSettings:
 
 
 def slurm_configuration() -> dict[str, str]:
-    """Return the output of scontrol(1) show config, or an empty dict if slurmctld does not answer."""
+    """Return the output of scontrol(1) show config, or an empty dict if scontrol fails or is missing."""
     try:
         text = Program([find("scontrol", package="slurm-client"), "show", "config"], timeout=_TIMEOUT_S).run()
     except PenrootError:

@@ -68,7 +68,7 @@ class Environment:
     def _sets_pytorch(self) -> bool:
         """Return whether to set the PyTorch variables: yes, unless an annotation of the environment file says no.
 
-        At CSCS, the annotation must say yes.
+        The container engine of CSCS sets them only if the annotation says yes.
         """
         annotation = self._file.annotation("com.pyxis.pytorch_remap_vars") if self._file else None
         wanted, _ = annotation or (True, "")

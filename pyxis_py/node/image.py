@@ -63,7 +63,7 @@ class Image:
 
         job, image = self._job, self._requested
         ref = reference.parse(image, job.cwd)
-        # With several tasks, users look only at the last line.
+        # With several tasks, print only the line after the import: users look only at the last line.
         if job.tasks <= 1:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED

@@ -1,6 +1,6 @@
 """The event loop of a helper while its step runs: admit tasks and other steps, and finish the step on request.
 
-The helper has one thread, so the loop never blocks on a client.
+The helper has one thread, so until the step ends, the loop never blocks on a client.
 """
 
 from __future__ import annotations

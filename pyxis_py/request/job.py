@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.request.options import Request
 
-# Variables of the job that are hidden from imports and from the settings of starts: they would select files of other
-# users, or they belong to one task.
+# Variables of the job that are hidden from imports and from the settings of starts: they belong to one task, or they
+# select programs, directories or limits that a job must not choose.
 _DENIED = frozenset(
     (
         "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "PMIX_RANK",
