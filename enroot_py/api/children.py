@@ -116,7 +116,7 @@ def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoRetur
 
 
 def take_environment(request: Request) -> Request:
-    """Replace the environment by the API process's."""
+    """Replace the environment by that of the API process."""
     if request["environ"] != os.environ:
         os.environ.clear()
         os.environ.update(request["environ"])

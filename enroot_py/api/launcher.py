@@ -2,8 +2,8 @@
 
 The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation:
 the launcher reads the request there, and a child answers (children.py). The launcher has one thread. Its children
-report PIDs to it on another socket. When its parent exits, process 1 of a container becomes a child of the launcher,
-and so does a program that joins a container: prctl(2), PR_SET_CHILD_SUBREAPER.
+report PIDs to it on another socket. Process 1 of a container and a program that joins a container become children of
+the launcher when their parents exit: prctl(2), PR_SET_CHILD_SUBREAPER.
 
 The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
 """

@@ -37,7 +37,7 @@ class Process(subprocess.Popen[Any]):
         self._waiting = threading.Lock()
         super().__init__(checked_argv(argv), **options)
 
-    # Popen.__init__() creates the pipes, and calls this instead of fork(2).
+    # Popen.__init__() creates the pipes, and calls this method, which asks the launcher instead of calling fork(2).
     def _execute_child(self, *arguments: Any) -> None:
         argv, cwd, env, handles = arguments[0], arguments[5], arguments[6], arguments[10:16]
         standard = [

@@ -35,7 +35,7 @@ _PATHS = (
 
 
 class Variables:
-    """The environment of a container as it grows.
+    """The environment of a container, while the start adds variables.
 
     ``origins`` has the origin of each variable, for --explain. ``below`` has the values that the caller's variables
     replaced.

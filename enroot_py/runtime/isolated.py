@@ -1,6 +1,6 @@
-"""Create a container's own namespaces, and add a loopback and a /dev to them.
+"""Create a container's own namespaces, and set up their loopback device and /dev.
 
-Imported only for a container with own namespaces.
+Only a start with own namespaces or a private /dev needs this module.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Mount:
             linux.mount_setattr(target, "", flags, self._changeable, 0, self.propagation)
 
     def _create(self, root: int) -> Fd:
-        """Create the mount, detached, and return its file descriptor."""
+        """Create the mount without attaching it, and return its file descriptor."""
         if self.detached >= 0:
             return Fd(self.detached)
         if self.fstype == SQUASHFS:
@@ -310,7 +310,7 @@ def attach_at(mount: int, path: str) -> None:
 
 
 def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> Fd:
-    """Create a file system, detached, and return its mount as a file descriptor.
+    """Create a file system, and return its detached mount as a file descriptor.
 
     ``options`` are ``key=value`` or flags. Raises OSError with the kernel's message, if there is one: fsopen(2),
     "Message retrieval".

@@ -1,4 +1,4 @@
-"""Share the FUSE server of a squashfs image among the containers of a user. Starts of images import this module.
+"""Share the FUSE server of a squashfs image among the containers of a user. enter.share() imports this module.
 
 The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that. A
 later start of the same file enters the server's user namespace, and mounts the file system once more through the

@@ -345,7 +345,7 @@ def open_device(instead: str) -> Fd:
 
 
 def mount(fuse: int, *, checks_modes: bool = True) -> Fd:
-    """Mount, detached, the file system of the server that holds ``fuse``. Raises OSError."""
+    """Return a detached mount of the file system whose server holds ``fuse``. Raises OSError."""
     attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
     options = mount_options(fuse, checks_modes=checks_modes)
     return mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)

@@ -46,7 +46,7 @@ class Environment:
     def of_task(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool
     ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return variables to set and to unset in a task. --container-env overrides the image, the image the job."""
+        """Return variables to set and to unset in a task. Precedence: --container-env, then the image, then the job."""
         kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
         if ("PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self._job.environ) and self._sets_pytorch:

@@ -35,7 +35,7 @@ class _ElsewhereError(PermissionError):
 
 
 class Peer:
-    """The process at the other end of a connection, pinned by a pidfd, so the PID stays valid.
+    """The process at the other end of a connection. If check() succeeds, the PID still belongs to this process.
 
     The user ID proves nothing, since programs of an image have the same ID. But every program in a container was
     started in another user namespace, and no program can leave its user namespace.
