@@ -129,7 +129,7 @@ def advice(error: OSError) -> str:
 
 
 def confine(*, remap_root: bool) -> None:
-    """Drop privileges before execve(2): set no_new_privs, filter system calls, and drop capabilities except for root."""
+    """Drop privileges before execve(2): set no_new_privs, filter system calls, drop capabilities except for root."""
     try:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if not remap_root:
