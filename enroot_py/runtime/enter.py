@@ -261,7 +261,7 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
 def enter_servers(start: Start, entry: Entry | None = None) -> None:
     """Enter the user namespace of the servers, in which the caller is root. ``entry`` may have a server to share.
 
-    Files of the image are owned by root. The caller is root in this outer user namespace, so they keep access. Root of
+    Files of the image are owned by root. The caller is root in this outer user namespace, and so has access. Root of
     the inner user namespace cannot inspect a server, whose root directory is the node's.
     """
     if not start.superuser:

@@ -1,4 +1,4 @@
-"""Write and read /etc/rc and /etc/environment, which make a root filesystem an enroot image.
+"""Write and read /etc/rc and /etc/environment, the files that turn a root file system into an enroot image.
 
 /etc/rc is a shell script with the program of the image. If an import wrote it, as is usual, penroot parses the script
 and starts no shell. Any other script runs in the image's /bin/sh.

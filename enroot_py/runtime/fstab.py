@@ -131,7 +131,7 @@ def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator
 
 
 def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
-    """Yield the mounts of an image's fstab, which cannot reach the host: Mount.confine(). Raises ConfigError.
+    """Yield the mounts of an image's fstab. Mount.confine() keeps them away from the host. Raises ConfigError.
 
     Only the variable ``${ENROOT_ROOTFS}`` is expanded.
     """

@@ -194,7 +194,7 @@ def preload() -> None:
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Return whether to load hooks before this process enters a user namespace, where root's files seem nobody's."""
+    """Return whether to load hooks before this process enters a user namespace, which hides that root owns a file."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))

@@ -33,7 +33,7 @@ _DIRS = re.compile(r"^\s*Dirs\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def findings(plugstack_conf: str | None) -> Iterator[Finding]:
-    """Yield all findings, in the order in which a step depends on them.
+    """Yield all findings, in the order in which a step needs the checked parts.
 
     ``plugstack_conf`` is the file to check, or None for the files that Slurm reads.
     """

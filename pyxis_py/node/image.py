@@ -68,7 +68,7 @@ class Image:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         peers = self._peers()
-        # With a name, srun asks the registry only if a node lacks the container, as this node does.
+        # With a name, srun asks the registry only when a node without the container asks srun, as this node does now.
         asks_srun = bool(peers and job.swarm and self._request.name) and not (pin or refused or ref.digest)
         try:
             if asks_srun and peers and (digest := peers.digest()):

@@ -137,7 +137,7 @@ class RunningContainers:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
     def listen(self, name: str, step: str) -> _socket.socket:
-        """Listen on the socket by which other steps find the step of the container ``name``. Raises PenrootError."""
+        """Listen on the socket by which other steps find the container ``name`` of ``step``. Raises PenrootError."""
         directory = f"{self.path}/{name}"
         while True:
             listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
