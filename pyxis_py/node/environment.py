@@ -79,7 +79,7 @@ class Environment:
         return {**self._job.environ, **inside, **self.chosen()}.get("PATH", "")
 
     def without_task(self, inside: Mapping[str, str]) -> dict[str, str]:
-        """Return ``inside`` without Slurm variables that a hook copied from this task: other tasks have other values."""
+        """Return ``inside`` without Slurm variables that a hook copied from this task: they differ between tasks."""
         own = self._job.environ
         return {
             name: value

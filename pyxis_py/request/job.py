@@ -118,7 +118,7 @@ class Job:
 
     @property
     def tasks(self) -> int:
-        """Return the number of tasks on all nodes: 1 for a batch script, although Slurm reports the value of sbatch -n."""
+        """Return the number of tasks on all nodes: 1 for a batch script, whatever its sbatch -n is."""
         return 1 if self.is_batch else self.numbers.get("totaltasks", 0)
 
     @property
