@@ -1,4 +1,7 @@
-"""Give the container a private /dev if ENROOT_RESTRICT_DEV is set, which is the default for root."""
+"""Give the container a private /dev if ENROOT_RESTRICT_DEV is on.
+
+By default, it is on for root without ENROOT_ALLOW_SUPERUSER.
+"""
 
 from __future__ import annotations
 

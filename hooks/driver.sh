@@ -1,6 +1,7 @@
 #!/bin/bash
-# Run a configuration script and its functions, in the order of enroot(1): environ, hooks.d, hooks, mounts,
-# rc. Between the functions this process stops, and penroot does its part. The output goes to files.
+# Run a configuration script and its functions, in the order of enroot(1): environ, hooks.d, hooks, mounts.
+# Between the functions this process stops, and penroot does its part. The output goes to files, and so does
+# the text of the function rc, which replaces /etc/rc.
 # Arguments: the script, the directory of the output files, the command of the container.
 set -euo pipefail
 shopt -s lastpipe

@@ -1,8 +1,9 @@
 """The helper process, which the SPANK plugin executes. The helper makes and holds the container of a step.
 
 ``main`` is entered with a socket as fd 3; c_shims/spank/README.md has the protocol. Each process serves one verb:
-``check`` at submit, ``step`` during a step on a node, ``ahead`` the same but started before the first task, ``finish``
-after the last task if the helper of the step was killed, ``epilog`` after a job that left containers or other files.
+``check`` at submit, ``step`` during a step on a node, ``ahead`` like ``step`` but started before the first task,
+``finish`` after the last task if the helper of the step was killed, ``epilog`` after a job that left containers or
+other files.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _load_servers() -> None:
 
 
 def can_clone() -> bool:
-    """Return whether this process can clone a child into new namespaces: a seccomp filter may lack clone3(2)."""
+    """Return whether this process can clone a child into new namespaces: a seccomp filter may refuse clone3(2)."""
     try:
         child = linux.clone3(NAMESPACES)
     except OSError:
@@ -83,7 +83,10 @@ def can_clone() -> bool:
 
 
 def open_init() -> int:
-    """Return a descriptor of penroot-init. No container can write to the copy, even if it can open the file."""
+    """Return a descriptor of a sealed copy of penroot-init, to which no container can write.
+
+    If the kernel refuses the copy, return a descriptor of the file.
+    """
     with Fd(os.open(_INIT, os.O_RDONLY | os.O_CLOEXEC)) as file:
         try:
             sealed = os.memfd_create("penroot-init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -113,7 +116,7 @@ def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoRetur
 
 
 def take_environment(request: Request) -> Request:
-    """Replace the environment by the API process's."""
+    """Replace the environment by that of the API process."""
     if request["environ"] != os.environ:
         os.environ.clear()
         os.environ.update(request["environ"])
@@ -138,9 +141,10 @@ def _never(_: int) -> None:
 
 
 class Plan:
-    """A container to start. A simple start is read and prepared once in the launcher; other starts in the child.
+    """A container to start. The launcher prepares a simple start, once for equal requests; else the child prepares it.
 
-    The launcher clones the child of a prepared start into the namespaces ``flags``; these are 0 for other starts.
+    The launcher clones the child of a prepared start into the namespaces ``flags``. ``flags`` is 0 for other starts,
+    and in the launcher for squashfs images, whose children a zygote may clone.
     """
 
     def __init__(self, request: Request, *, may_prepare: bool) -> None:
@@ -308,7 +312,10 @@ def run_once(
     changes: Directory | None,
     request: Request,
 ) -> NoReturn:
-    """Run a program as process 1 of a new container. Unless the start is prepared, the parent waits for the program."""
+    """Run a program as process 1 of a new container.
+
+    If the launcher or a zygote has not cloned this process as process 1, it forks process 1 and waits for it.
+    """
     plan.use(changes)
     _, status, *standard = fds
     directories: list[Directory] = []

@@ -87,7 +87,7 @@ class Launcher:
             lines = b"".join(encoded(message) for message in body)
             try:
                 with theirs:
-                    # The launcher reads the request after the packet. A long request would fill the socket before.
+                    # The launcher reads a request after the packet. Send a long one then: it would fill the socket.
                     is_short = len(lines) <= _SHORT_BYTES
                     if is_short:
                         ours.sendall(lines)
@@ -116,7 +116,7 @@ class Launcher:
             self._process.kill()
 
     def forget(self) -> None:
-        """Close the launcher in a child of fork(2), and leave it to the parent."""
+        """In a child of fork(2), close the socket of the launcher, and leave the launcher to the parent."""
         self._socket.close()
         self._process.returncode = 0
 

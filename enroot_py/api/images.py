@@ -1,4 +1,4 @@
-"""Pull and write images in a child of the launcher. The import is slow, and starts do not need it."""
+"""Pull and write images in a child of the launcher. This module takes long to load, and starts do not need it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The launcher: a process beside each API process, which has loaded our modules and forks a child for each container.
+"""The launcher: a process beside each API process. It has loaded our modules, and forks a child for each container.
 
 The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation:
 the launcher reads the request there, and a child answers (children.py). The launcher has one thread. Its children
-report PIDs to it on another socket. When its parent exits, process 1 of a container becomes a child of the launcher,
-and so does a program that joins a container: prctl(2), PR_SET_CHILD_SUBREAPER.
+report PIDs to it on another socket. Process 1 of a container and a program that joins a container become children of
+the launcher when their parents exit: prctl(2), PR_SET_CHILD_SUBREAPER.
 
 The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
 """
@@ -108,7 +108,7 @@ class Launcher:
         act, expected = getattr(self, f"_do_{verb}"), _FDS.get(verb, 1)
         if not expected:
             act(*map(int, numbers))
-        if not expected or not fds:  # without room for the conversation, the peer learns of the end
+        if not expected or not fds:  # no room for its descriptor: the conversation is closed, and the peer sees its end
             return
         conversation = Conversation(_socket.socket(fileno=fds[0]))
         try:
@@ -343,7 +343,7 @@ class Launcher:
 
 
 def _copy(fd: int) -> _socket.socket:
-    """Return a copy of a socket. Raises OSError: before a fork, because the child could not be forgotten."""
+    """Return a copy of a socket. Raises OSError. Call this before a fork: after it, an error would lose the child."""
     return _socket.socket(fileno=os.dup(fd))
 
 

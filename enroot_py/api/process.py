@@ -37,7 +37,7 @@ class Process(subprocess.Popen[Any]):
         self._waiting = threading.Lock()
         super().__init__(checked_argv(argv), **options)
 
-    # Popen.__init__() creates the pipes, and calls this instead of fork(2).
+    # Popen.__init__() creates the pipes, and calls this method, which asks the launcher instead of calling fork(2).
     def _execute_child(self, *arguments: Any) -> None:
         argv, cwd, env, handles = arguments[0], arguments[5], arguments[6], arguments[10:16]
         standard = [
@@ -148,7 +148,7 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
 def finish(
     process: Process, input_data: Any, timeout: float | None, *, check: bool
 ) -> subprocess.CompletedProcess[Any]:
-    """Return the result of a process as subprocess.run() does. The process has ended, even after an exception.
+    """Return the result of a process as subprocess.run() does. Also after an exception, the process has ended.
 
     Raises subprocess.TimeoutExpired, subprocess.CalledProcessError.
     """

@@ -51,8 +51,8 @@ class Zygote:
     def clone(self, verb: str, fds: list[int], argument: object) -> int:
         """Return the PID of a new child of the launcher, which answers a request; see children.start().
 
-        Returns 0 if the zygote is not ready, or if it has ended or does not answer: then no child handles the request.
-        Raises OSError without a free descriptor.
+        Returns 0 if the launcher must fork instead, because no child handles the request: the zygote is not ready, has
+        ended, does not answer or cannot clone, or the request is too long. Raises OSError without a free descriptor.
         """
         data = json.dumps((verb, argument, len(fds) + 1)).encode()
         if len(data) > _PACKET_BYTES or not self._is_ready and not self._await_ready():

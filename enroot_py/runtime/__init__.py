@@ -1,4 +1,4 @@
 """The engine: namespaces, root file systems, mounts, environment and hooks of a container.
 
-The engine imports base and config, not the store: it needs only a rootfs.
+A start needs only a root file system, so the engine imports base and config, but not the store.
 """

@@ -17,7 +17,7 @@ PATH_MAX = 4096  # includes the final NUL: limits.h
 # Default flags by kind of source.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
-SQUASHFS = "sqsh"  # the flag that mounts the content of the squashfs file SRC; an fstab has it as a type
+SQUASHFS = "sqsh"  # the flag that mounts the content of the squashfs file SRC; in an fstab, sqsh is a type
 
 
 class MountEntry:
@@ -117,7 +117,7 @@ def parse_one(entry: str, origin: str = "") -> MountEntry:
 
 
 def _beneath_root(target: str) -> str:
-    """Return the target; a leading dot means the container's root: ./data becomes /data."""
+    """Return the target. If it begins with a dot, it is relative to the container's root: ./data becomes /data."""
     plain = target.startswith(".") and not target.startswith("..") and target.strip("./")
     return "/" + target.removeprefix("./") if plain else target
 

@@ -1,9 +1,10 @@
 """Start detached containers, and keep their records in ENROOT_RUNTIME_PATH/detached/NAME.
 
 A record is a directory with these files: ``processes`` has PID and start time of the monitor and of the program,
-``log`` has the output of the program, ``userns`` has the inode of its user namespace, and ``status`` has its exit
-status after its end. The monitor, c_shims/programs/monitor.c, is the parent of the program and keeps the directory
-locked. A name is free if no process has locked its directory. The kernel kills the program if the monitor is killed.
+``log`` has the output of the program, ``userns`` has the inode of the program's user namespace, and ``status`` has the
+program's exit status once the program has ended. The monitor, c_shims/programs/monitor.c, is the parent of the program
+and keeps the directory locked. A name is free if no process has locked its directory. The kernel kills the program if
+the monitor is killed.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Record:
 
     @property
     def status(self) -> int | None:
-        """Return the exit status of the program, or None while it runs."""
+        """Return the exit status of the program, None while it runs, or LOST_STATUS if the monitor was killed."""
         text = self._text("status").strip()
         if text.isdecimal():
             return int(text)
@@ -203,7 +204,7 @@ _pipe = -1  # the end of a pipe to the process that waits for the start
 
 
 def _fork_start(record: Record, output: int, writer: int) -> None:
-    """Fork the process that starts the container, and return only there. This process becomes its monitor."""
+    """Fork the process that starts the container, and return only in that process. This process becomes its monitor."""
     global _pipe
     os.setsid()
     with Fd(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing:
@@ -245,7 +246,10 @@ def _send(level: str, text: str) -> None:
 
 
 def note_namespace(record: Record, spaces: int) -> None:
-    """Record the user namespace of this process, whose orphans the monitor kills. ``spaces`` is /proc/PID/ns."""
+    """Record the user namespace of this process: at the end, the monitor kills the orphans in it.
+
+    ``spaces`` is a descriptor of /proc/PID/ns.
+    """
     record.write("userns", f"{os.stat('user', dir_fd=spaces).st_ino}\n")
 
 

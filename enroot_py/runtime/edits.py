@@ -45,7 +45,7 @@ class Host:
                 self._root = os.open(self.prefix, _FLAGS | os.O_DIRECTORY)
             except OSError as e:
                 raise HookError(f"cannot look for devices beneath {prefix}: {e.strerror}") from e
-            # The kernel shows files beneath the tree under this path.
+            # readlink(2) of /proc/self/fd names files of the tree by this path, and real() removes it.
             self.prefix = os.readlink(f"/proc/self/fd/{self._root}").rstrip("/")
 
     def __del__(self) -> None:
@@ -129,7 +129,7 @@ class Edits:
         return bool(real)
 
     def describe(self) -> list[str]:
-        """Return a line for each change, in order of execution."""
+        """Return a line for each change, sorted by kind in order of execution."""
         lines = [f"program  {' '.join(command)}" for command in self.programs]
         lines += [f"hide     {path}" for path in self.hidden]
         lines += [f"empty    {path}" for path in self.emptied]
@@ -141,10 +141,13 @@ class Edits:
         return lines + [f"variable {name}={value}" for name, value in sorted(self.environ.items())]
 
     def execute(self, context: Context) -> None:
-        """Execute the changes. Raises HookError if a device cannot be added; warns if a file cannot be added."""
+        """Execute the changes. Warn if a file cannot be added.
+
+        Raises HookError if a device cannot be added, OSError if a device cannot be hidden.
+        """
         is_shared = shared_dev(context)
         if not is_shared:
-            self.hidden = self.emptied = []  # a private /dev has no nodes except those that are added to it
+            self.hidden = self.emptied = []  # a private /dev has no device to hide
         if log.explain or os.environ.get("PENROOT_DEBUG"):
             for line in self.describe():
                 (log.explain or log.debug)(line)
@@ -166,7 +169,10 @@ class Edits:
         context.environ.update(self.environ)
 
     def _add_nodes(self, context: Context, targets: _Targets, is_shared: bool) -> None:
-        """Hide, empty and add device nodes. With ``is_shared``, the container has the host's /dev. Raises HookError."""
+        """Hide, empty and add device nodes. With ``is_shared``, the container has the host's /dev.
+
+        Raises HookError, OSError.
+        """
         for path in self.hidden:
             targets.hide(path)
         for path in self.emptied:
@@ -254,7 +260,7 @@ class _Targets:
         """Bind ``source`` of the host on ``path``: a device, file or directory. Raises OSError."""
         above, _, name = path.rpartition("/")
         parent = self.directory(above or "/")
-        # Clone a directory with its submounts, because the kernel does not leave out submounts that are locked.
+        # Clone a directory with its submounts: if submounts are locked, the kernel refuses a clone without them.
         directory = bool(attributes) and stat.S_ISDIR(os.stat(source).st_mode)
         recursive = linux.AT_RECURSIVE if directory else 0
         flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | recursive

@@ -1,6 +1,6 @@
 """Turn this process into a process of a container: enter() is the table of contents.
 
-A start runs in this process, without a shell and without the store. Every start imports this module.
+A start needs no store, and a shell only for bash hooks and --conf scripts. Every start imports this module.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 class Start(Frozen):
     """The parameters of one start, for enter().
 
-    ``host`` is the environment of the caller. Precedence of variables, lowest first: the image, ``file``, ``env``.
-    ``file`` takes the image's variables and returns the variables of an environment file. The caller's ``mounts`` are
-    mounted last. A ``superuser`` stays in the user namespace of the caller. ``conf`` is the path of a configuration
-    script. ``script`` is a text that replaces the image's /etc/rc. ``command`` is the command of the container.
-    ``program`` is the first program that runs, if the caller knows it. With ``in_step``, a helper outlives this
-    process. ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the
-    parent, where ``forked`` does not return, and with 0 in process 1.
+    ``host`` is the environment of the caller. Precedence of variables, lowest first: the image, the site, ``conf``,
+    hooks, ``file``, ``env``. ``file`` takes the variables so far and returns those of an environment file. The caller's
+    ``mounts`` are mounted last. A ``superuser`` stays in the user namespace of the caller. ``conf`` is the path of a
+    configuration script. ``script`` is a text that replaces the image's /etc/rc. ``command`` is the command of the
+    container. ``program`` is the first program that runs, if known. With ``in_step``, a helper outlives this process.
+    ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the parent,
+    where ``forked`` does not return, and with 0 in process 1.
     """
 
     source: rootfs.Source
@@ -88,8 +88,8 @@ class Site:
 def prepare(start: Start) -> Site | None:
     """Read the configuration of a simple start in a process that then forks a child for the start.
 
-    Returns None if the start is not simple. A simple start does not need root or a process beside the server of an
-    image, and its only private namespace is a PID namespace. Raises PenrootError.
+    Returns None unless the start is simple: neither caller nor program is root, all hooks are ours, no FUSE server runs
+    except an image's, no feature takes part, and only the PID namespace is private. Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
     if start.is_overlaid or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
@@ -194,9 +194,9 @@ def share(start: Start, scratch: str) -> Entry | None:
 def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
     """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
 
-    Returns the child to wait for, or 0 if no such process is needed. In a step, the helper does both. A writable
-    container has copies of the host files. With a PID namespace, the process that waits for the container reports the
-    servers that it has started.
+    Returns the child to wait for, or 0 if no such process is needed or can be started. In a step, the helper does both.
+    A writable container has copies of the host files. With a PID namespace, the process that waits for the container
+    reports the servers that it has started.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
     shared = entry.pidfd if entry is not None else -1
@@ -261,7 +261,7 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
 def enter_servers(start: Start, entry: Entry | None = None) -> None:
     """Enter the user namespace of the servers, in which the caller is root. ``entry`` may have a server to share.
 
-    Files of the image are owned by root. The caller is root in this outer user namespace, so they keep access. Root of
+    Files of the image are owned by root. The caller is root in this outer user namespace, and so has access. Root of
     the inner user namespace cannot inspect a server, whose root directory is the node's.
     """
     if not start.superuser:
@@ -327,7 +327,7 @@ def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> 
 
 
 def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) -> Iterable[Mount]:
-    """Return the mounts of the image's /etc/fstab: its volumes."""
+    """Return the mounts of the image's /etc/fstab, which usually are its volumes."""
     text, origin = paths.text(root, "/etc/fstab"), "/etc/fstab of the image"
     if settings.image_fstab == "host":
         return fstab.parse_file(text, variables, origin)
@@ -355,7 +355,7 @@ def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount
 
 
 def mount_all(mounts: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
-    """Execute the mounts before the hooks, or those after. Raises MountError."""
+    """Execute the mounts that belong before the hooks, or the mounts that belong after them. Raises MountError."""
     for mount in mounts:
         if (mount.passno < 0) == before_hooks:
             fstab.execute(mount, root)
@@ -409,7 +409,7 @@ def read_ahead(start: Start, context: hooks.Context, image_scripts: etc.ImageScr
 def run_hooks(
     start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
 ) -> tuple[list[Mount], str | None]:
-    """Run the hooks, then mounts() and rc() of a configuration script.
+    """Run the hooks, then hooks() and mounts() of a configuration script.
 
     Returns the script's mounts, and the text that replaces /etc/rc or None.
     """

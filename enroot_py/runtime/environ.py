@@ -1,7 +1,8 @@
 """Compute the environment of a container from the variables of the image, the site and the user.
 
-The container does not get variables of the caller, except those of MPI ranks and those that a line names as ``${VAR}``.
-Lines of an image cannot get secrets of the caller: secrets.py.
+The container does not get variables of the caller, except those of MPI ranks, those that --env names, and those that a
+line of an environment file names as ``${VAR}``. Lines of an image do not get variables that look like secrets:
+secrets.py.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PATHS = (
 
 
 class Variables:
-    """The environment of a container as it grows.
+    """The environment of a container, while the start adds variables.
 
     ``origins`` has the origin of each variable, for --explain. ``below`` has the values that the caller's variables
     replaced.

@@ -1,11 +1,11 @@
-"""Write and read /etc/rc and /etc/environment, which make a root filesystem an enroot image.
+"""Write and read /etc/rc and /etc/environment, the files that turn a root file system into an enroot image.
 
 /etc/rc is a shell script with the program of the image. If an import wrote it, as is usual, penroot parses the script
 and starts no shell. Any other script runs in the image's /bin/sh.
 
-/etc/environment has plain values, with newlines replaced by spaces. A start replaces ``${VAR}`` in a line and strips
-outer quotes and spaces. If any of this changes a value, a comment before the line has the exact value, with ``\\\\``
-and ``\\n`` for a backslash and a newline. enroot skips the comment::
+/etc/environment has plain values, with newlines replaced by spaces. A start replaces ``${VAR}`` in a line, and may
+strip outer quotes and spaces. If any of this changes a value, a comment before the line has the exact value, with
+``\\\\`` and ``\\n`` for a backslash and a newline. enroot skips the comment::
 
     # penroot-exact: MOTD=one\\ntwo
     MOTD=one two

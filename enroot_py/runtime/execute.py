@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _RC = ("/bin/sh", "/etc/rc")
 _NAME_DESCRIPTORS = ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "PMI_FD")  # sd_listen_fds(3); MPICH
-# For sh(1), after /etc/profile: keep additions to the image's PATH, and undo other changes.
+# For sh(1), after /etc/profile: if /etc/profile has only added to PATH, keep the additions, else restore PATH ($1).
 _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
 
@@ -143,9 +143,9 @@ def _drop_long_variables(env: dict[str, str]) -> bool:
 
 
 def withhold(*, new_keyring: bool) -> None:
-    """Close the caller's open directories, and with ``new_keyring`` replace the caller's keyring.
+    """Let execve(2) close the caller's descriptors of directories and namespaces.
 
-    Call this while /proc is the node's. Raises ContainerError.
+    With ``new_keyring``, replace the caller's keyring. Call this while /proc is the node's. Raises ContainerError.
     """
     try:
         linux.withhold_descriptors()
@@ -161,7 +161,7 @@ def withhold(*, new_keyring: bool) -> None:
 
 
 def close_descriptors(environ: dict[str, str]) -> None:
-    """Close all descriptors except stdin, stdout and stderr, and remove variables that name descriptors."""
+    """Let execve(2) close all descriptors except stdin, stdout and stderr. Remove variables that name descriptors."""
     linux.close_range(3, 0xFFFFFFFF, linux.CLOSE_RANGE_CLOEXEC)
     for name in _NAME_DESCRIPTORS:
         environ.pop(name, None)

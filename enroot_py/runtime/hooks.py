@@ -194,7 +194,7 @@ def preload() -> None:
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Return whether to load hooks before this process enters a user namespace, where root's files seem nobody's."""
+    """Return whether to load hooks before this process enters a user namespace, which hides that root owns a file."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
@@ -203,8 +203,8 @@ def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
 def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = OURS) -> list[Hook]:
     """Return the hooks of penroot (directories ``ours``), the site and the user, in the order in which they run.
 
-    Hooks run in order of name, whatever their language. A user's bash scripts run last, as in enroot. A hook of the
-    site or the user replaces our hook of the same name. Raises ConfigError.
+    Hooks run in order of name, whatever their language. A hook of the site or the user replaces our hook of the same
+    name. A user's bash scripts that replace none of our hooks run last, as in enroot. Raises ConfigError.
     """
     by_name = {
         name: Hook(name[:-3], f"{folder}/{name}") for folder in ours for name in _names(folder) if name[-3:] == ".py"
@@ -227,7 +227,7 @@ def arrange(settings: Settings, host: Mapping[str, str], ours: Sequence[str] = O
                 last.append(hook)
             else:
                 by_name[name] = hook
-    # enroot sorts whole names, which end in .sh.
+    # Sort all names as if they ended in .sh: enroot sorts whole names, and all its hooks end in .sh.
     return [*(by_name[name] for name in sorted(by_name, key=lambda name: name[:-3] + ".sh")), *last]
 
 
@@ -286,7 +286,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
-    """Call a function of the hook ``path``. A site's hook cannot end this process."""
+    """Call a function of the hook ``path``, by sitehooks.call() if the hook is not ours."""
     if _is_ours(path):
         return function(*arguments)
     from enroot_py.runtime import sitehooks

@@ -36,7 +36,7 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
                 flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the start
                 with Fd(os.open(mount.source, flags)) as original, open(copy, "wb") as f:
                     f.write(original.content())
-            except OSError:  # the mount reports the error, unless it has nofail
+            except OSError:  # the mount reports the error, unless it has nofail,silent
                 mounts.append(mount)
                 continue
             os.chmod(copy, 0o644)

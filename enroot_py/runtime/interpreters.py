@@ -94,7 +94,7 @@ def _find(name: str, search: str) -> str:
 
 
 def _foreign(subject: str, path: str, proc: int) -> str:
-    """Return an error if a program is for another machine, unless the node's /proc shows an emulator or hides them."""
+    """Return an error if a program is for another machine, unless ``proc`` is given and an emulator may run it."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         head = os.pread(fd, _LINE_BYTES, 0)

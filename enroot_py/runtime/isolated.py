@@ -1,6 +1,6 @@
-"""Create a container's own namespaces, and add a loopback and a /dev to them.
+"""Create a container's own namespaces, and set up their loopback device and /dev.
 
-Imported only for a container with own namespaces.
+Only a start with own namespaces or a private /dev needs this module.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def make_dev(root: int, *, own_ipc: bool) -> None:
 
 
 def raise_loopback() -> None:
-    """Run ``ip link set lo up`` in the network namespace of this process. Raises OSError."""
+    """Bring up the loopback device of this process's network, as ``ip link set lo up`` does. Raises OSError."""
     import fcntl
     import socket
     import struct

@@ -81,7 +81,7 @@ def _read(root: int, path: str) -> str | None:
 
 
 def _limit(blocks: str) -> None:
-    """Limit the file size, in blocks of 512 bytes, to at most the caller's limit."""
+    """Limit the size of files to ``blocks`` of 512 bytes, unless the caller's hard limit is lower."""
     if not blocks.isdecimal():
         return
     import resource

@@ -71,7 +71,7 @@ class Mount:
     """One line of fstab; ``target`` is a path beneath the container's root.
 
     If the source lies beneath the container's root, ``inside`` is its path there, else "". ``detached`` is the
-    descriptor of a file system that is already mounted but not attached, or -1.
+    descriptor of a detached mount that is made already, or -1.
     """
 
     __slots__ = (
@@ -183,7 +183,8 @@ class Mount:
             if self.confined:
                 self._check_confined(root, target)
             elif self.passno >= 0 and os.readlink(f"/proc/self/fd/{root}") == os.readlink(f"/proc/self/fd/{target}"):
-                raise _root_as_target()  # the target is a link to /. fstat(2) could wait for a FUSE server
+                # The target is a link to /. The paths are compared, because fstat(2) could wait for a FUSE server.
+                raise _root_as_target()
             attach(mount, target)
             _attached[self.target] = paths.inode(mount)
 
@@ -211,7 +212,7 @@ class Mount:
             linux.mount_setattr(target, "", flags, self._changeable, 0, self.propagation)
 
     def _create(self, root: int) -> Fd:
-        """Create the mount, detached, and return its file descriptor."""
+        """Create the mount without attaching it, and return its file descriptor."""
         if self.detached >= 0:
             return Fd(self.detached)
         if self.fstype == SQUASHFS:
@@ -265,7 +266,7 @@ class Mount:
         """Open the target. With x-create, create a missing target.
 
         A created target has no permissions. By this an export recognises, as in enroot, that it is not part of the
-        image. In a directory of the host, a target is created only if the caller named this path.
+        image. In a directory of the host, no target is created for a mount of an image, or by way of a symlink.
         """
         for word in self.words:
             if word.startswith("x-create="):
@@ -309,7 +310,7 @@ def attach_at(mount: int, path: str) -> None:
 
 
 def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> Fd:
-    """Create a file system, detached, and return its mount as a file descriptor.
+    """Create a file system, and return its detached mount as a file descriptor.
 
     ``options`` are ``key=value`` or flags. Raises OSError with the kernel's message, if there is one: fsopen(2),
     "Message retrieval".

@@ -1,8 +1,8 @@
 """Find the process of a named container without looking at every process of the node.
 
-A start writes its PID into ENROOT_RUNTIME_PATH/named-NAME, unless a container of that name runs already. The file is
-only a hint: the process may have ended, and its PID may belong to another process. A reader checks whether the process
-runs in the container, and otherwise searches /proc. The file stays until the container is removed.
+A start writes its PID into ENROOT_RUNTIME_PATH/named-NAME, unless the file has the PID of a process that runs. The file
+is only a hint: the process may have ended, and its PID may belong to another process. A reader checks whether the
+process runs in the container, and otherwise searches /proc. The file stays until the container is removed.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def enter(uid: int, gid: int, *, superuser: bool) -> None:
 def unshare_mounts(flags: int = 0, *, superuser: bool) -> None:
     """Unshare the mount namespace, and others by ``flags`` of unshare(2). Raises NamespaceError.
 
-    Mounts of a mount namespace with another owner arrive as slaves and locked, mount_namespaces(7): no change here
-    reaches the host. With the same owner, mounts arrive as peers of the host's: make them slaves.
+    If another user namespace owns the host's mounts, their copies are slaves and locked, mount_namespaces(7): no change
+    here reaches the host. A superuser's copies are peers of the host's mounts: make them slaves.
     """
     unshare(linux.CLONE_NEWNS | flags)
     if superuser:
@@ -99,7 +99,7 @@ def servers() -> ModuleType | None:
 
 
 def hide() -> None:
-    """Hide this process from all others, even from root of its user namespace, until it executes a program.
+    """Hide this process from the user's processes and from root of its user namespace, until it executes a program.
 
     Otherwise programs in a container could reach its descriptors and memory, which are the host's: ptrace(2), "Ptrace
     access mode checking".
@@ -129,7 +129,7 @@ def advice(error: OSError) -> str:
 
 
 def confine(*, remap_root: bool) -> None:
-    """Drop privileges before execve(2): set no_new_privs, drop capabilities unless root inside, filter system calls."""
+    """Drop privileges before execve(2): set no_new_privs, filter system calls, drop capabilities except for root."""
     try:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if not remap_root:

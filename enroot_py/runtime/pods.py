@@ -1,6 +1,6 @@
 """Find settings of the machine or the pod that keep users from starting containers.
 
-Imported only by ``penroot doctor`` and after a failed start. Both print the same hints.
+Imported only by the checks of ``penroot doctor`` and ``pyxis-py check``, and after a failure. All print the same hints.
 """
 
 from __future__ import annotations

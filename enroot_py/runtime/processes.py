@@ -1,7 +1,7 @@
 """Find running containers in /proc, list and join them.
 
-No daemon and no record lists running containers: the root mount of a process names its container. Sources: proc(5),
-namespaces(7).
+No daemon and no record lists all running containers: the root mount of a process names its container. Sources:
+proc(5), namespaces(7).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS = {_BATCH: "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT, SL
 
 
 class Process:
-    """The oldest process of a running container. ``name`` is UNKNOWN for an unnamed container outside Slurm."""
+    """A process of a running container. ``name`` is UNKNOWN for an unnamed container outside Slurm."""
 
     __slots__ = ("name", "pid", "comm", "state", "started", "cpu", "mntns", "userns", "command")
 
@@ -104,7 +104,10 @@ def inode(pid: int, namespace: str) -> int:
 
 
 def container_of(pid: int, settings: Settings) -> str | None:
-    """Return the name of the user's container in which ``pid`` runs, UNKNOWN, or None outside. Raises OSError."""
+    """Return the name of the user's container in which ``pid`` runs, or UNKNOWN, or None if there is none.
+
+    Raises OSError.
+    """
     name = _container(pid, settings)
     return name if name is not None and _is_own(pid) else None
 

@@ -80,9 +80,9 @@ class Record:
             raise ContainerError(f"cannot join the other ranks: {reason}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
-        """Enter the container of the other ranks. Return its variables, and the names of those with origins.
+        """Enter the container of the other ranks. Return its variables, and the names of variables with a known origin.
 
-        Return None if the container does not run: then this rank makes it.
+        Return None if the container does not run, or if this rank is in it already. This rank then makes a container.
         """
         try:
             self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))

@@ -1,7 +1,8 @@
 """The root file system of a container, mounted at one place in a new mount namespace.
 
 The root is an overlay over layer trees, over a FUSE-mounted squashfs, or over a plain directory. A writable plain
-directory is used as it is. A container that is not writable puts its changes into a private tmpfs.
+directory is used as it is. A private tmpfs has what the start writes to a read-only container, and all changes of a
+writable container that does not keep them.
 """
 
 from __future__ import annotations
@@ -190,8 +191,8 @@ def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
 
     With a FUSE server, each of them saves requests that wake the server: six for attributes and flags when a hook
     writes there, and one for the origin of a directory that only one layer has. Without a server, each saves the kernel
-    the copy of the directory at the first write. Directories that the image lacks, or that are not root's, are left to
-    the kernel.
+    the copy of the directory at the first write. Directories that the image lacks, or that belong to another user, are
+    left to the kernel.
     """
     own_ids = os.geteuid(), os.getegid()
     for name in names:

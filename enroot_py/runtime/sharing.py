@@ -1,4 +1,4 @@
-"""Share the FUSE server of a squashfs image among the containers of a user. Starts of images import this module.
+"""Share the FUSE server of a squashfs image among the containers of a user. enter.share() imports this module.
 
 The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that. A
 later start of the same file enters the server's user namespace, and mounts the file system once more through the
@@ -106,7 +106,7 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
 
 
 def _key(state: os.stat_result, offset: int) -> str:
-    """Return a key for the content of a file and the limits of this process, which a server inherits."""
+    """Return a key for the content of a file, and for the limits that a server inherits from this process."""
     facts = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, offset
     limits = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))
     text = f"{facts} {limits}\n{_group()}\n{_read('/proc/self/limits')}"

@@ -1,7 +1,7 @@
-"""Run a site's bash hooks, and configuration scripts of ``start --conf``. Nothing else in a start runs a shell.
+"""Run bash hooks of a site or a user, and configuration scripts of ``start --conf``.
 
-The scripts run in the container's namespaces before pivot_root(2), with all capabilities there, as in enroot. Source:
-enroot(1), configuration.
+Apart from the container's program, nothing else in a start runs a shell. The scripts run in the container's namespaces
+before pivot_root(2), with all capabilities there, as in enroot. Source: enroot(1), configuration.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Scripts:
         self._read_environ()
 
     def finish(self) -> tuple[list[Mount], str | None]:
-        """Run hooks(), mounts() and rc() of the configuration script, after the hooks.
+        """After the hooks, run hooks() and mounts() of the configuration script, and take the text of its rc().
 
-        Returns the mounts to add after the system's, and the command script. Raises PenrootError.
+        Returns the mounts to add after the system's, and the text or None. Raises PenrootError.
         """
         self._run_function("hooks")
         context = self._context

@@ -1,6 +1,6 @@
-"""Run Python hooks of a site or a user in this process, so that they can neither end it nor fill its memory.
+"""Run Python hooks of a site or a user in this process. Turn their os._exit() and os.exec*() into errors.
 
-Imported only for such a hook.
+In a step, capture their stderr, and keep only a bounded part of it. Imported only for such hooks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ T = TypeVar("T")
 
 _TICK_S = 0.0005
 _THREAD_END_TIMEOUT_S = 1
-# By these functions a hook could end the start before the program runs, and the caller would see success.
+# With these functions, a hook could end the start before the program runs, and the caller would see success.
 _ENDING = ("_exit", "execv", "execve")
 
 
 def call(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function of a hook. Raises SystemExit if the hook tries to end this process.
+    """Call a function of a hook. Raises SystemExit if it calls sys.exit(), os._exit() or os.exec*() in this process.
 
-    A child that the hook forked can exit. In a step, where nobody sees stderr, print the hook's stderr for the user.
+    In a child that the hook forked, os._exit() and os.exec*() work as usual. In a step, where stderr is not visible,
+    the hook's stderr is captured and logged, shortened to capture.SHOWN_BYTES: all lines if the hook fails, else only
+    its warnings and errors.
     """
     originals = {name: getattr(os, name) for name in _ENDING}
     try:
@@ -83,12 +85,14 @@ class _Redirected:
                 self._output.read()
             self._output.read()
         finally:
-            os.dup2(self._stderr, 2)  # from here on, no thread reads the pipe
+            os.dup2(self._stderr, 2)  # no thread reads the pipe any more, so a writer could block
 
     def __exit__(self, failure: object, *_: object) -> None:
         sys.stderr.flush()
         os.dup2(self._stderr, 2)
-        os.write(self._wake, b".")  # the pipe stays open if the hook has forked a process
+        # Wake the thread: it cannot wait for the end of the output pipe, whose writing end we and children of the hook
+        # hold open.
+        os.write(self._wake, b".")
         # A process with two threads cannot enter a user namespace: unshare(2).
         deadline = time.monotonic() + _THREAD_END_TIMEOUT_S
         while (count := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:

@@ -21,8 +21,8 @@ _START_TIMEOUT_S = 60  # the image may be on a slow file system
 _READ_AHEAD_WINDOW_BYTES = 128 << 10  # of a FUSE mount
 SERVER_FDS = 8  # open files that a server needs
 _PROGRAM_READ_AHEAD_BYTES = 8 << 20
-# By default, glibc returns each block that the server decompresses to the kernel, and requests memory again for the
-# next block: a fifth of the server's time. mallopt(3).
+# By default, glibc returns the memory of each decompressed block to the kernel, and requests memory again for the next
+# block. This takes a fifth of the server's time. mallopt(3).
 _ENVIRON = {
     "PATH": "/usr/bin:/bin",
     "MALLOC_MMAP_THRESHOLD_": "8388608",
@@ -44,7 +44,7 @@ class Server:
 
     Create the server in a mount namespace that the container then leaves: the server stays there and pins no mount.
     The server starts while the caller continues. It ends with the FUSE connection, which the kernel ends with the last
-    process of the container. Containers of one file share a server: sharing.py.
+    process of the container. Containers of one file may share a server: sharing.py.
     """
 
     def __init__(
@@ -345,7 +345,7 @@ def open_device(instead: str) -> Fd:
 
 
 def mount(fuse: int, *, checks_modes: bool = True) -> Fd:
-    """Mount, detached, the file system of the server that holds ``fuse``. Raises OSError."""
+    """Return a detached mount of the file system whose server holds ``fuse``. Raises OSError."""
     attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
     options = mount_options(fuse, checks_modes=checks_modes)
     return mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)

@@ -109,7 +109,10 @@ def end(status: int) -> NoReturn:
 
 
 def _forward(child: int, number: int, *, from_kernel: bool) -> None:
-    """Send a signal to ``child``, unless the terminal has sent it to both processes already."""
+    """Send a signal to ``child``, unless the terminal has sent it to both processes already.
+
+    Send SIGSTOP in place of a stop signal that the kernel would drop.
+    """
     if number in signals.STOPPING and ignores_default(child, number):
         os.kill(child, SIGSTOP)
     elif not (from_kernel and number in signals.OF_TERMINALS and os.getpgid(child) == os.getpgrp()):

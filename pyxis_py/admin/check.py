@@ -33,7 +33,7 @@ _DIRS = re.compile(r"^\s*Dirs\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def findings(plugstack_conf: str | None) -> Iterator[Finding]:
-    """Yield all findings, in the order in which a step depends on them.
+    """Yield all findings, in the order in which a step needs the checked parts.
 
     ``plugstack_conf`` is the file to check, or None for the files that Slurm reads.
     """
@@ -80,7 +80,7 @@ def _plugin(stacks: Mapping[str, list[Line]]) -> settings.PluginSettings:
 
 
 def slurm_configuration() -> dict[str, str]:
-    """Return the output of scontrol(1) show config, or an empty dict if slurmctld does not answer."""
+    """Return the output of scontrol(1) show config, or an empty dict if scontrol fails or is missing."""
     try:
         text = Program([find("scontrol", package="slurm-client"), "show", "config"], timeout=_TIMEOUT_S).run()
     except PenrootError:

@@ -35,12 +35,13 @@ EXAMPLES = (
 MEANING = """\
 These options run the tasks of a step in a container if Slurm loads the penroot plugin. All tasks of the step on a node
 share one container. --container-image, --container-name or --environment selects the container. Without any of them,
-srun ignores the other options and prints a warning. Invalid options are reported before the job is queued.
+srun ignores the other options, and warns about all except --container-pin and --container-lock. Invalid options are
+reported before the job is queued.
 
 An image is a registry reference, in the form of penroot-import(1) with or without docker://, or the path of a squashfs
-file on the node. Because # begins a comment in a batch script, write REGISTRY/IMAGE or \\# there. A path after bcast:
-is a path on the host of srun, which sends the file to each node that does not have it in its store. sbatch refuses
-bcast:, but an srun in the batch script accepts it.
+file on the node. In an #SBATCH line, # begins a comment even within a word: write REGISTRY/IMAGE or \\# there. A path
+after bcast: is a path on the host of srun, which sends the file to each node that does not have it in its store. sbatch
+refuses bcast:, but an srun in the batch script accepts it.
 
 NAME in --container-name may be followed by a mode, as in NAME:exec. auto (the default) uses the existing container,
 running or not, or creates it. create creates the container, and fails if it exists. exec enters the running container,
@@ -48,8 +49,8 @@ and fails if none runs. no_exec starts a separate container on the same files.
 
 In --container-mounts, write a backslash before a comma, a colon or a space that is part of a path. $NAME and ${NAME}
 are replaced by the job's variables. Relative sources begin with a dot. penroot-start(1) lists the flags under --mount.
-The source umount unmounts what the image or the site mounts at DST. The flag sqsh mounts the content of a squashfs
-file read-only: data.sqsh:/data:sqsh.
+With the word umount as SRC, as in umount:/data, nothing is mounted: what the image or the site has mounted at DST is
+unmounted. The flag sqsh mounts the content of a squashfs file read-only: data.sqsh:/data:sqsh.
 
 Tasks get the variables of the job. If the image sets the same variable, the image takes precedence, unless
 --container-env names the variable.
@@ -74,11 +75,11 @@ def pages(commands: click.Group) -> Iterator[tuple[str, str]]:
     arguments = manual.section(
         "ARGUMENTS OF THE PLUGIN",
         manual.text(
-            "Write them after the plugin in plugstack.conf(5), or use install --arg. The values below are defaults."
+            "Write them after the plugin in plugstack.conf, or use install --arg. The values below are defaults."
         )
         + manual.entries(rows),
     )
-    yield "pyxis-py.1", manual.command_page("pyxis-py", commands, "penroot-srun(7), penroot(1), spank(8)", arguments)
+    yield "pyxis-py.1", manual.command_page("pyxis-py", commands, "penroot-srun(7), penroot(1), spank(7)", arguments)
     yield "penroot-srun.7", _options_page()
 
 

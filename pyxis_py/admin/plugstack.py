@@ -5,7 +5,8 @@ machine without a slurm.conf gets both files from slurmctld. slurmd or sackd kee
 fetches them each time: read_config.c, _establish_config_source(). Up to 26.05, slurmctld sends plugstack.conf without
 the included files: slurmd_config_files and client_config_files, in slurmctld's proc_req.c until 23.02 and in
 fetch_config.c since then. Slurm resolves a relative include beside the copy and an absolute include on the node, and
-ignores a missing include without a message. On such a cluster, plugstack.conf itself has our line.
+ignores a missing include without a message. On a cluster whose slurmctld sends plugstack.conf, plugstack.conf itself
+has our line.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def includes(path: str) -> list[str]:
 
 
 def stack(path: str) -> Iterator[Line]:
-    """Yield the plugins that a plugstack.conf and its includes load, in order: spank(8), CONFIGURATION."""
+    """Yield the plugins that a plugstack.conf and its includes load, in order: spank(7), CONFIGURATION."""
     try:
         lines = _read(path)
     except OSError:
@@ -136,8 +137,8 @@ def reads(path: str, directory: str) -> bool:
 def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
     """Write pyxis.conf, which loads ``plugin``, into plugstack.conf.d; return its path.
 
-    A file that loads ``plugin`` already is not changed. Raises ConfigError if the file loads another plugin: two
-    plugins cannot register the same options.
+    A file that loads ``plugin`` already is not changed. Raises ConfigError if ``arguments`` would change it, or if the
+    file loads another plugin: two plugins cannot register the same options.
     """
     path = f"{directory}/pyxis.conf"
     present = [words for line in _read(path) if (words := _words(line))]

@@ -1,7 +1,7 @@
 """``show_image`` in plugstack.conf: add the image to the comment of a batch job, for scontrol show job.
 
-The helper, a process of the user, sets the comment on the node. The comment is the only field that the owner of a job
-is allowed to set in all Slurm releases.
+The helper, a process of the user, sets the comment on the node. In all Slurm releases, the comment is the field for
+free text that the owner of a job is allowed to set.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Container:
             Save(self.step).check()
         self._claim_name()
         self._takes_over = not self._note(self.step.own_note)
-        # Become the parent of the image's server, whose parent ends after set-up: Held.let_go waits for the server.
+        # Become the parent of the image's server when the server's first parent ends: Held.let_go waits for the server.
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
 
     def _claim_name(self) -> None:

@@ -56,7 +56,7 @@ def _show(output: Capture, say: Callable[[str], None]) -> None:
 def _run(container: Container, output: Capture, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     started, say = map(Fd, os.pipe())
     wait, end = map(Fd, os.pipe())
-    mark = f"penroot-{os.urandom(8).hex()}"  # distinguishes lines from those of an entrypoint with the same descriptor
+    mark = f"penroot-{os.urandom(8).hex()}"  # the entrypoint may write to the same descriptor
     with started, end:
         with say, wait:
             child = os.fork()

@@ -46,7 +46,7 @@ class Environment:
     def of_task(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool
     ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return variables to set and to unset in a task. --container-env overrides the image, the image the job."""
+        """Return variables to set and to unset in a task. Precedence: --container-env, then the image, then the job."""
         kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
         if ("PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self._job.environ) and self._sets_pytorch:
@@ -68,7 +68,7 @@ class Environment:
     def _sets_pytorch(self) -> bool:
         """Return whether to set the PyTorch variables: yes, unless an annotation of the environment file says no.
 
-        At CSCS, the annotation must say yes.
+        The container engine of CSCS sets them only if the annotation says yes.
         """
         annotation = self._file.annotation("com.pyxis.pytorch_remap_vars") if self._file else None
         wanted, _ = annotation or (True, "")
@@ -79,7 +79,7 @@ class Environment:
         return {**self._job.environ, **inside, **self.chosen()}.get("PATH", "")
 
     def without_task(self, inside: Mapping[str, str]) -> dict[str, str]:
-        """Return ``inside`` without Slurm variables that a hook copied from this task, as other tasks differ."""
+        """Return ``inside`` without Slurm variables that a hook copied from this task: they differ between tasks."""
         own = self._job.environ
         return {
             name: value

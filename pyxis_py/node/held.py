@@ -160,7 +160,7 @@ class Held:
         self._check_join()
 
     def _check_join(self) -> None:
-        """Warn about options that a running container ignores. Raises ContainerError for --container-unshare."""
+        """Warn about options without effect on a running container. Raises ContainerError if it lacks a namespace."""
         request = self.step.request
         for kind in request.unshare:
             if kind not in self.spaces:
@@ -358,7 +358,7 @@ def in_child(act: Callable[[], Answer]) -> Answer:
 def enter_user(spaces: Mapping[str, int]) -> None:
     """In a child: enter the user namespace of a container."""
     namespaces.hide()
-    if "user" in spaces:  # a superuser's container has none of its own
+    if "user" in spaces:  # a superuser's container has no user namespace of its own
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)
 
 

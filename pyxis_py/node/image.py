@@ -63,12 +63,12 @@ class Image:
 
         job, image = self._job, self._requested
         ref = reference.parse(image, job.cwd)
-        # With several tasks, users look only at the last line.
+        # With several tasks, print only the line after the import: users look only at the last line.
         if job.tasks <= 1:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         peers = self._peers()
-        # With a name, srun asks the registry only if a node lacks the container, as this node does.
+        # With a name, srun asks the registry only when a node without the container asks srun, as this node does now.
         asks_srun = bool(peers and job.swarm and self._request.name) and not (pin or refused or ref.digest)
         try:
             if asks_srun and peers and (digest := peers.digest()):

@@ -1,7 +1,7 @@
 """Set the variables by which processes of a PyTorch job find each other, from Slurm's variables.
 
 These are the variables of torch.distributed's "env://" initialisation, and the thread limit of torchrun. Variables that
-the image or the user set stay.
+the image or the user set stay, except RANK and LOCAL_RANK.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from pyxis_py.request.job import Job
 
-_FIRST_PORT, _PORTS = 61000, 4536  # above Linux's ephemeral ports: ip(7) ip_local_port_range
+_FIRST_PORT, _PORTS = 61000, 4536  # above Linux's default ephemeral ports: ip(7) ip_local_port_range
 
 
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
-    """Return the missing variables of a task. Rank and local rank always replace existing values."""
+    """Return the missing variables of a task. RANK and LOCAL_RANK always replace existing values."""
     slurm = task.environ
     always = {"RANK": str(task.numbers["procid"]), "LOCAL_RANK": str(task.numbers["taskid"])}
     unset = {"MASTER_PORT": str(_FIRST_PORT + task.jobid % _PORTS)}

@@ -35,7 +35,7 @@ class _ElsewhereError(PermissionError):
 
 
 class Peer:
-    """The process at the other end of a connection, pinned by a pidfd, so the PID stays valid.
+    """The process at the other end of a connection. If check() succeeds, the PID still belongs to this process.
 
     The user ID proves nothing, since programs of an image have the same ID. But every program in a container was
     started in another user namespace, and no program can leave its user namespace.
@@ -137,7 +137,7 @@ class RunningContainers:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
     def listen(self, name: str, step: str) -> _socket.socket:
-        """Listen on the socket by which other steps find the step of the container ``name``. Raises PenrootError."""
+        """Listen on the socket by which other steps find the container ``name`` of ``step``. Raises PenrootError."""
         directory = f"{self.path}/{name}"
         while True:
             listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)

@@ -1,6 +1,6 @@
 """The event loop of a helper while its step runs: admit tasks and other steps, and finish the step on request.
 
-The helper has one thread, so the loop never blocks on a client.
+The helper has one thread, so until the step ends, the loop never blocks on a client.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Service:
         return False
 
     def _close_others(self, client: Client) -> Channel:
-        """Close all connections except that of ``client``, as the step ends. Return its channel.
+        """Close all connections except that of ``client``, as the step ends. Return the channel of ``client``.
 
         A step that is attaching must notice the end: its helper holds the lock of the container's name, and this
         helper may wait for the lock.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.request.options import Request
 
-# Variables of the job that are hidden from imports and from the settings of starts: they would select files of other
-# users, or they belong to one task.
+# Variables of the job that are hidden from imports and from the settings of starts: they belong to one task, or they
+# select programs, directories or limits that a job must not choose.
 _DENIED = frozenset(
     (
         "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "PMIX_RANK",
@@ -118,7 +118,7 @@ class Job:
 
     @property
     def tasks(self) -> int:
-        """Return the number of tasks on all nodes: 1 for a batch script, for which Slurm reports that of sbatch -n."""
+        """Return the number of tasks on all nodes: 1 for a batch script, whatever its sbatch -n is."""
         return 1 if self.is_batch else self.numbers.get("totaltasks", 0)
 
     @property

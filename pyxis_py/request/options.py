@@ -32,7 +32,7 @@ _DIGITS = "0123456789"
 
 
 class Request(Frozen):
-    """The request of a step. If an attribute is None, a setting decides.
+    """The request of a step. If a flag such as ``writable`` is None, a setting decides.
 
     ``origins`` maps an attribute to its option, variable or line of an environment file, for messages. ``file`` is the
     environment file, with all further keys.
@@ -206,7 +206,7 @@ class Option:
     A flag has a ``value`` and no ``parse``. An option that ``selects`` requests a container. An option ``of_job`` works
     without a container too: sbatch and salloc apply it to the later steps of a job. An environment file can set an
     ``annotated`` option by the annotation com.pyxis.ATTRIBUTE. An option that ``describes`` names an environment file.
-    ``variable`` is the option's variable, if another option has the same.
+    ``variable`` is given if the option shares the variable of another option.
     """
 
     __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())

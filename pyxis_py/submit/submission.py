@@ -1,6 +1,6 @@
 """Check a submission of srun, sbatch or salloc before it is queued.
 
-The user waits for this module, so the module imports nothing about containers.
+The user waits for this module, so each function imports what only some submissions need.
 """
 
 from __future__ import annotations

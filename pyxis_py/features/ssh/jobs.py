@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.run import Program, find
 
-# The name of a job comes last, because it can have any character. It can have line breaks, so ask for the names of the
-# caller's jobs only.
+# The name of a job comes last, because it can have any character. A name with line breaks could imitate other jobs, so
+# ask only for the names of the caller's jobs.
 _FORMAT = "%A|%i|%U|%T|%N|%r|"
 _LINE = re.compile(r"(\d+)\|([^|]*)\|(\d+)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)")
 _OUTPUT_VARIABLES = ("SQUEUE_", "SINFO_")  # prefixes of variables that change the output of these programs

@@ -1,7 +1,8 @@
 """An ssh server for one connection, on stdin and stdout of a step. penroot ssh-proxy starts it on a node.
 
 The server runs outside of the container and opens no file of the image: children of the nursery in `joined` do
-everything in the container. It does not listen on any port, and exits at the end of its connection.
+everything in the container. It listens on no port, except loopback ports that the client requests with ssh -R. It exits
+at the end of its connection.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def serve(job: int, container: str, keys: str) -> NoReturn:
     nursery = os.fork()
     if nursery == 0:
         ours.close()
-        for number in (0, 1):  # keep the connection from the nursery
+        for number in (0, 1):  # the nursery must not have the connection
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         Nursery(theirs, lent).serve()
     theirs.close()
@@ -87,7 +88,10 @@ def _step_environ() -> dict[str, str]:
 
 
 def _find(job: int, container: str, running: RunningContainers) -> Lent:
-    """Return the container of the job with this step or name, or the only container. Raises ContainerError."""
+    """Return the job's container that has the step or the name ``container``. Raises ContainerError.
+
+    If ``container`` is "", return the job's only container on this node.
+    """
     node = os.uname().nodename
     try:
         names = sorted(os.listdir(running.path))
@@ -138,7 +142,7 @@ def _runtime_path() -> str:
 
 
 def _first_step(container: tuple[str, list[str]]) -> int:
-    """Return the lowest step number of a container. The step of a batch script has the highest number of all."""
+    """Return the lowest step number of a container. A batch script has a higher number than the steps of srun."""
     return min(int(step.partition(".")[2]) for step in container[1])
 
 
@@ -158,7 +162,8 @@ async def _connection(keys: Keys, lent: Lent, control: socket.socket) -> None:
     """Serve the connection on stdin until it ends."""
     ours, theirs = socket.socketpair()
     inside = Inside(control)
-    # asyncio closes a pipe twice if its reader exits at that moment. Log this and other errors only for debugging.
+    # If the reader of a pipe exits while asyncio closes the pipe, asyncio closes it a second time and reports an error.
+    # Log this error and others only for debugging.
     asyncio.get_running_loop().set_exception_handler(lambda _, context: log.debug(f"ssh: {context}"))
     carried = asyncio.create_task(_carry(ours))
     try:

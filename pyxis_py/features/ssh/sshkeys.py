@@ -79,7 +79,7 @@ class JobKeys:
 
 
 def remove(path: str, job: str) -> None:
-    """Remove the keys of a job. Do nothing for any other path: a program of the user could write it into a note."""
+    """Remove the keys of a job. Ignore any other ``path``: a program of the user could have written it into a note."""
     above, _, name = path.rpartition("/")
     if os.path.basename(above) != "ssh" or not re.fullmatch(rf"(\.new-)?[\w-]+\.{job}(-.*)?", name):
         return

@@ -76,7 +76,10 @@ class JobServer(asyncssh.SSHServer):
         return listen_host in _LOCAL and not self._own_network
 
     def _open(self, address: str | tuple[str, int]) -> Callable[..., Any]:
-        """Return a handler that relays a connection to a socket in the container, and closes it if that is refused."""
+        """Return a handler that relays a connection to a socket in the container.
+
+        The handler closes the connection if it cannot connect to the socket.
+        """
 
         async def relay(reader: Any, writer: Any) -> None:
             try:

@@ -124,8 +124,8 @@ def ssh_proxy(suffix: str, name: str) -> None:
     environ = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
     child = os.fork()
     if child == 0:
-        # ssh sends SIGHUP to this process at its end, and Ctrl-C signals the whole terminal. Both make srun cancel
-        # the step with a message. At the end of its stdin, srun exits silently.
+        # At its end, ssh sends SIGHUP to this process, and Ctrl-C signals the whole terminal. Either signal would make
+        # srun cancel the step with a message, so srun gets its own session. At the end of its stdin, it exits silently.
         os.setsid()
         os.execve(srun, [srun, *options, *step, *server, *arguments], environ)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
