@@ -14,6 +14,7 @@ import json
 import os
 import select
 import sys
+from contextlib import suppress
 
 from enroot_py.api import children
 from enroot_py.api.messages import Conversation, receive_with_fds, send_with_fds
@@ -62,10 +63,8 @@ class Zygote:
             with Fd(ours):
                 pid = self._ask(data, (*fds, ours))
             if pid:
-                try:
+                with suppress(BrokenPipeError):  # the child was killed
                     os.write(gate, b"1")
-                except BrokenPipeError:  # the child was killed
-                    return pid
         return pid
 
     def _ask(self, data: bytes, fds: tuple[int, ...]) -> int:

@@ -112,4 +112,4 @@ def likely_registry(reference: Reference) -> str:
     if reference.registry != DOCKER_HUB or "/" in name or name.endswith(".sqsh") or not ("." in name or port):
         return ""
     host = f"{name}:{port}" if port else name
-    return f"if {host} is a registry, write {host}/IMAGE, because # begins a comment in a batch script"
+    return f"if {host} is a registry, write {host}/IMAGE, because # begins a comment in an #SBATCH line"
