@@ -47,7 +47,7 @@ def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subproce
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str) -> None:
-    """An impostor answers requests to attach without namespaces. The next step must not run on the node."""
+    """An impostor's answer to attach contains no namespaces. The next step must not run on the node."""
     step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
     done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
     end(step)

@@ -48,7 +48,7 @@ def failure(user: User, *words: str) -> str:
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("name", FILES)
 def test_special_file_in_place_of_settings_is_reported(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """Before the fix, a start hung if enroot.conf was a FIFO, and at other special files in other places."""
+    """Before the fix, a start hung if, for example, enroot.conf was a FIFO."""
     if name == "hooks.d/x.sh" and kind != "huge":
         pytest.skip("only what can be executed is a hook")
     make(kind, user.home / "etc" / name)
@@ -168,7 +168,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
 
 @pytest.mark.parametrize("words", ["version", "list", "inspect box", "start --help", "help", "info", "export -o - box"])
 def test_closed_stdout_is_reported(user: User, rootfs: pathlib.Path, words: str) -> None:
-    """The command prints no traceback, and does not succeed although it could not print."""
+    """A command that cannot print its output fails, and prints no traceback."""
     done = user.run("sh", "-c", f"exec penroot {words} >&-", status=1)
     assert "Traceback" not in done.stderr
     assert "cannot write the output" in done.stderr
