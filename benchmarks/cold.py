@@ -21,8 +21,8 @@ from tests.kernel.conftest import PREFIX, User
 from tests.kernel.registry import Server
 
 IMAGE = "bench/pytorch"
-# Budgets of the first use, as ratios to the plain tools. Plain tools check no digest, so they are faster, unless the disk
-# is the bottleneck.
+# Budgets of the first use, as ratios to the plain tools. Plain tools check no digest, so they are faster, unless the
+# disk is the bottleneck.
 MAX_FIRST_RATIO = 2.2
 MAX_WRITTEN_RATIO = 1.02
 # By name: a program, and its budgets with layers and with the file, as ratios to the unpacked directory.
