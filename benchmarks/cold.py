@@ -2,7 +2,7 @@
 
 pytorch.py makes the image. For the first use we compare the time, the time until all data is on disk, and the bytes
 written to the disk. Other processes may write to the disk too, so PENROOT_BENCH_DIR can name a directory on a separate
-disk. It needs 40 GB. Before each program runs, we drop the kernel's caches for the whole machine.
+disk. The benchmark needs 40 GB. Before each program runs, we drop the kernel's caches for the whole machine.
 """
 
 from __future__ import annotations

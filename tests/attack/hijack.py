@@ -1,4 +1,4 @@
-"""A program of an image kills the helper of its step and answers in the helper's place. It needs the node's /usr.
+"""Run in a container with the node's /usr: kill the step's helper and answer in its place, or connect and be silent.
 
 hijack.py MODE: "attach" answers each request to attach with a variable EVIL and no namespaces; "silent" accepts
 connections and never answers; "idle" leaves the helper alive, connects to it and sends nothing. In the other modes, the

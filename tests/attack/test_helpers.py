@@ -105,7 +105,7 @@ def test_nobody_looks_at_the_helper(lab: Lab) -> None:
 def test_task_killed_in_setup_leaves_container_to_next(
     lab: Lab, gated: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    """The next helper must not fail with "exists" on a writable or saved container."""
+    """The next task's helper must not fail with "exists" on a writable or saved container."""
     step = lab.popen(["srun", *ON_N1, "-n3", "--cpu-bind=none", *gated, *options, *sh("echo done")])
     made = "ls -d /var/tmp/*/pyxis_*.0 /home/alice/*/pyxis_*.0 /home/alice/.local/share/enroot/pyxis_*.0"
     all_wait(lab, 3)

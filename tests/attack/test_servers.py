@@ -69,7 +69,7 @@ def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, imag
 
 @pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: pathlib.Path, mark: str) -> None:
-    """The server gives no access to the node if another container has started it."""
+    """A server that another container has started gives no access to the node either."""
     command = ("penroot", "start", "--root", "--env", "MARK", str(image), "spy")
     with user.running(*command, "60", env={"MARK": mark}, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == "looking\n"

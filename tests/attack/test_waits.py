@@ -148,7 +148,7 @@ def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
 
 @pytest.mark.security("R1")
 def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
-    """A suspended job's helper may hold the lock of a container's name."""
+    """A suspended job's helper may hold the lock of a container's name. Here, flock(1) holds the lock."""
     step = start(lab, *WRITABLE)
     name = on_node(lab, "ls /run/pyxis/2001/running").strip()
     on_node(lab, f"flock /run/pyxis/2001/running/{name} sleep 1234 > /dev/null 2>&1 &", "alice")
