@@ -219,7 +219,7 @@ static void update(pid_t pid)
 	}
 }
 
-/* Check whether a process is exiting or gone. FUSE servers end when it leaves its mount namespace, and this is no error. */
+/* Check whether a process is exiting or gone. When the process leaves its mount namespace, the FUSE servers end without an error. */
 static bool is_exiting(pid_t pid)
 {
 	struct process_stat stat;

@@ -73,8 +73,8 @@ void place_ahead(struct step *step, pid_t task)
 		shared->placed = true;
 }
 
-/* Kill the helper, and wait until it accepts no more messages. Returns whether it is gone. A task retries: it cannot kill the helper
- * before the helper has become the user. */
+/* Kill the helper, and wait until it accepts no more messages. Returns whether it is gone. Retry for a task, which cannot kill the
+ * helper before the helper has become the user. */
 bool end_ahead(struct step *step)
 {
 	struct helper *process = &step->ahead.process;
