@@ -1,8 +1,8 @@
-"""Compare a large image with plain tools: the first use of the image, and its programs with a cold page cache.
+"""Measure a large image: the first use, compared with plain tools, and its programs with a cold page cache.
 
 pytorch.py makes the image. For the first use we compare the time, the time until all data is on disk, and the bytes
 written to the disk. Other processes may write to the disk too, so PENROOT_BENCH_DIR can name a directory on a separate
-disk. It needs 40 GB. Before each program runs, we drop the kernel's caches for the whole machine.
+disk. The benchmark needs 40 GB. Before each program runs, we drop the kernel's caches for the whole machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.kernel.conftest import PREFIX, User
 from tests.kernel.registry import Server
 
 IMAGE = "bench/pytorch"
-# Budgets of the first use, as ratios to the plain tools. These check no digest, so they are faster, unless the disk is
-# the bottleneck.
+# Budgets of the first use, as ratios to the plain tools. Plain tools check no digest, so they are faster, unless the
+# disk is the bottleneck.
 MAX_FIRST_RATIO = 2.2
 MAX_WRITTEN_RATIO = 1.02
 # By name: a program, and its budgets with layers and with the file, as ratios to the unpacked directory.

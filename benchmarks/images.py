@@ -103,7 +103,7 @@ def anonymous(uid: int) -> int:
 
 
 def sent(server: Server) -> int:
-    """Return the bytes of all blobs that the registry has sent."""
+    """Return the bytes of the blobs and manifests that the registry has sent."""
     lines = server.log.read_text().splitlines()
     return sum(int(line.split('" 20', 1)[1].split()[1]) for line in lines if '"GET /v2/' in line and '" 20' in line)
 
@@ -138,7 +138,7 @@ def measure(user: User, server: Server, *command: str, **environ: str) -> Cost:
 
 
 def show(name: str, cost: Cost | None, against: Cost | None = None, budget: float | None = None) -> bool:
-    """Print a row. Return False if it took longer than ``budget`` times the seconds of ``against``."""
+    """Print a row. Return False if the command took longer than ``budget`` times the seconds of ``against``."""
     if cost is None:
         print(f"{name:44} {'MISSING':>8}")
         return True

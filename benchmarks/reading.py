@@ -1,4 +1,4 @@
-"""Compare reads inside four containers of an image: an overlay of ten layers, a directory, and twice a squashfs file.
+"""Compare reads inside four containers of an image: an overlay of 11 layers, a directory, and twice a squashfs file.
 
 A FUSE server provides the squashfs file. The second container of the file shares the server of the first. Each row is
 the minimum of several rounds with a warm page cache. The same program of the image runs in all four containers. The

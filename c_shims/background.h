@@ -14,7 +14,7 @@
 
 enum { BACKGROUND_STACK_BYTES = 16384 };
 
-/* The processes share the memory and errno of their parent until execve(2): they make system calls and nothing else. */
+/* The new processes share memory and errno with their parent until execve(2), so they only make system calls. */
 static struct {
 	const char *path;
 	char *const *argv;
@@ -52,8 +52,8 @@ static int penroot_background_fork(void *unused)
 }
 
 /* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`,
- * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless the
- * first of `fds` becomes readable before, or its other end is closed. With `orphan`, the program is no child of this process,
+ * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless before
+ * that the first of `fds` becomes readable or its other end is closed. With `orphan`, the program is no child of this process,
  * and the returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in
  * memory. Returns the process to wait for, or -1 with errno. Call this function only once. */
 static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)

@@ -1,7 +1,7 @@
 /* Continue this process as a grandchild of itself. The child between the two executes a program that watches the grandchild.
  *
- * Two calls of fork(2) would copy the memory of a Python process twice, and the processes write to the copies: this takes 4 ms
- * of a processor. So vfork(2) makes the child, which executes the program at once.
+ * Two calls of fork(2) would copy the memory of a Python process twice, page by page as the processes write to it. This takes
+ * 4 ms of a processor. So vfork(2) makes the child: only the grandchild is a copy of this process.
  */
 #ifndef PENROOT_GUARD_H
 #define PENROOT_GUARD_H

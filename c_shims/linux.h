@@ -19,7 +19,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* These numbers are the same on every architecture. */
+/* These numbers are the same on x86-64, arm64 and most other architectures. */
 enum {
 	NR_pidfd_send_signal = 424,
 	NR_open_tree = 428,
@@ -92,7 +92,8 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 	} how = { flags, mode, resolve };
 	int fd, tries = 0;
 
-	/* A path with ".." fails with EAGAIN while anything on the machine is renamed or mounted: openat2(2) says to retry. */
+	/* With RESOLVE_BENEATH or RESOLVE_IN_ROOT, a path with ".." may fail with EAGAIN if anything on the machine is renamed or
+	 * mounted meanwhile: openat2(2) says to retry. */
 	do {
 		fd = (int)syscall(NR_openat2, dirfd, path, &how, sizeof(how));
 	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);
@@ -101,7 +102,7 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 
 /*
  * fork(2) with `flags`. Only a process with a single thread may call this: the C library does not notice the fork. With
- * CLONE_PARENT, the child's parent gets the same signal as for this process.
+ * CLONE_PARENT, the end of the child sends the same signal to the parent as the end of this process.
  */
 static inline int linux_clone3(uint64_t flags)
 {

@@ -18,7 +18,7 @@ static inline void close_fd(int *fd)
 	*fd = -1;
 }
 
-/* Read a file into `text`, up to its size. Returns 0, or -1 with errno. */
+/* Read at most `size` - 1 bytes of a file into `text`, and add a NUL. Returns 0, or -1 with errno. */
 static inline int read_file(const char *path, char *text, size_t size)
 {
 	size_t length = 0;

@@ -23,8 +23,8 @@ static inline int penroot_install_filter(void)
 	struct sock_filter filter[] = PENROOT_FILTER;
 	struct sock_fprog program = { .filter = filter, .len = sizeof(filter) / sizeof(filter[0]) };
 
-	/* SPEC_ALLOW: this filter isolates nothing, so the program should keep speculative execution (kernels before 5.16 disable
-	 * it by default). */
+	/* SPEC_ALLOW: this filter isolates nothing, so the program should keep speculative execution. By default, kernels before
+	 * 5.16 disable it for a process with a filter. */
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
 }
 

@@ -3,8 +3,8 @@
 #
 #   mpirun.sh 4 docker://ubuntu:24.04 ./program
 #
-# The ranks of a node share one container; the first rank creates it. This script runs
-# a program of the host, in the directory of mpirun. For a program of the image, use:
+# The ranks of a node share one container; the first rank creates it. This script mounts
+# the current directory and runs the program in it. If you do not need the directory, use:
 # mpirun -np 4 penroot start IMAGE PROGRAM
 set -e
 

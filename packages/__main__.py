@@ -43,7 +43,7 @@ RELEASE = {**NATIVE, "sdist": sdist, "recipes": recipes.build}
 
 
 def check_release() -> None:
-    """Raise PackageError if the release could not be reproduced."""
+    """Raise PackageError if the working tree has changes, or if CHANGELOG.md has no section for the version."""
     if place.commit().endswith("+"):
         raise PackageError("the working tree has changes: commit them first, or build without --release: make packages")
     changes = (PROJECT / "CHANGELOG.md").read_text()

@@ -21,8 +21,8 @@ class Package:
     The first package of PACKAGES with a matching pattern owns a file.
 
     ``setup_arguments`` are the arguments of scripts/packaged after an installation, upgrade or trigger, and before a
-    removal. ``watches`` are files of other packages: when one of them is installed, replaced or removed, a trigger runs
-    scripts/packaged.
+    removal. ``watches`` are files of other packages: when one of them is installed or replaced (for dpkg, also when it
+    is removed), a trigger runs scripts/packaged.
     """
 
     name: str

@@ -23,7 +23,7 @@ ARCHIVE = "modules.zip"
 
 
 def reduce(library: Path) -> None:
-    """Remove the files that our modules do not import, and compile the rest."""
+    """Remove the files of libraries that are not in KEPT, archive our modules, and compile the rest."""
     patterns = [pattern for kept in KEPT.values() for pattern in kept]
     for path in library.rglob("*"):
         name = str(path.relative_to(library))

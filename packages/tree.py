@@ -1,7 +1,7 @@
 """Build the tree of all packages: the files of `make install PREFIX=/usr`, and the vendored libraries.
 
-The source is a copy of the files in git, always at the same path and with the time of the commit, so that two builds of
-a commit are identical: tests/packages/test_reproducible.py compares two builds.
+The source is a copy of the files that git does not ignore, always at the same path and with the time of the commit, so
+that two builds of a commit are identical: tests/packages/test_reproducible.py compares two builds.
 """
 
 from __future__ import annotations

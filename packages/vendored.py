@@ -27,7 +27,7 @@ from packages.place import CACHE, PROJECT, PackageError
 from packages.target import TARGETS, Target
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# A wheel names the oldest glibc that it runs with. The newest of these glibc versions is as old as Linux 5.12.
+# A wheel names the oldest glibc that it runs with. The newest glibc in this list, 2.34, is of 2021, like Linux 5.12.
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 PINNED = Path(__file__).with_name("vendored.txt")
 
@@ -121,7 +121,7 @@ def sha256(path: Path) -> str:
 
 
 def _requirements(text: str, *, plain: bool) -> list[str]:
-    """Return the requirements of vendored.txt that are in PLAIN. If not ``plain``, return all others."""
+    """With ``plain``, return the requirements of vendored.txt that are in PLAIN. Otherwise return all others."""
     lines = [line for line in text.replace("\\\n", "").splitlines() if line and not line.startswith("#")]
     return [line for line in lines if (line.partition("==")[0] in PLAIN) == plain]
 

@@ -159,7 +159,7 @@ class Run:
     # -- bytes
 
     def set_trees(self, trees: int) -> None:
-        """Set the number of trees, which the first plan determines."""
+        """Set the number of trees: from the tracker's plan, or 1 if a node fetches before there is a plan."""
         self.trees = trees
         self.whole = self.sizes / trees  # bytes of each blob by one tree
         self.got = numpy.zeros((self.world.nodes, trees, len(self.sizes)))

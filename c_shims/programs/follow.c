@@ -2,8 +2,8 @@
  * killed.
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
- *                         Follow the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd
- *                         of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
+ *                         Follow the container of process PID (with --child, of its child) until PID ends. Descriptor 3
+ *                         is a pidfd of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
  *                         writes "+" after its start. A "=" in the pipe says that the container shares a server with
  *                         other containers: the descriptor after the pipes is a pidfd of this server. DIGEST is the
  *                         digest of FILE when the container started: digest.h.
@@ -12,8 +12,8 @@
  *                         at descriptor 3 closes.
  *
  * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so this program
- * binds the new file over it, read-only. A file stays as it is if the container may write to it, or if its text is not the
- * old text of the host.
+ * binds the new file over it, read-only. A file of the container stays as it is if its mount is writable, or if its text is
+ * not the old text of the host.
  *
  * The files are checked every second: a user may have only 128 inotify(7) instances, but many containers on a node.
  */
@@ -80,7 +80,8 @@ static bool is_ours(int namespace, const char *name)
 	return stat(path, &ours) < 0 || fstat(namespace, &other) < 0 || (ours.st_dev == other.st_dev && ours.st_ino == other.st_ino);
 }
 
-/* Return the child of a process that is in a private PID namespace, or 0 if there is none. Other children are FUSE servers. */
+/* Return the child of a process, if the child is in another PID namespace than this program. Otherwise return 0. Children in the
+ * same PID namespace are FUSE servers. */
 static pid_t child_of(pid_t pid)
 {
 	char path[64], children[4096];
@@ -97,8 +98,8 @@ static pid_t child_of(pid_t pid)
 	return 0;
 }
 
-/* Clone the host's files in a mount namespace that the container's user namespace owns, as open_tree(2) requires. Then enter the
- * container. Returns 0, 1 if there is no container yet, or -1. */
+/* Clone the mounts of the host's files in a mount namespace that the container's user namespace owns, as open_tree(2) requires.
+ * Then enter the container. Returns 0 in the container, 1 if there is no container yet, -1 after an error. */
 static int enter(pid_t pid)
 {
 	int user = USER, mounts = MOUNTS;
@@ -218,7 +219,7 @@ static void update(pid_t pid)
 	}
 }
 
-/* Check whether a process has begun to exit. An exiting process leaves its mount namespace, which ends the FUSE servers. */
+/* Check whether a process is exiting or gone. When the process leaves its mount namespace, the FUSE servers end without an error. */
 static bool is_exiting(pid_t pid)
 {
 	struct process_stat stat;

@@ -44,9 +44,9 @@ static bool caller_has_ended(void)
 	return poll(&caller, 1, 0) > 0;
 }
 
-/* Reap children. With `stops`, stop if the command has stopped, because the caller waits for this. The caller continues this
- * process by SIGCONT; at the caller's end, the kernel does. A command with a timeout must not stop this process, which measures
- * the time. Returns whether the command has ended. */
+/* Reap children. With `stops`, stop this process if the command has stopped: then the caller's waitpid(2) reports the stop. SIGCONT
+ * continues this process. It comes from the caller, or from the kernel when the caller ends. A command with a timeout must not stop
+ * this process, which measures the time. Returns whether the command has ended. */
 static bool reap(bool stops)
 {
 	int change;
@@ -65,8 +65,8 @@ static bool reap(bool stops)
 	return status >= 0;
 }
 
-/* Send a signal to all descendants of a process. Orphans in a PID namespace are not found: they become children of the first
- * process of the namespace. */
+/* Send a signal to all descendants of a process. Orphans in the PID namespace of a container become children of the first process
+ * of the namespace, so they may be no descendants any more. */
 static void send_below(pid_t parent, int number)
 {
 	char path[64];
@@ -110,7 +110,8 @@ static void kill_all(void)
 	}
 }
 
-/* Forward a signal to the command, unless the terminal has sent the signal to a process group that contains both processes. */
+/* Forward a signal to the command, except the SIGCHLD of a child, and signals that the terminal has sent to a process group which
+ * contains both processes. */
 static void forward(const struct signalfd_siginfo *caught)
 {
 	int number = (int)caught->ssi_signo;
@@ -124,7 +125,8 @@ static void forward(const struct signalfd_siginfo *caught)
 	(void)kill(command, number);
 }
 
-/* Wait until the command has ended, the caller has ended, or the time is over. Returns whether the time is over. */
+/* Wait until the command or the caller has ended. When the time is over, terminate the command, and wait GRACE_MS at most. Returns
+ * whether the time was over. */
 static bool watch(int signals, long timeout_ms)
 {
 	long deadline = now_ms() + timeout_ms;
@@ -161,7 +163,7 @@ int main(int argc, char *argv[])
 	command = atoi(argv[1]);
 	(void)memset(&all, 0xff, sizeof(all)); /* musl's sigfillset(3) leaves out the signals that musl uses */
 	(void)sigprocmask(SIG_SETMASK, &all, NULL);
-	/* SIGCONT also continues this process if it is stopped. */
+	/* When the caller ends, SIGCONT wakes this process, even if it is stopped. */
 	if (linux_prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0 || linux_prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0) < 0)
 		err(1, "prctl");
 	signals = signalfd(-1, &all, SFD_CLOEXEC);

@@ -178,7 +178,7 @@ void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *rec)
 		(void)finish_step(&step);
 }
 
-/* Called in a task, as the user, before Slurm searches the node for the command of the task. */
+/* Called in a task, as the user. Keep the command as the user wrote it, because Slurm then searches the node for the command. */
 void runtime_p_task_init(slurmd_conf_t *conf, stepd_step_rec_t *rec, stepd_step_task_info_t *info)
 {
 	if (info->argv[0] && info->argv[0][0] != '/')

@@ -16,7 +16,8 @@
 /* How long to wait for the end of a killed process, and before the next try to kill a process that has not become the user yet. */
 enum { KILLED_WAIT_MS = 1000, RETRY_MS = 10 };
 
-/* Describe what a child inherits from this process, except the user, the groups and the cgroups. */
+/* Describe attributes that a child inherits from this process: namespaces, priority, session keyring, security context and audit
+ * session. */
 static void describe(char text[INHERITED_SIZE])
 {
 	static const char *const files[] = { "attr/current", "loginuid", "sessionid" };
@@ -72,8 +73,8 @@ void place_ahead(struct step *step, pid_t task)
 		shared->placed = true;
 }
 
-/* Kill the helper, and wait until it accepts no more messages. Returns whether it is gone. A task cannot kill it before it
- * has become the user. */
+/* Kill the helper, and wait until it accepts no more messages. Returns whether it is gone. Retry for a task, which cannot kill the
+ * helper before the helper has become the user. */
 bool end_ahead(struct step *step)
 {
 	struct helper *process = &step->ahead.process;

@@ -13,7 +13,8 @@ static bool is_owned_by_root(const char *path, bool is_parent)
 	return link.st_uid == 0 && info.st_uid == 0 && is_closed;
 }
 
-/* Do mkdir -p -m 755, whatever the umask is. Existing directories must belong to root. */
+/* Create a directory and its missing parents with mode 755, whatever the umask is. For root, existing directories must belong to
+ * root. */
 int make_directories(const char *path)
 {
 	char part[PATH_MAX];

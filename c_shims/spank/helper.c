@@ -15,8 +15,8 @@
 #define SO_PASSRIGHTS 83 /* Linux 6.16 */
 #endif
 
-/* Descriptors of the process: the first three, its end of the socket, its end of the control socket. The process of srun has the
- * stderr of srun in place of the control socket. */
+/* Descriptors of the process: the first three, its end of the socket, its end of the control socket. The process `check` has the
+ * stderr of its command in place of the control socket. */
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5 };
 enum { MAX_CPUS = 8192, LOG_BYTES = 64 << 10, KILLED_WAIT_MS = 1000 };
 
@@ -166,12 +166,12 @@ static void exit_on_error(int log, int rc, const char *action)
 	_exit(127);
 }
 
-/* Execute Python. It inherits nothing but the cgroup, the limits and the user. */
+/* Execute Python with new descriptors, signal actions, CPUs, umask, cwd and environment. With `as`, become this user. */
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
 	/* An incomplete installation gets one line. Only a bug gets a traceback. */
 	static const char start[] = "import gc, sys\n"
-				    "gc.disable()\n" /* enabled for a pull and for the wait for requests: imports make no garbage */
+				    "gc.disable()\n" /* imports make no garbage: enable it for a pull and while waiting for requests */
 				    "sys.path.insert(0, sys.argv[2])\n"
 				    "try:\n"
 				    "    import pyxis_py\n"
@@ -182,7 +182,7 @@ static void execute(const char *verb, int socket, int control, int log, const st
 				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
 				    "main()\n";
 	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
-	/* Hooks and importers find programs in slurmd's PATH, never in the job's. */
+	/* Hooks and importers find programs in slurmd's PATH, those of `check` in a default one, and never in the job's. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
 	char search[PATH_MAX];
 	char *const authorities = is_in_container() ? "SSL_CERT_FILE=" SLURM_HERE "/etc/authorities.pem" : NULL;
@@ -286,7 +286,7 @@ static int open_process(const struct identity *who)
 	return is_gone ? set_errno(ESRCH) : release_fd(&fd);
 }
 
-/* Send one descriptor. Waits until there is room, or the process is gone. */
+/* Send one descriptor. Waits until there is room. Fails if the process is gone or the deadline is over. */
 static int send_fd(const struct helper *process, int control, int fd)
 {
 	union {

@@ -69,11 +69,11 @@ bool is_stderr_seen(void)
 }
 
 /* An error of one task is usually an error of all tasks, so only one task prints it. Only the task that starts the container knows
- * why the start has failed. If nobody sees the stderr of this task, another task prints the error. */
+ * why the start has failed. If nobody sees the stderr of that task, another task prints the error. */
 void print_error(struct step *step, const char *text)
 {
 	if (!step->is_task || !step->shared) {
-		/* srun has shown why a step failed: errors at the end of such a step go to the log. */
+		/* If the container did not start, srun has shown why: errors at the end of the step go to the log. */
 		print_line(step, step->shared && step->shared->failed ? slurm_info : slurm_error, node, text);
 	} else if (is_stderr_seen()) {
 		if (!step->reports)

@@ -174,7 +174,7 @@ void add_environ(struct request *request, const char *key, char *const *variable
 	}
 }
 
-/* Add the keys of all requests. */
+/* Add the keys that all requests but `offer` have. */
 void begin_request(struct step *step, struct request *request, const char *verb, const char *context, const char *cwd)
 {
 	request_add(request, "verb", "%s", verb);

@@ -2,8 +2,8 @@
 #define OPTION_TABLES
 #include "plugin.h"
 
-/* Slurm's prefix of the variable that holds an option of sbatch; the value of a flag has no meaning. sbatch sets it after
- * --export-file has emptied the environment, and every --export lets it through (_set_spank_env of sbatch.c). So the
+/* Slurm's prefix of the variable that holds an option of sbatch; the value of a flag has no meaning. sbatch sets the variable
+ * after --export-file has emptied the environment, and every --export lets it through (_set_spank_env of sbatch.c). So the
  * variable reaches the script even if Slurm loses the option on the way to the plugin. */
 #define SBATCH_OPTION "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_"
 
@@ -141,7 +141,7 @@ bool anything_requested(struct step *step)
 	return step->option_count > 0 || getenv(ENVIRONMENT_VARIABLE);
 }
 
-/* Get the container's name and image. Returns false if there are other options, or two names or images. */
+/* Get the container's name and image. Returns false if there are no options, other options, or two names or images. */
 bool get_name_and_image(struct step *step, const char **name, const char **image)
 {
 	for (size_t i = 0; i < step->option_count; i++) {

@@ -1,5 +1,5 @@
 /* Recognize requests to srun in which pyxis_py/submit/submission.py would find no error: then srun asks for nodes without waiting
- * for this check. The nodes check every request again. This file refuses nothing. See README.md. */
+ * for submission.py. The nodes check every request again. This file refuses nothing. See README.md. */
 #include "plugin.h"
 
 #include <regex.h>
@@ -61,7 +61,7 @@ static bool variables_are_plain(void)
 	return true;
 }
 
-/* Check whether the site or the user has a policy about images: _has_policy() of submission.py. */
+/* Check whether the site or the user has, or may have, a policy about images: _has_policy() of submission.py. */
 static bool has_policy(void)
 {
 	static const char *const sites[] = { POLICY, SLURM_HERE POLICY };

@@ -1,5 +1,5 @@
-/* Slurm's entry points: spank(8). They decide nothing: options are stored and passed to Python, and a task joins the
- * container that Python names. Without a container option they do nothing. */
+/* Slurm's entry points: spank(8). They do not interpret options: they store options and pass them to Python, and a task joins the
+ * container that Python names. In a step without a container, a task only checks the lines of a batch script. */
 #include "plugin.h"
 
 #include <sys/mman.h>
@@ -59,7 +59,7 @@ static int check_submission(struct step *step, const char *context)
 		if (!step->submission.begun) /* later components keep the pins of the first one */
 			(void)unsetenv(PINNED);
 	}
-	/* The command of salloc inherits its environment, and each srun in it forwards the variables. */
+	/* salloc forwards nothing: its command inherits the environment, and each srun of the command forwards the variables. */
 	if (restore_variables(step) < 0 || check_sizes(step) < 0 || (is_batch && check_component(step) < 0) ||
 	    (strcmp(context, "salloc") != 0 && forward_variables(step, is_batch) < 0))
 		return -1;
@@ -125,7 +125,7 @@ int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 	/* A container that is not ready is finished by slurm_spank_exit(), when its processes are dead. */
 	if (!step->shared || ++step->exited < step->local_tasks || !step->shared->ready)
 		return 0;
-	/* The error is printed already. If this failed, Slurm would print two more lines, and would not change an exit status. */
+	/* The error is printed already. If this callback failed, Slurm would print two more lines, and change no exit status. */
 	(void)finish_step(step);
 	return 0;
 }

@@ -61,9 +61,9 @@ const char *interpreter(void);
 /* Check whether this plugin was loaded inside a container that has the Slurm of its node. */
 bool is_in_container(void);
 
-/* helper.c: the helper, a Python process (pyxis_py/helper.py). The functions return 0 or a descriptor, or -1 with errno. */
+/* helper.c: the helper, a Python process (pyxis_py/helper.py). The int functions return 0 or a descriptor, or -1 with errno. */
 
-/* The user that a process becomes. Only slurmstepd, which is root, changes users. */
+/* The user that a process becomes. Only root, in slurmstepd or slurmd, starts processes of other users. */
 struct credentials {
 	uid_t uid;
 	gid_t gid;
@@ -113,7 +113,8 @@ int helper_connect(struct helper *process, int control, const struct identity *w
 /* Check whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid);
 
-/* Wait until `fd` is ready for `events`. Fails with ECONNRESET if the process ends first, and with ETIMEDOUT after the deadline. */
+/* Wait until `fd` is ready for `events`. Fails with ECONNRESET if the process ends first, and with ETIMEDOUT after the deadline, or
+ * without one if the process stays stopped. */
 int helper_await(const struct helper *process, int fd, short events);
 
 /* Wait until the process has ended and left its cgroup. After the deadline, kill the process, and fail with ETIMEDOUT. */
@@ -255,7 +256,7 @@ int fail(struct step *step, const char *format, ...) __attribute__((format(print
 /* Let each task print an error, and return -1. */
 #define postpone(step, ...) ((void)snprintf((step)->failure, sizeof((step)->failure), __VA_ARGS__), -1)
 
-/* Unless noted, the following functions return 0, or print an error and return -1. */
+/* Unless noted, the following int functions return 0, or print an error and return -1. */
 
 /* options.c */
 const char *runtime_path(struct step *step);

@@ -14,7 +14,8 @@ static char *find_option(char *line)
 	return NULL;
 }
 
-/* Return the first such word before the first command, as sbatch does: _opt_batch_script of its opt.c. The word is part of `line`. */
+/* Return the first word of the #SBATCH lines that asks for a container, or NULL. Stop before the first command, as sbatch does:
+ * _opt_batch_script of its opt.c. The word is part of `line`. */
 static char *read_options(FILE *script, char **line)
 {
 	char *option = NULL;

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* How long root waits for processes of the user. After a step was killed, this is less than Slurm waits. At a normal end without
- * anything to save, another process finishes the step after this time. */
+/* How long root waits for processes of the user. After a kill, KILLED_WAIT_MS is less than Slurm waits. At a normal end with nothing
+ * to save, another process finishes the step after END_WAIT_MS. */
 enum { KILLED_WAIT_MS = 3000, END_WAIT_MS = 10000 };
 
 /* Create the memory for all tasks. If a task is killed, the kernel releases the lock of the file. */
@@ -18,7 +18,8 @@ static int make_shared(struct step *step)
 	if (memory == MAP_FAILED)
 		return -1;
 	step->shared = memory;
-	/* Our end is open in slurmstepd, and in its children until they call exec. When all are gone the helper sees end of file. */
+	/* Our end is open in slurmstepd, and in its children until they call exec. When no process has our end, the helper sees end of
+	 * file. */
 	return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, step->control);
 }
 
@@ -83,7 +84,7 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 	errno = ESRCH;
 	if (!helper->pid || helper_connect(&process, step->control[0], helper, deadline, true) < 0)
 		return NO_ANSWER;
-	/* The helper itself has sent this process id, and may have lied. A process in the step's cgroups ends with the step. */
+	/* The helper itself has sent this process id, and may have lied. Wait only for a process that ends with the step. */
 	if (!cgroup_holds(helper->pid, step->shared->cgroups, step->job.uid)) {
 		errno = ESRCH;
 		return NO_ANSWER;
@@ -110,7 +111,7 @@ static int begin_finish(struct step *step, struct request *request, bool failed)
 	return 0;
 }
 
-/* Let another process finish the step. Slurm ends the process with the step: both are in the helper's cgroups. */
+/* Let another process finish the step, in the cgroups of the helper: Slurm ends the processes in them with the step. */
 static int finish_by_another(struct step *step, bool failed, int64_t deadline)
 {
 	cleanup(request_free) struct request request = { 0 };
@@ -119,7 +120,8 @@ static int finish_by_another(struct step *step, bool failed, int64_t deadline)
 	if (start_as_user(step, &process, "finish", deadline) < 0)
 		return -1;
 	if (cgroup_move(process.pid, step->shared->cgroups) < 0 || !step->shared->ready) {
-		/* If the step never began, its cgroups vanish with its last process. Slurm then ends no process in them. */
+		/* If the container was never ready, the step's cgroups may have vanished with its last process. Then Slurm cannot
+		 * end this process, so it needs a deadline. */
 		failed = true;
 		if (deadline == FOREVER)
 			process.deadline = deadline_in_ms(KILLED_WAIT_MS);

@@ -158,7 +158,7 @@ static int get_container(struct step *step, struct answer *answer)
 
 	if (take_lock(step) < 0)
 		return -1;
-	/* A task that was killed here has set neither flag. Its helper ends too, and this task starts another helper. */
+	/* A task that was killed while it held the lock has set neither flag. Its helper ends too, and this task starts another. */
 	step->starts = !shared->ready && !shared->failed;
 	if (step->starts) {
 		shared->ready = start_container(step, answer) == 0;

@@ -1,7 +1,7 @@
 """Attacks by an image, by a registry, by another user, and by a user on the code that root runs for this user.
 
-Each test is one attack, and failed before its fix. ``user`` is the victim, ``bob`` another ordinary user. ``lab`` is
-the cluster of tests/slurm, with its users alice and bob.
+Each test is one attack, unless its docstring says "Not an attack". ``user`` is the victim, ``bob`` another ordinary
+user. ``lab`` is the cluster of tests/slurm, with its users alice and bob.
 """
 
 from __future__ import annotations

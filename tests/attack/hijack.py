@@ -1,8 +1,8 @@
-"""A program of an image kills the helper of its step and answers in the helper's place. It needs the node's /usr.
+"""Run in a container with the node's /usr: kill the step's helper and answer in its place, or connect and be silent.
 
-hijack.py MODE: "attach" answers attach requests without namespaces and with a variable EVIL; "silent" accepts
-connections and never answers; "idle" leaves the helper alive, connects to it and sends nothing. The program takes over
-the helper's abstract addresses, and the sockets and links of the runtime path if it can see them.
+hijack.py MODE: "attach" answers each request to attach with a variable EVIL and no namespaces; "silent" accepts
+connections and never answers; "idle" leaves the helper alive, connects to it and sends nothing. In the other modes, the
+program takes over the helper's abstract addresses, and the sockets of the runtime path if it can see them.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ static const struct {
 #endif
 };
 
-/* Make each call in a child, because a kernel without i386 system calls kills the caller. Note each call that does not
- * fail with EPERM. */
+/* Make each call in a child, because a kernel without i386 system calls kills the caller. Note each call that neither fails
+ * with EPERM nor kills the child. */
 static void terminal(void)
 {
 	static const unsigned long requests[] = { TIOCSTI, TIOCLINUX };

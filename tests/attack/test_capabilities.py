@@ -68,7 +68,7 @@ def expected(row: dict[str, str], options: Sequence[str]) -> dict[str, str]:
 
 
 class Caller:
-    """A user, or root, with the probe in a container ``box`` and in a bundle."""
+    """A user, or root, with a container ``box`` that has the probe."""
 
     def __init__(self, user: User, probe: pathlib.Path, *, root: bool) -> None:
         self.user, self.probe = user, str(probe)

@@ -47,7 +47,7 @@ def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subproce
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str) -> None:
-    """An impostor answers requests to attach without namespaces. The next step must not run on the node."""
+    """An impostor's answer to attach contains no namespaces. The next step must not run on the node."""
     step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
     done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
     end(step)
@@ -105,7 +105,7 @@ def test_nobody_looks_at_the_helper(lab: Lab) -> None:
 def test_task_killed_in_setup_leaves_container_to_next(
     lab: Lab, gated: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    """The next helper must not fail with "exists" on a writable or saved container."""
+    """The next task's helper must not fail with "exists" on a writable or saved container."""
     step = lab.popen(["srun", *ON_N1, "-n3", "--cpu-bind=none", *gated, *options, *sh("echo done")])
     made = "ls -d /var/tmp/*/pyxis_*.0 /home/alice/*/pyxis_*.0 /home/alice/.local/share/enroot/pyxis_*.0"
     all_wait(lab, 3)

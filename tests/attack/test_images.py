@@ -46,7 +46,7 @@ def shared(user: User) -> Iterator[pathlib.Path]:
 
 @pytest.fixture
 def account(user: User) -> User:
-    """Give the victim an entry in the host's passwd(5), with a home directory that no image has."""
+    """Give the victim the user ID of a system account of the host, whose home directory no image has."""
     found = next((a for a in pwd.getpwall() if 0 < a.pw_uid < 1000 and a.pw_dir.startswith("/var/spool/")), None)
     require(found and os.geteuid() == 0, "no account with a home in /var/spool")
     assert found is not None
@@ -125,7 +125,7 @@ def test_volume_through_a_link_to_run_is_not_the_run_of_the_host(user: User) -> 
 def test_fstab_of_an_image_mounts_nothing_of_the_host(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path, line: str
 ) -> None:
-    """An image's /etc/fstab names a directory of the host by its path or a variable, or mounts other file systems."""
+    """An image's fstab names a directory of the host, mounts another file system, or changes an existing mount."""
     fstab(rootfs, line.format(secret=secret))
     done = user.penroot("start", "box", "sh", "-c", "cat /vol/key; touch /vol/planted", status=1)
     assert "private" not in done.stdout
@@ -136,7 +136,7 @@ def test_fstab_of_an_image_mounts_nothing_of_the_host(
 
 @pytest.mark.security("I1")
 def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secret: pathlib.Path) -> None:
-    """A volume's name holds U+2028, U+0085 or a newline, followed by another line of fstab."""
+    """A volume's name holds U+2028, U+0085, U+000B or a newline, followed by another line of fstab."""
     image = busybox()
     image.settings["Volumes"] = {f"/v{mark}{secret} /stolen none x-create=dir,rbind": {} for mark in "\u2028\x85\x0b\n"}
     done = user.start(layout(user, image), "sh", "-c", "cat /stolen/key || echo safe")
@@ -160,7 +160,10 @@ def test_setting_lets_fstab_of_the_image_mount_host_paths(
     "place", ["/", "/..", "/proc", "/sys", "/dev", "/proc/sys", "/dev/shm", "/to-proc", "/etc/hosts"]
 )
 def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.Path, place: str) -> None:
-    """A volume of the image is /, /.., /proc or a link to one: the container starts with the real directories."""
+    """A volume is not mounted on /, /.., a mount of the system such as /proc or /etc/hosts, or a link to /proc.
+
+    The volume of the image is left out, and the container starts with the host's directory or file.
+    """
     (rootfs / "to-proc").symlink_to("/proc")
     (rootfs / "etc/hosts").write_text("127.0.0.1 image\n")
     fstab(rootfs, VOLUME % (place, place))
@@ -171,7 +174,7 @@ def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.P
 
 
 def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Path, secret: pathlib.Path) -> None:
-    """Not an attack: an image has a volume /data/cache, and the site mounts its own /data. Nothing is created there."""
+    """Not an attack: an image has a volume /data/cache, but /data is a mount of the host. Nothing is created in it."""
     fstab(rootfs, VOLUME % ("/data/cache", "/data/cache"))
     done = user.penroot("start", "-m", f"{secret}:/data:none:x-create=dir,rbind:0:-1", "box", "ls", "/data")
     assert done.stdout == "key\n"
@@ -202,7 +205,7 @@ def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path,
 
 @pytest.mark.security("I4")
 def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Path) -> None:
-    """Each tmpfs takes kernel memory, and an fstab of 16 MB has room for two million mounts."""
+    """Each tmpfs takes kernel memory, and an fstab of 16 MB has room for about 1.6 million mounts."""
     fstab(rootfs, "tmpfs /t tmpfs x-create=dir\n" * 400_000)
     done = user.penroot("start", "box", "true", status=1, prefix=("timeout", "20"))
     assert "/etc/fstab of the image:1001: an image may mount 1000 directories, no more" in done.stderr
@@ -290,7 +293,10 @@ def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathli
 @pytest.mark.security("I9")
 @pytest.mark.parametrize("mark", ["format 1\nsquashfs {image}\n", ""])
 def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret: pathlib.Path, mark: str) -> None:
-    """The root of a squashfs holds .penroot, upper and work, which lead to the victim's files."""
+    """The root of a squashfs looks like a container's record.
+
+    It has a .penroot, a directory work, and a link upper to the victim's directory.
+    """
     (rootfs / "upper").symlink_to(secret)
     (rootfs / "work").mkdir()
     plain = squashed(user, rootfs).rename(user.home / "plain.sqsh")
@@ -343,7 +349,7 @@ def spoil(path: pathlib.Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["fifo", "socket", "sparse", "loop", "directory"])
 @pytest.mark.parametrize("name", ["rc", "rc.local", "fstab", "environment"])
 def test_special_file_of_an_image_is_a_clear_error(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """/etc/rc or a similar file is a FIFO, 5 GB of zeros or a link to itself. The start fails at once, in one line."""
+    """/etc/rc, for example, is a FIFO, socket, directory, 5 GB large, or a link to itself. The start fails at once."""
     spoil(rootfs / "etc" / name, kind)
     user.own(rootfs)
     began = time.monotonic()
@@ -369,7 +375,7 @@ def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Pat
     "name", ["etc/passwd", "etc/group", "etc/login.defs", "etc/default/useradd", "etc/nologin", "etc/ld.so.cache"]
 )
 def test_hooks_ignore_special_files_of_an_image(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """/etc/passwd and similar files are a FIFO, /dev/zero or 5 GB of zeros: the container starts without them."""
+    """/etc/passwd, for example, is a FIFO, 5 GB of zeros, or a link to /dev/zero or itself. The container starts."""
     spoil(rootfs / name, kind)
     user.own(rootfs)
     environ = {"ENROOT_LOGIN_SHELL": "yes", "HOME": "/home/victim"}
@@ -496,7 +502,10 @@ def test_inspect_reads_files_of_the_image(
 
 @pytest.mark.security("I12")
 def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: pathlib.Path) -> None:
-    """A user detaches /away, which is a link to /opt in the image. The user's mount on /opt stays."""
+    """/away is a link of the image to /opt.
+
+    A start that detaches /away fails if the user mounted on /opt, and works if the user mounted on /away.
+    """
     (rootfs / "away").symlink_to("/opt")
     (user.home / "cover").mkdir()
     options = ("--mount", f"{user.home}/cover:/opt:none:x-create=dir,bind", "--mount", "none:/away:none:x-detach")
@@ -508,7 +517,10 @@ def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: path
 
 @pytest.mark.security("C11")
 def test_no_module_of_an_image_is_imported(user: User, rootfs: pathlib.Path) -> None:
-    """The module would run with the caller's descriptors and capabilities, here while a start fails."""
+    """The image has modules at penroot's own path. penroot imports them late, to explain a failed start.
+
+    In the container, the image's copies would then run with the caller's descriptors and capabilities.
+    """
     library = rootfs / os.path.realpath(LIBRARY).lstrip("/")
     for module in ("base/filesystems.py", "runtime/pods.py"):
         (library / "enroot_py" / module).parent.mkdir(parents=True)

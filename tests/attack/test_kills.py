@@ -26,7 +26,7 @@ from tests.slurm.steps import assert_nothing_left, on_node
 from tests.waiting import until
 
 MAX_WAIT_S = 10  # the longest wait that passes
-FIRST_S = 0.02  # a process is killed within this time after the start
+FIRST_S = 0.02  # the longest time from the start of a command to the first attempt to kill
 GIVE_UP_S = 60  # the test gives up after this time, even on a busy machine
 SERVERS = ("squashfuse", "squashfuse_ll", "fuse-overlayfs")
 STARTS = ("image", "data", "--pid image", "fuse-overlayfs", "box")
@@ -44,7 +44,7 @@ def of_user(uid: int) -> dict[int, str]:
 
 
 def kill_server(run: subprocess.Popen[str]) -> str:
-    """Kill the server that ``run`` starts, before it sends its parent a message. Return "" if there is no server."""
+    """Kill the server that ``run`` starts before the server sends its parent a message. Return "" without a server."""
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline and run.poll() is None:
         with contextlib.suppress(OSError):

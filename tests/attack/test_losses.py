@@ -70,7 +70,7 @@ def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs:
 
 @pytest.mark.security("L1")
 def test_unreadable_files_over_an_image_are_exported(user: User, rootfs: pathlib.Path) -> None:
-    """The files are closed in the upper directory, and readable in a layer below."""
+    """/below is closed in the upper directory only. /shut, /bare and /nothing are closed in the layer."""
     files = [directory("bin"), entry("bin/busybox", (rootfs / "bin/busybox").read_bytes(), mode=0o755)]
     files += [directory("below"), entry("below/file", b"precious"), directory("shut", 0), entry("shut/file", b"1")]
     files += [directory("bare", 0), entry("nothing", mode=0)]

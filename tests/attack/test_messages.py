@@ -48,7 +48,7 @@ def failure(user: User, *words: str) -> str:
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("name", FILES)
 def test_special_file_in_place_of_settings_is_reported(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
-    """Before the fix, a start hung if enroot.conf was a FIFO, and at other special files in other places."""
+    """Before the fix, a start hung if, for example, enroot.conf was a FIFO."""
     if name == "hooks.d/x.sh" and kind != "huge":
         pytest.skip("only what can be executed is a hook")
     make(kind, user.home / "etc" / name)
@@ -59,7 +59,7 @@ def test_special_file_in_place_of_settings_is_reported(user: User, rootfs: pathl
 @pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
 @pytest.mark.parametrize("words", ["start --conf x box true", "start --rc x box", "batch x"])
 def test_special_file_in_place_of_a_script_is_reported(user: User, rootfs: pathlib.Path, words: str, kind: str) -> None:
-    """The command line names the script."""
+    """The script is given on the command line."""
     make(kind, user.home / "x")
     user.own(user.home / "x")
     assert "x" in failure(user, *words.split())
@@ -72,7 +72,7 @@ def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.security("I4")
 def test_files_of_a_container_are_not_followed_nor_waited_for(user: User, rootfs: pathlib.Path) -> None:
-    """inspect reads /etc/rc, which the container has created."""
+    """inspect reads the container's /etc/rc, which a program in the container may have replaced."""
     make("fifo", rootfs / "etc/rc")
     assert "/etc/rc" in failure(user, "inspect", "box")
     (rootfs / "etc/rc").unlink()
@@ -148,7 +148,7 @@ def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
 
 @pytest.mark.parametrize("broken", ["prefix", "package"])
 def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathlib.Path, broken: str) -> None:
-    """Before the fix, Python printed a traceback."""
+    """Before the fix, an installation that users cannot read, or without a library, caused a traceback."""
     require(IS_INSTALLED, "needs an installation in $PENROOT_PREFIX")
     prefix = user.home / "opt"
     shutil.copytree(LIBRARY, prefix / "lib/penroot")
@@ -168,7 +168,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
 
 @pytest.mark.parametrize("words", ["version", "list", "inspect box", "start --help", "help", "info", "export -o - box"])
 def test_closed_stdout_is_reported(user: User, rootfs: pathlib.Path, words: str) -> None:
-    """The command prints no traceback, and does not succeed although it could not print."""
+    """A command that cannot print its output fails, and prints no traceback."""
     done = user.run("sh", "-c", f"exec penroot {words} >&-", status=1)
     assert "Traceback" not in done.stderr
     assert "cannot write the output" in done.stderr

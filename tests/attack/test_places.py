@@ -26,7 +26,7 @@ def planted(data: pathlib.Path, owner: int = BOB) -> None:
 @pytest.mark.security("U1")
 @pytest.mark.parametrize("how", ["bob's", "bob's container", "above", "link", "not sticky", "group"])
 def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: str) -> None:
-    """Bob creates the victim's future data path, with a container of the same name."""
+    """Bob has created the victim's data path or can change it, and has put a container ``w`` there."""
     data = scratch / f"enroot-data-{UID}"
     planted(data)
     data.chmod(0o777)
@@ -91,7 +91,7 @@ def test_container_never_uses_a_store_of_bobs(user: User, scratch: pathlib.Path)
 def test_settings_and_hooks_of_another_user(
     user: User, rootfs: pathlib.Path, scratch: pathlib.Path, which: str, how: str
 ) -> None:
-    """Bob creates the directory of settings, whose hooks would run as the victim."""
+    """Bob owns the directory of settings or can write to it, and its hooks would run as the victim."""
     conf = scratch / "conf"
     (conf / "hooks.d").mkdir(parents=True)
     hook = conf / "hooks.d/10-evil.sh"
@@ -118,7 +118,7 @@ def test_settings_and_hooks_of_another_user(
 def test_a_file_of_settings_that_everybody_writes(
     user: User, rootfs: pathlib.Path, name: str, text: str, words: str
 ) -> None:
-    """The file is also refused if it is not a regular file, on which a read would block."""
+    """A FIFO in place of the file is refused too: a read from it would block."""
     etc = user.home / "etc"
     etc.mkdir()
     (etc / name).write_text(text)

@@ -97,7 +97,7 @@ def credentials(user: User, *hosts: str) -> None:
     ],
 )
 def test_ambiguous_realm_gets_no_password(user: User, form: str) -> None:
-    r"""The realm is ``//evil\@good/``: two parsers must not disagree on its host."""
+    r"""The realm is ``//evil\@good/``, for example: parsers disagree on its host."""
     with fake(bind="127.0.0.2") as evil, fake(bind="127.0.0.3") as good:
         credentials(user, "127.0.0.3", good.host)
         realm = form.format(evil=evil.host, good=good.host)
@@ -196,7 +196,10 @@ def test_invalid_token_is_an_error(user: User, token: str) -> None:
 
 @pytest.mark.security("G6")
 def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
-    """The password ``pa$$word`` or ``$2y$10$…`` is sent as it is written."""
+    r"""A dollar in a password such as ``$2y$10$…`` is sent as it is written, and ``\$`` is sent as a dollar.
+
+    ``$WORD`` is replaced by the variable, and a dollar in its value is sent as it is.
+    """
     for written, meant in ((f"$2y${SECRET}", f"$2y${SECRET}"), (rf"\${SECRET}", f"${SECRET}"), ("$WORD", "w$rd")):
         with fake(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
             write_setting(user, ".credentials", f"machine {server.host} login me password {written}\n")
@@ -366,7 +369,7 @@ def hang(server: Fake) -> Callable[[Request], Reply]:
 
 
 def trickle(server: Fake) -> Callable[[Request], Reply]:
-    """Send an answer whose headers arrive a byte at a time."""
+    """Return a registry whose answer arrives a byte at a time."""
 
     def answer(request: Request) -> Reply:
         with contextlib.suppress(OSError):
@@ -482,7 +485,10 @@ def address() -> str:
 @pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
 def test_registry_cannot_redirect_to_this_machine(user: User, address: str, target: str) -> None:
-    """A redirect or a realm points to localhost, or to a cloud's metadata service, which would trust the request."""
+    """A redirect or a realm points to this machine, whose services may trust the request.
+
+    The same holds for a link-local address, such as that of a cloud's metadata service.
+    """
     env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_TRANSFER_RETRIES": "0"}
     with fake(lambda request: Reply(200, {}, b"{}")) as here, fake(bind=address) as away:
         there = f"http://{target}:{here.host.rpartition(':')[2]}/x"
@@ -576,7 +582,7 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, gzip", "gzip, gzip, gzip, gzip, gzip, gzip, gzip"])
 @pytest.mark.parametrize("path", ["/manifests/", "/token"])
 def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
-    """A manifest or a token expands to 2 GB, from 2 MB of gzip, or from some bytes of nested gzip."""
+    """A manifest or a token expands to 2 GB, from 9 MB of gzip, or from some kilobytes of nested gzip."""
     # The data between two flushes can be repeated. A reader never reaches the checksum at the end.
     pack = zlib.compressobj(1, zlib.DEFLATED, 15 if encoding == "deflate" else 31)
     head = pack.compress(b"{") + pack.flush(zlib.Z_FULL_FLUSH)
@@ -829,7 +835,7 @@ def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolut
 
 @pytest.mark.security("G7")
 def test_fifo_in_place_of_an_archive_is_refused_at_once(user: User) -> None:
-    """A FIFO as an archive or a blob would block its reader."""
+    """A FIFO as an archive would block its reader, and /dev/zero would never end."""
     os.mkfifo(user.home / "fifo")
     user.own(user.home / "fifo")
     for scheme in ("docker-archive", "oci-archive"):
@@ -840,7 +846,7 @@ def test_fifo_in_place_of_an_archive_is_refused_at_once(user: User) -> None:
 @pytest.mark.security("G7")
 @pytest.mark.parametrize("how", ["back", "a large header", "global headers", "members"])
 def test_archive_without_end_is_left(user: User, how: str) -> None:
-    """An archive whose headers lead back, take gigabytes, or never end."""
+    """The headers of an archive lead back, take gigabytes, or never end."""
     path = user.home / "hostile.tar"
     with path.open("wb") as f:
         if how == "back":
@@ -880,7 +886,7 @@ def test_names_in_an_archive_mean_what_is_in_it(user: User) -> None:
 
 
 def test_password_of_a_proxy_is_not_shown(user: User) -> None:
-    """Users send error messages around: a message must not contain the site's proxy password."""
+    """Users send the output of ``penroot info`` around: it must not contain the site's proxy password."""
     conf = user.home / "etc/enroot.conf"
     conf.parent.mkdir()
     conf.write_text(f"https_proxy http://me:{SECRET}@proxy.site:3128\n")

@@ -130,7 +130,7 @@ def test_root_execs_nothing_in_another_users_container(
 
 @pytest.mark.security("U13")
 def test_root_finds_no_container_that_another_user_names(user: User) -> None:
-    """Any user can give a mount any source name."""
+    """Any user can give a mount any source name, such as that of root's container."""
     require(os.geteuid() == 0, "only root sees the mounts of others")
     root = User(user.home, 0)
     forge = f"mount -t tmpfs fuse-overlayfs:{root.data}/box/upper /mnt && cd /mnt && mkdir old && pivot_root . old"

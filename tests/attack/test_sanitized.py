@@ -1,7 +1,7 @@
 """The plugin in real Slurm with UBSan.
 
 AddressSanitizer would have to be loaded before slurmstepd, srun and all their children, so
-tests/kernel/test_plugin_build.py runs it against hostile helpers instead.
+tests/kernel/test_plugin_build.py runs the plugin with AddressSanitizer, against hostile helpers.
 """
 
 from __future__ import annotations

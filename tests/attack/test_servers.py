@@ -54,7 +54,7 @@ def mark(user: User) -> str:
 
 
 def seen_programs(out: str) -> set[str]:
-    """Return the processes that the spy has seen, without the spy's own."""
+    """Return the lines of the spy, without those about its own programs: other programs, and the node's mark."""
     lines = out.splitlines()
     assert "looking" in lines
     return {line for line in lines if line not in ("looking", "sees /bin/busybox", "sees /bin/spy")}
@@ -69,7 +69,7 @@ def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, imag
 
 @pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_a_shared_server(user: User, image: pathlib.Path, mark: str) -> None:
-    """The server gives no access to the node if another container has started it."""
+    """A server that another container has started gives no access to the node either."""
     command = ("penroot", "start", "--root", "--env", "MARK", str(image), "spy")
     with user.running(*command, "60", env={"MARK": mark}, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == "looking\n"
@@ -138,7 +138,7 @@ def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) 
 
 @pytest.fixture(scope="module")
 def spying(lab: Lab, spy: pathlib.Path) -> Iterator[str]:
-    """Return a squashfs image of alice's with the spy, which is also its entrypoint."""
+    """Yield srun's option for an image of alice's. The image has the spy, and its entrypoint runs the spy."""
     home = pathlib.Path(lab.root, "home/alice")
     shutil.copy(spy, home / "spy")
     (home / "mark").write_text(MARK)
@@ -159,7 +159,10 @@ def test_root_of_a_step_does_not_reach_the_node(lab: Lab, spying: str) -> None:
 
 @pytest.mark.security("C1")
 def test_the_entrypoint_does_not_reach_the_node(lab: Lab, spying: str) -> None:
-    """The entrypoint runs as root beside the process that built the container: CVE-2024-21626 used its descriptors."""
+    """The entrypoint runs as root beside the process that built the container.
+
+    CVE-2024-21626 used the descriptors of such a process.
+    """
     options = (spying, "--container-remap-root", "--container-entrypoint", "--container-env=MARK")
     out = srun(lab, *options, *sh("cat /dev/shm/seen; rm /dev/shm/seen"), env={"MARK": "/home/alice/mark"})
     assert seen_programs(out) <= {"sees /usr/bin/bash", "sees /usr/bin/dash", "sees /bin/sh"}

@@ -86,7 +86,7 @@ def test_special_files_of_bobs_cost_a_warning(
 def test_directories_that_bob_has_changed(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
 ) -> None:
-    """A parent directory is closed by bob, or a link, a FIFO or a file of bob's. Nothing is written behind the link."""
+    """sha256 or tmp is a directory, link, FIFO or file of bob's. Nothing is written behind the link."""
     path = blobs / which
     target = user.home / "precious"
     target.mkdir()

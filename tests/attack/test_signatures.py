@@ -209,7 +209,7 @@ def test_record_names_another_image_than_the_admitted(
 
 @pytest.mark.security("S2")
 def test_another_users_store_and_blobs(user: User, bob: User, registry: Server, key: Path) -> None:
-    """Bob passes an image to the victim through every place that they share."""
+    """Bob passes an image to the victim by his store, and by shared blobs."""
     del key
     put(registry, "bobs", b"evil", signed=False)
     image = f"docker://{registry.host}/test/bobs:1"
@@ -330,7 +330,7 @@ def test_policy_of_root_accepts_no_key_of_the_user(user: User, registry: Server,
 @pytest.mark.security("S4")
 @pytest.mark.usefixtures("key")
 def test_signatures_without_end(user: User, registry: Server) -> None:
-    """A registry sends thousands of signatures, or one that exceeds memory: a start checks some, and never waits."""
+    """A registry sends hundreds of signatures, or one of a terabyte: a start checks some, and does not hang."""
     image = put(registry, "flooded", b"1", signed=False)
     other = Signer("ed25519")
     many = []

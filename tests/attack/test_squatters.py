@@ -125,7 +125,7 @@ def test_nothing_is_swapped_at_any_system_call(
 @pytest.mark.security("U3")
 @pytest.mark.parametrize("what", ["a file", "a link", "a FIFO", "a closed directory"])
 def test_squatters_special_files_are_skipped(user: User, rootfs: pathlib.Path, tmp: pathlib.Path, what: str) -> None:
-    """A path that is not a directory costs the victim nothing."""
+    """A path of bob's that the victim cannot use as a directory costs the victim nothing."""
     path = tmp / f"penroot-{UID}"
     if what == "a file":
         path.touch()
@@ -212,7 +212,7 @@ def swap_file(directory: str, stop: object) -> None:
 @pytest.mark.security("H5")
 @pytest.mark.parametrize("way", ["path", "name", "base"])
 def test_environment_file_of_another_user_is_refused(user: User, scratch: pathlib.Path, way: str) -> None:
-    """The file would choose the image that runs, and its mounts, as the victim."""
+    """The file would choose the image and the mounts of a container that runs as the victim."""
     (scratch / "it.toml").write_text('image = "/squatted.sqsh"\n')
     os.chown(scratch / "it.toml", BOB, BOB)
     own = user.home / "own.toml"

@@ -81,7 +81,7 @@ def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str)
     if command == "sbatch":
         done = lab.run(["sbatch", "-w", "n1", "long.sh"], check=False)
     else:
-        # Each value fits into one string of an environment or command line, but Slurm prefixes its name.
+        # Each value fits into one string of an environment or command line, but not with the longer name from Slurm.
         almost = LONG[:131_030]
         mounts = f"--container-mounts={almost.rpartition(',')[0]}"
         where = ["-w", "n1", f"--container-image={MINIMAL}", mounts, "true"]

@@ -1,4 +1,4 @@
-"""A user attacks the processes with which root ends steps and jobs: root never waits for the user."""
+"""A user attacks the processes with which root ends steps and jobs: root never waits long for the user."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
 
 @pytest.mark.security("R1")
 def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
-    """A suspended job's helper may hold the lock of a container's name."""
+    """A suspended job's helper may hold the lock of a container's name. Here, flock(1) holds the lock."""
     step = start(lab, *WRITABLE)
     name = on_node(lab, "ls /run/pyxis/2001/running").strip()
     on_node(lab, f"flock /run/pyxis/2001/running/{name} sleep 1234 > /dev/null 2>&1 &", "alice")
@@ -202,7 +202,7 @@ def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
 @pytest.mark.security("R2")
 @pytest.mark.soak
 def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
-    """Only the job's time limits a save: this one takes longer than any deadline of root's."""
+    """Only the end of the job limits the time of a save: this save takes longer than any deadline of root's."""
     seconds = 200 if soak else 11
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh")
     stop_its_save(lab, step)
@@ -245,7 +245,7 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     job = jobs(lab)
     names = [f"pyxis_{job}.{number}" for number in range(1, 9)]
     made = " ".join(f"/run/pyxis/2001/{name}" for name in names)
-    on_node(lab, f"mkdir {made}", "alice")  # a container without the step's note
+    on_node(lab, f"mkdir {made}", "alice")  # a note is a link: the epilog cannot remove a directory
     on_node(lab, f"pkill -KILL -f {HELPER}; pkill -KILL slurmstepd; pkill -KILL -u alice")
     lab.run(["scancel", job])
     gone(lab)

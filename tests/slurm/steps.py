@@ -102,7 +102,7 @@ def kill_helper(lab: Lab) -> None:
 
 
 def clear(lab: Lab, more: str = "true") -> None:
-    """Remove the named containers on n1, run the command ``more``, and check that nothing else is left."""
+    """Run the command ``more`` on n1, remove alice's containers there, and check that nothing else is left."""
     lab.run(f"{more}; penroot list | xargs -r penroot remove -f", node="n1", check=False)
     assert_nothing_left(lab, "n1")
 

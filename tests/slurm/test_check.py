@@ -1,4 +1,4 @@
-"""pyxis-py check and uninstall: a working node has no errors, and each defect is named with its fix."""
+"""pyxis-py check: a working node has no errors, and each defect is named with its fix."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
 @pytest.mark.clusters("A kernel that says no")
 @pytest.mark.parity("check: problems of kernel")
 def test_no_user_namespaces(lab: Lab, directory: str) -> None:
-    # Each user namespace has its own limit. The check runs in one that maps all users and allows no user namespaces.
+    # Each user namespace has its own limit. Run the check in a user namespace that maps all users, with the limit 0.
     mapped = f"""
         mkfifo {directory}/mapped
         unshare -U sh -c 'read line < {directory}/mapped

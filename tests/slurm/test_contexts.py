@@ -154,7 +154,7 @@ def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     lab.run(["scancel", "--user=alice"])
     lab.restart_daemon("n1", "slurmd")
     step.communicate(timeout=300)
-    # After a boot there are no cgroups. Only the id of the boot shows that the files on disk are old.
+    # After a real boot there are no cgroups, and a new boot ID shows that the files on disk are old. Remove both here.
     lab.run("find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +", node="n1", user="root", check=False)
     assert srun(lab, IMAGE, "--container-writable", "pwd") == "/srv/work\n"
     lab.run("penroot list | xargs -r penroot remove -f", node="n1")

@@ -187,7 +187,7 @@ def test_steps_of_a_batch_script_read_files_of_the_node(lab: Lab) -> None:
 @pytest.mark.parity("PYXIS_ENVIRONMENT of a job that was submitted without penroot")
 @pytest.mark.security("H12")
 def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
-    """Like a job from slurmrestd: only the job's environment requests the file."""
+    """As in a job from slurmrestd, only the environment requests the file."""
     lab.run("mkdir -p .edf; cat > .edf/own.toml", input=BASE)
     try:
         job = ("--export=HOME,PYXIS_ENVIRONMENT=own",)

@@ -1,4 +1,4 @@
-"""The examples, run on the lab as a user would run them; GPU examples are only parsed by their shells and by Slurm."""
+"""The examples, run on the lab as a user would run them. Other programs replace those that need GPUs or Jupyter."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_stale_gpu_variable_is_reported(lab: Lab, dgx: dict[str, str]) -> None:
 
 
 def test_gpus_of_other_vendors(lab: Lab) -> None:
-    """A variable gives the device nodes by name or by path. AMD and Intel GPUs of Slurm have these device nodes."""
+    """ENROOT_DEVICES gives a step the device nodes of AMD and Intel GPUs, by CDI name or by path."""
     host = fakehost.other_vendors(pathlib.Path(lab.root, "home/alice/amd"))
     env = {"PENROOT_HOST_ROOT": "/home/alice/amd", "ENROOT_RESTRICT_DEV": "yes"}
     script = "find /dev/kfd /dev/dri -type c 2> /dev/null; true"

@@ -372,7 +372,7 @@ def test_next_start_removes_leftovers_from_before_a_boot(lab: Lab) -> None:
 
 @pytest.mark.parity("the display of srun --x11 in a running container")
 def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
-    """The container has the key until the job's last step ends. For srun --x11, slurmstepd creates the key file."""
+    """The container has the key while steps of that job are in it. For srun --x11, slurmstepd creates the key file."""
     key = "/tmp/.Xauthority-job"
     with running(lab, IMAGE, NAME, after=f"! grep -q Xauthority /proc/self/mountinfo && ! test -s {key}"):
         lab.run(f"echo key > {key}", node="n1")
@@ -385,7 +385,7 @@ def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
 @pytest.mark.parity("an existing container of --container-name")
 @pytest.mark.parametrize("nodes", ["n1", "n1,n2"])
 def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: str) -> None:
-    """srun leaves the request to a node that lacks the container, and all such nodes get one answer."""
+    """srun leaves the request to the nodes that lack the container, and all such nodes get one answer."""
     with front(lab, registry) as shown:
         tag = Tag(registry, shown, f"named{len(nodes)}")
         count = len(nodes.split(","))

@@ -1,4 +1,4 @@
-"""Run the pages of docs/: each command, in order, prints the output below it."""
+"""Run pages of docs/: each command, in order, prints the output below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images pinned for a job: all steps and requeues use a tag's digest at submit; lock files do the same for a team."""
+"""Images pinned for a job: all its steps and requeues use the digest that the tag had at submit. Lock files too."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_missing_digest_is_reported_with_the_job_that_pinned_it(lab: Lab, tag: T
 
 @pytest.mark.parity("heterogeneous jobs have one digest")
 def test_a_heterogeneous_job_has_one_digest(lab: Lab, tag: Tag) -> None:
-    """sbatch calls the plugin for each component."""
+    """salloc and sbatch call the plugin for each component."""
     moved = after_request("a")(tag.move)
     tag.shown.faults.append(moved)
     words = ["salloc", "-Q", "-w", "n1", f"--container-image={tag.image}", ":", "-w", "n2"]
@@ -423,7 +423,7 @@ def test_image_without_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
 
 @pytest.mark.parity("a lock file of a job that was submitted without penroot")
 def test_node_reads_a_lock_file_that_nobody_has_read(lab: Lab, tag: Tag, lock: str) -> None:
-    """Like a job from slurmrestd: only its environment requests the lock file."""
+    """As in a job from slurmrestd, only the environment requests the lock file."""
     lab.run(f"cp {LOCK} team.lock")
     variables = f"--export=HOME,PYXIS_CONTAINER_IMAGE={tag.image},PYXIS_CONTAINER_LOCK"
     assert srun(lab, f"{variables}=team.lock", *SHOW.split()) == "1\n"

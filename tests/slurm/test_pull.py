@@ -215,7 +215,7 @@ def test_refused_login_is_reported_once_for_all_nodes(lab: Lab, registry: Server
 
 @pytest.mark.parity(".credentials: passwords $VARIABLE and $(command); any other $ is a dollar sign")
 def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -> None:
-    """A password and the path of a login file."""
+    """The variables hold a password, or the path of a login file."""
     with front(lab, registry) as shown:
         shown.login = Login({"alice": "secret"})
         host = shown.host.partition(":")[0]

@@ -314,7 +314,7 @@ LINKS = {
 @pytest.mark.security("I7")
 @pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
 def test_links_of_an_image_are_not_followed(lab: Lab, shared: pathlib.Path, make: str) -> None:
-    """The step does not run."""
+    """A link of the image in the path of Slurm's files ends the step before its program."""
     where = pathlib.Path(tempfile.mkdtemp(dir=shared))
     where.chmod(0o755)
     stderr = refused(lab, f"--container-image={otherimages.musl(where, make)}", "--container-slurm", *sh("echo ran"))

@@ -331,7 +331,7 @@ def test_keys_of_a_job_to_which_nobody_has_come(lab: Lab, laptop: Laptop) -> Non
 @pytest.mark.parity("ssh-key --suffix")
 @pytest.mark.security("I11")
 def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
-    """The client trusts only the server of the job."""
+    """The server accepts only the key of the job, and the client trusts only the server of the job."""
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
         laptop.ssh(host, "true")

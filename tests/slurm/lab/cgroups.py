@@ -99,7 +99,7 @@ def enter_leaf(mountpoint: str) -> None:
     """Move this process from the root of a v2 cgroup namespace to a leaf, so that the root's children get controllers.
 
     The kernel's cgroup-v2 document calls the rule "no internal processes". slurmd expects a system.slice for its steps,
-    such as systemd creates. Enable every controller there: Slurm 22.05 overlooks "memory" at the end of the list.
+    such as systemd creates. Enable every controller in both: Slurm 22.05 overlooks "memory" at the end of the list.
     """
     for name in ("init", "system.slice"):
         os.makedirs(f"{mountpoint}/{name}", exist_ok=True)

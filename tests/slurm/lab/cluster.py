@@ -83,7 +83,7 @@ class Node:
 
 
 class Lab:
-    """A Slurm cluster: ctl, registry, n1 .. nN. State is under ``root`` and nowhere else on this machine.
+    """A Slurm cluster: ctl, registry, n1 .. nN. Its files are under ``root``.
 
     ``root`` defaults to $PENROOT_LAB or /srv/penroot-lab. Labs with different
     roots do not touch each other.

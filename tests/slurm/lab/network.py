@@ -17,7 +17,7 @@ SOCKET_TIMEOUT_S = 60  # seconds to wait for the child in which pyroute2 makes a
 
 
 class Node(Protocol):
-    """The name and the address of a machine."""
+    """The name, the address and a process of a machine."""
 
     name: str
     address: str

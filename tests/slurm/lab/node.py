@@ -120,7 +120,7 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         socket.sethostname(name)
         os.umask(0o022)
         mount_tree(spec["root"], name, spec["apart"], spec["prefix"])
-        # The nodes' cables share processors. BBR would underestimate them, and use half of their capacity.
+        # The nodes' cables share processors. BBR would underestimate the capacity of a cable, and use half of it.
         write("/proc/sys/net/ipv4/tcp_congestion_control", "reno\n")
         if spec["configless"] and name != "ctl":
             mount("tmpfs", "/etc/slurm", "tmpfs", options="mode=755")  # slurmd asks slurmctld for its configuration
@@ -172,7 +172,7 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     mount_cgroups(hierarchies)
 
     mount("tmpfs", root, "tmpfs", MS_RDONLY, "mode=755")  # nodes do not see each other's files
-    mount("none", "/", flags=MS_REC | MS_SHARED)  # systemd's default: mounts that leak by propagation must show
+    mount("none", "/", flags=MS_REC | MS_SHARED)  # as by systemd: tests must notice mounts that leak by propagation
 
 
 def own_layer(memory: str, directory: str, lower: str) -> None:
