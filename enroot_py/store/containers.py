@@ -374,10 +374,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def refuse_running(name: str, settings: Settings) -> None:
-    """Raise ContainerError if a process runs in the container, or a step on another node uses it.
-
-    Otherwise these programs would lose their files.
-    """
+    """Raise ContainerError if a process or a step on another node would lose the files of the container."""
     from enroot_py.runtime import processes
     from enroot_py.store import claims
 
