@@ -237,7 +237,7 @@ int helper_start(struct helper *process, const char *verb, int control, const st
 	if (pid == 0) {
 		/* The user's program must not find a child that it did not start. */
 		if (detached) {
-			exit_on_error(process->log, setsid(), "fork");
+			exit_on_error(process->log, setsid(), "setsid");
 			exit_on_error(process->log, pid = fork(), "fork");
 		}
 		if (pid == 0)

@@ -251,11 +251,11 @@ class Repository:
         raise refusals.failure(response, self._reference.registry, path)
 
     def _tags(self) -> list[str] | None:
-        """Return the tags, or None if they are unknown. A status other than 200 means no repository: return []."""
+        """Return the tags, [] if the registry has no such repository, or None if the tags are unknown."""
         try:
             with self._authorized("GET", f"/v2/{self._reference.repository}/tags/list", {}) as response:
                 if response.status != 200:
-                    return []
+                    return [] if response.status == 404 else None
                 tags = json.loads(self._read(response, _MAX_TAGS_BYTES)).get("tags")
             return [str(tag) for tag in tags or ()]
         except WebPage:
