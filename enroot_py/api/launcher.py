@@ -81,6 +81,8 @@ class Launcher:
         self._zygote: Zygote | None = None  # of the plan's image
         self._mounts = select.poll()
         self._mounts.register(os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC), select.POLLPRI)
+        self._reserve = -1  # a descriptor
+        self._keep_room()
         self._can_clone = children.can_clone()
         self._has_swept = False  # whether leftovers of killed launchers are removed
 
@@ -98,7 +100,19 @@ class Launcher:
             self._hear()
             self._reap()
             if self._requests.fileno() in ready:
+                self._give_room()
                 self._request()
+                self._keep_room()
+
+    def _keep_room(self) -> None:
+        """Open a descriptor, for which any other can be opened in a full table: that of the next conversation."""
+        with suppress(OSError):
+            self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_room(self) -> None:
+        if self._reserve >= 0:
+            os.close(self._reserve)
+        self._reserve = -1
 
     def _request(self) -> None:
         data, fds = receive_with_fds(self._requests, _PACKET_BYTES, _MAX_FDS)
