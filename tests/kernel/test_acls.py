@@ -1,4 +1,4 @@
-"""Images and containers below a directory whose default ACL names a group or a user: acl(5)."""
+"""Images and containers in a directory whose default ACL names a group or a user: acl(5)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.kernel.registry import Server
 
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 DEFAULT, ACCESS = "system.posix_acl_default", "system.posix_acl_access"
-STRANGER = 2  # a user or group that no container has
+STRANGER = 2  # the ID of a user and of a group that no container maps
 
 
 def set_default_acl(path: Path, named: int) -> None:
-    """Give ``path`` a default ACL for a group or a user, and for nobody else but the owner."""
+    """Give ``path`` a default ACL that lets in only its owner and STRANGER, as a user or as a group."""
     owner, group, other = (USER_OBJ, 7, 0xFFFFFFFF), (GROUP_OBJ, 0, 0xFFFFFFFF), (OTHER, 0, 0xFFFFFFFF)
     rows = sorted([owner, (named, 7, STRANGER), group, (MASK, 7, 0xFFFFFFFF), other])
     data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
@@ -32,12 +32,12 @@ def set_default_acl(path: Path, named: int) -> None:
 
 
 def with_acl(path: Path) -> list[str]:
-    """Return the files with an ACL beneath ``path``."""
-    found = []
-    for here in path.rglob("*"):
-        if not here.is_symlink() and {DEFAULT, ACCESS} & set(os.listxattr(here)):
-            found.append(str(here))
-    return found
+    """Return the files beneath ``path`` that have an ACL."""
+    files = []
+    for file in path.rglob("*"):
+        if not file.is_symlink() and {DEFAULT, ACCESS} & set(os.listxattr(file)):
+            files.append(str(file))
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def registry(registry: Server) -> Server:
 
 @pytest.fixture(params=[GROUP, USER], ids=["group", "user"])
 def place(user: User, request: pytest.FixtureRequest) -> Path:
-    """Return a directory with a default ACL, with the user's store, containers and other files in it."""
+    """Return a directory with a default ACL. The user's store, containers and temporary files are in it."""
     path = user.home / "project"
     path.mkdir(mode=0o755)
     user.own(path)
@@ -101,7 +101,7 @@ def test_import_below_a_default_acl_has_no_warning(user: User, registry: Server,
 
 
 def test_export_of_a_tree_with_acls_has_no_warning(user: User, rootfs: Path) -> None:
-    """enroot's exports inherit the ACL of the data path."""
+    """enroot exports images with the ACL that a container inherited from the data path."""
     for path in (rootfs, *rootfs.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             set_default_acl(path, GROUP)
@@ -125,7 +125,7 @@ def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: P
 
 @pytest.mark.parametrize(("mode", "verdict", "right"), [(0o755, "warn", "read"), (0o775, "bad ", "change")])
 def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: int, verdict: str, right: str) -> None:
-    """Set by hand, or inherited by an older version: users in the ACL may change layers."""
+    """The ACL was set by hand, or an older version let the store inherit it: its users can read or change layers."""
     layers = user.home / "cache/layers"
     layers.mkdir(parents=True)
     user.own(user.home / "cache")

@@ -186,9 +186,9 @@ def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
     prefix = pod(volumes=(user.home,))
     why = f"lies in {user.home}, where others can replace it (mode 777, not sticky)"
     assert why in user.penroot("start", "box", "true", prefix=prefix, status=1).stderr
-    told = user.penroot("doctor", prefix=prefix, status=1).stdout
-    assert f"bad  containers are in {user.data}, which {why}\n     fix: chmod 1777" in told
-    assert f"bad  images are stored in {user.home}/cache, which {why}\n     fix: chmod 1777" in told
+    stdout = user.penroot("doctor", prefix=prefix, status=1).stdout
+    assert f"bad  containers are in {user.data}, which {why}\n     fix: chmod 1777" in stdout
+    assert f"bad  images are stored in {user.home}/cache, which {why}\n     fix: chmod 1777" in stdout
     user.home.chmod(0o1777)
     user.start("box", "true", prefix=prefix)
     user.penroot("doctor", prefix=prefix)

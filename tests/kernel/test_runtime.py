@@ -68,8 +68,8 @@ def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("options after NAME are options of the command", "options after NAME belong to the command")
 def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
-    said = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
-    assert "--env" in said and "put options before the name of the container" in said
+    stderr = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
+    assert "--env" in stderr and "put options before the name of the container" in stderr
 
 
 @pytest.mark.parity("list while processes end")

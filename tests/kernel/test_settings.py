@@ -67,8 +67,8 @@ def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> 
 @pytest.mark.parity("ENROOT_SQUASH_OPTIONS", "ENROOT_MAX_PROCESSORS", "ENROOT_DEBUG")
 def test_squash_options_and_processors_reach_mksquashfs(user: User, rootfs: pathlib.Path) -> None:
     own = {"PENROOT_DEBUG": "1", "ENROOT_SQUASH_OPTIONS": "-comp lz4 -b 64K", "ENROOT_MAX_PROCESSORS": "3"}
-    said = user.penroot("export", "box", env=own).stderr
-    assert "-processors 3" in said and "-comp lz4 -b 64K" in said
+    stderr = user.penroot("export", "box", env=own).stderr
+    assert "-processors 3" in stderr and "-comp lz4 -b 64K" in stderr
     shown = user.run("unsquashfs", "-s", "box.sqsh").stdout
     assert "Compression lz4" in shown and "Block size 65536" in shown
 
@@ -142,14 +142,14 @@ def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathli
         'test -w "${ENROOT_ENVIRON}" -a -w "${ENROOT_MOUNTS}"\n'
     )
     user.write("etc/hooks.d/50-site.sh", hook, 0o755)
-    said = user.penroot("start", "--root", "box", "true", env={"ENROOT_MOUNT_HOME": "no"}).stderr
-    known = dict(line.split("=", 1) for line in said.splitlines() if line.startswith("ENROOT_"))
+    stderr = user.penroot("start", "--root", "box", "true", env={"ENROOT_MOUNT_HOME": "no"}).stderr
+    known = dict(line.split("=", 1) for line in stderr.splitlines() if line.startswith("ENROOT_"))
     places = (f"{name}_PATH" for name in ("LIBRARY", "SYSCONF", "RUNTIME", "CONFIG", "CACHE", "DATA", "TEMP"))
     names = ("PID", "ROOTFS", "ENVIRON", "MOUNTS", "VERSION", *places)
     assert {f"ENROOT_{name}" for name in names} <= set(known)
     assert known["ENROOT_REMAP_ROOT"] == "y"
     assert "ENROOT_MOUNT_HOME" not in known  # as in enroot: settings that are off are not set
-    caps = next(int(line.split()[1], 16) for line in said.splitlines() if line.startswith("CapEff"))
+    caps = next(int(line.split()[1], 16) for line in stderr.splitlines() if line.startswith("CapEff"))
     last = int(pathlib.Path("/proc/sys/kernel/cap_last_cap").read_text())
     assert caps == (1 << last + 1) - 1
 
@@ -272,8 +272,8 @@ def test_unreadable_settings_of_the_site_are_an_error(user: User, rootfs: pathli
     else:
         closed.touch(0)
     user.own(user.home / "etc")
-    said = user.penroot("start", "box", "true", status=1).stderr
-    assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in said
+    stderr = user.penroot("start", "box", "true", status=1).stderr
+    assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in stderr
     # A closed directory is skipped: after su, the configuration may be in another user's home.
     user.penroot("start", "box", "true", env={"ENROOT_SYSCONF_PATH": str(closed / "enroot")})
 

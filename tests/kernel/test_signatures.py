@@ -88,10 +88,10 @@ def test_a_signed_image_starts_and_others_do_not(user: User, registry: Server, k
     path = write(user, wanted(key))
     assert user.start(f"docker://{registry.host}/test/good:1", "cat", "/number") == "1"
     for name, why in (("plain", "it has no signature"), ("other", "none of 1 signature is by")):
-        said = user.penroot("start", f"docker://{registry.host}/test/{name}:1", "true", status=1).stderr
-        assert said.startswith(f"[ERROR] {registry.host}/test/{name}:1 ("), said
-        assert f"is not signed as {path}: default[0] (default) requires: {why}" in said and "\n[HINT] " in said
-        assert len(said.splitlines()) == 2
+        stderr = user.penroot("start", f"docker://{registry.host}/test/{name}:1", "true", status=1).stderr
+        assert stderr.startswith(f"[ERROR] {registry.host}/test/{name}:1 ("), stderr
+        assert f"is not signed as {path}: default[0] (default) requires: {why}" in stderr and "\n[HINT] " in stderr
+        assert len(stderr.splitlines()) == 2
     assert len(list((user.home / "cache/layers").iterdir())) == 2  # nothing else was unpacked
 
 
@@ -101,8 +101,8 @@ def test_no_verb_makes_something_of_an_image_that_is_not_signed(
     user: User, registry: Server, key: Path, verb: str
 ) -> None:
     write(user, wanted(key))
-    said = user.penroot(verb, f"docker://{registry.host}/test/plain:1", status=1).stderr
-    assert "it has no signature" in said
+    stderr = user.penroot(verb, f"docker://{registry.host}/test/plain:1", status=1).stderr
+    assert "it has no signature" in stderr
     assert not list((user.home / "cache/images").iterdir()) and not list(user.home.glob("*.sqsh"))
     assert not user.data.exists() or not [path for path in user.data.iterdir() if not path.name.startswith(".")]
 
@@ -128,8 +128,8 @@ def test_image_is_verified_at_each_use_without_its_registry(user: User, registry
         assert front.seen == []
         write(user, wanted(OTHER.write(user.home / "etc/keys/other.pub"), identity=identity))
         for target in (pinned, "box"):
-            said = user.penroot("start", target, "true", status=1).stderr
-            assert f"is not signed as {path}: default[0] (default) requires: none of 1 signature is by" in said
+            stderr = user.penroot("start", target, "true", status=1).stderr
+            assert f"is not signed as {path}: default[0] (default) requires: none of 1 signature is by" in stderr
 
 
 @pytest.mark.parity("an image is verified again at each use")
@@ -225,8 +225,8 @@ def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
     good = bundle(SIGNER, statement(digest))
     push_bundles(registry.pusher, "test/bundled", digest, [attested, bundle(OTHER, statement(digest)), good])
     write(user, wanted(key))
-    said = user.penroot("start", uri, "true", status=1).stderr
-    assert "the signature names no image, as with cosign 3: use signedIdentity digestOnly" in said
+    stderr = user.penroot("start", uri, "true", status=1).stderr
+    assert "the signature names no image, as with cosign 3: use signedIdentity digestOnly" in stderr
     write(user, wanted(key, identity=digest_only))
     assert user.start(uri, "cat", "/number") == "6"
     shown = json.loads(user.penroot("inspect", "--signatures", uri).stdout)
@@ -247,9 +247,9 @@ def test_rules_of_places_go_before_the_default(user: User, registry: Server, key
     assert user.start(f"docker://{here}/test/plain:1", "cat", "/number") == "2"
     assert "not signed" in user.penroot("start", f"docker://{here}/test/other:1", "true", status=1).stderr
     write(user, ACCEPT, docker={f"{here}/test/good": [wanted(key), REJECT]})
-    said = user.penroot("start", f"docker://{here}/test/good:1", "true", status=1).stderr
+    stderr = user.penroot("start", f"docker://{here}/test/good:1", "true", status=1).stderr
     place = f'transports.docker["{here}/test/good"][1]'
-    assert f"is rejected by {path}: {place} (docker: {here}/test/good)" in said
+    assert f"is rejected by {path}: {place} (docker: {here}/test/good)" in stderr
     assert user.start(f"docker://{here}/test/other:1", "cat", "/number") == "3"
 
 
@@ -260,15 +260,15 @@ def test_files_and_directories_have_no_signature(user: User, registry: Server, k
     user.penroot("import", "-o", "made.sqsh", f"docker://{registry.host}/test/good:1")
     write(user, wanted(key))
     for target in ("./box.sqsh", "./made.sqsh", "plain", "box"):
-        said = user.penroot("start", target, "true", status=1).stderr
-        assert "lacks the required signature by" in said and "[HINT] start a signed registry image" in said
+        stderr = user.penroot("start", target, "true", status=1).stderr
+        assert "lacks the required signature by" in stderr and "[HINT] start a signed registry image" in stderr
     assert "lacks the required signature" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
     (user.home / "link.sqsh").symlink_to("box.sqsh")
     write(user, REJECT, squashfs={str(image): ACCEPT}, dir={str(user.data): ACCEPT})
     for target in ("./box.sqsh", "./link.sqsh", "plain", "box"):
         user.start(target, "true")
-    said = user.penroot("start", "./made.sqsh", "true", status=1).stderr
-    assert said.startswith(f"[ERROR] {user.home}/made.sqsh is rejected by ")
+    stderr = user.penroot("start", "./made.sqsh", "true", status=1).stderr
+    assert stderr.startswith(f"[ERROR] {user.home}/made.sqsh is rejected by ")
     write(user, ACCEPT, squashfs={"": REJECT}, dir={str(user.data / "box"): REJECT})
     user.start("plain", "true")
     for target in ("box", "./box.sqsh"):
@@ -322,8 +322,8 @@ def test_doctor_reads_the_policy_and_its_keys(user: User, key: Path) -> None:
     path = write(user, wanted(key), docker={"reg.site": [wanted(key), REJECT]})
     assert f"ok   {path} controls image admission with 2 keys" in user.run("sh", "-c", "penroot doctor; :").stdout
     key.write_text("none")
-    said = user.penroot("doctor", status=1).stdout
-    assert f"bad  no image is admitted: {path}: default[0].keyPath: {key} is not a public key\n     fix: " in said
+    stdout = user.penroot("doctor", status=1).stdout
+    assert f"bad  no image is admitted: {path}: default[0].keyPath: {key} is not a public key\n     fix: " in stdout
 
 
 @pytest.mark.parity("a user's own policy")
@@ -335,8 +335,8 @@ def test_the_users_own_policy_comes_to_that_of_the_site(user: User, registry: Se
     user.own(user.home / ".config")
     user.start(f"docker://{registry.host}/test/good:1", "true")
     own.write_text(json.dumps({"default": [REJECT]}))
-    said = user.penroot("start", f"docker://{registry.host}/test/plain:1", "true", status=1).stderr
-    assert f"is rejected by {own}: default[0] (default)" in said
+    stderr = user.penroot("start", f"docker://{registry.host}/test/plain:1", "true", status=1).stderr
+    assert f"is rejected by {own}: default[0] (default)" in stderr
 
 
 @pytest.mark.parity("mirrors, and renamed registries")
@@ -348,8 +348,8 @@ def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: S
     sign(registry.pusher, "hub/their/box", digest, SIGNER, "their.example/their/box")
     (user.home / "etc/registries.conf").write_text(f"their.example mirror={registry.host}/hub\n")
     assert user.start("docker://their.example/their/box:1", "cat", "/number") == "6"
-    said = user.penroot("start", f"docker://{registry.host}/hub/their/box:1", "true", status=1).stderr
-    assert "its signature is for their.example/their/box" in said
+    stderr = user.penroot("start", f"docker://{registry.host}/hub/their/box:1", "true", status=1).stderr
+    assert "its signature is for their.example/their/box" in stderr
     remapped = {"type": "remapIdentity", "prefix": f"{registry.host}/hub", "signedPrefix": "their.example"}
     sign(registry.pusher, "hub/their/box", digest, SIGNER, "their.example/their/box:1")
     write(user, wanted(key, identity=remapped))
@@ -377,8 +377,8 @@ def test_registries_d_can_switch_attachments_off(user: User, registry: Server, k
     assert user.start(uri, "cat", "/number") == "1"
     user.run("rm", "-rf", str(user.home / "cache"))
     user.write(f"{place}/other.yaml", sections(True))
-    said = user.penroot("start", uri, "true", status=1).stderr
-    assert f"{place}/other.yaml: default-docker is also in {path}" in said
+    stderr = user.penroot("start", uri, "true", status=1).stderr
+    assert f"{place}/other.yaml: default-docker is also in {path}" in stderr
 
 
 class Skopeo:
@@ -540,9 +540,9 @@ def test_keyless_signature_starts_offline_ever_after(user: User, registry: Serve
         assert front.seen == []
     write(user, keyless.wanted(user, subjectEmail="you@site.example"))
     uri = f"docker://{registry.host}/keyless/good:1"
-    said = user.penroot("start", uri, "true", status=1).stderr
-    assert f"{path}: default[0] (default) requires: none of 1 signature is by you@site.example of {OIDC}: " in said
-    assert f"its certificate is of {EMAIL}" in said
+    stderr = user.penroot("start", uri, "true", status=1).stderr
+    assert f"{path}: default[0] (default) requires: none of 1 signature is by you@site.example of {OIDC}: " in stderr
+    assert f"its certificate is of {EMAIL}" in stderr
     shown = json.loads(user.penroot("inspect", "--signatures", f"docker://{registry.host}/keyless/you:1").stdout)
     assert shown["admitted"] and shown["signatures"][0]["key"] == f"you@site.example of {OIDC}"
     assert "controls image admission with 1 key" in user.run("sh", "-c", "penroot doctor; :").stdout
@@ -606,8 +606,8 @@ def test_the_examples_of_the_documentation(user: User, registry: Server) -> None
             user.run(*words)
         remapped = "docker://mirror.example.org:5000#vendor/box:1"
         user.penroot("start", remapped, "true", status=int(policy is not policies[1]))
-        said = user.penroot("start", "docker://other.example.org#x", status=1).stderr
-        assert "is rejected by" in said and "policy.json: default[0] (default)" in said
+        stderr = user.penroot("start", "docker://other.example.org#x", status=1).stderr
+        assert "is rejected by" in stderr and "policy.json: default[0] (default)" in stderr
 
 
 @pytest.mark.parity("without a policy, no module")

@@ -93,10 +93,10 @@ def test_create_load_and_import_take_every_form(user: User, layout: Path, saved:
 def test_several_images_in_one_layout_are_named(user: User, registry: Server, layout: Path) -> None:
     skopeo(user, f"docker://{registry.host}/test/box:2", f"oci:{layout}:two")
     assert user.start(f"oci:{layout}:two", "cat", "/number") == "2"
-    said = user.penroot("start", f"oci:{layout}", "true", status=1).stderr
-    assert "more than one" in said and "one, two" in said
-    said = user.penroot("start", f"oci:{layout}:three", "true", status=1).stderr
-    assert "no such image" in said and "one, two" in said
+    stderr = user.penroot("start", f"oci:{layout}", "true", status=1).stderr
+    assert "more than one" in stderr and "one, two" in stderr
+    stderr = user.penroot("start", f"oci:{layout}:three", "true", status=1).stderr
+    assert "no such image" in stderr and "one, two" in stderr
 
 
 @pytest.mark.parametrize("program", ["gzip", "zstd"])
@@ -180,8 +180,8 @@ def test_image_of_an_engine(user: User, engines: Path, scheme: str) -> None:
 
 
 def test_image_that_the_engine_cannot_get(user: User, engines: Path) -> None:
-    said = user.penroot("start", "dockerd://test/none", "true", status=1).stderr
-    assert "docker" in said and "none" in said and "Traceback" not in said
+    stderr = user.penroot("start", "dockerd://test/none", "true", status=1).stderr
+    assert "docker" in stderr and "none" in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.parity("digest URI", "digest --arch")
@@ -292,8 +292,8 @@ def test_damaged_shared_blob_is_not_used(user: User, shared: tuple[str, list[str
 
 
 def test_shared_directory_that_is_closed_to_us(user: User, shared: tuple[str, list[str]]) -> None:
-    said = user.penroot("start", shared[0], "true", status=1, env={"ENROOT_SHARED_BLOBS": "/proc/none"}).stderr
-    assert "/proc/none" in said and "ENROOT_SHARED_BLOBS" in said
+    stderr = user.penroot("start", shared[0], "true", status=1, env={"ENROOT_SHARED_BLOBS": "/proc/none"}).stderr
+    assert "/proc/none" in stderr and "ENROOT_SHARED_BLOBS" in stderr
 
 
 def test_shared_directory_without_room_is_no_hindrance(user: User, shared: tuple[str, list[str]]) -> None:

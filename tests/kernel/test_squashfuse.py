@@ -105,11 +105,11 @@ def started_under_strace(user: User, signal: str, *words: str, **env: str) -> st
     require(shutil.which("strace"), "strace is not installed")
     strace = ("strace", "-f", "-qqq", "-o", "/dev/null", f"--inject=setsid:signal={signal}")
     began = time.monotonic()
-    said = user.run(*strace, "penroot", "start", *words, env=env, status=1).stderr
+    stderr = user.run(*strace, "penroot", "start", *words, env=env, status=1).stderr
     assert time.monotonic() - began < 10
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     until(lambda: not running(user), "no process of the user is left", 20)
-    return said
+    return stderr
 
 
 @pytest.mark.security("L5")

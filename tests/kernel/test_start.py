@@ -169,8 +169,8 @@ def test_static_program_without_shell(user: User) -> None:
     shutil.copy(shutil.which("busybox") or "", script.with_name("busybox"))
     user.own(user.data)
     assert user.start("scratch", "/busybox", "echo", "hi") == "hi\n"
-    said = user.penroot("start", "scratch", "/script", status=126).stderr
-    assert "cannot run /script: Exec format error" in said and "Traceback" not in said
+    stderr = user.penroot("start", "scratch", "/script", status=126).stderr
+    assert "cannot run /script: Exec format error" in stderr and "Traceback" not in stderr
 
 
 def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path) -> None:
@@ -182,11 +182,11 @@ def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path)
         (rootfs / place).chmod(mode)
     (rootfs / "first/where").mkdir()
     assert user.start(*path, "box", "tool") == "/second/tool\n"
-    said = user.penroot("start", *path, "box", "shut", status=126).stderr
-    assert "cannot run /first/shut: Permission denied: it is not executable" in said
+    stderr = user.penroot("start", *path, "box", "shut", status=126).stderr
+    assert "cannot run /first/shut: Permission denied: it is not executable" in stderr
     for command in ("here", "where"):
-        said = user.penroot("start", *path, "--env", "HOME=/", "box", command, status=127).stderr
-        assert f"cannot run {command}: No such file" in said
+        stderr = user.penroot("start", *path, "--env", "HOME=/", "box", command, status=127).stderr
+        assert f"cannot run {command}: No such file" in stderr
 
 
 COVERED = "leads to /srv/py/python, which does not exist in the container; /srv"
@@ -264,15 +264,17 @@ def test_program_that_cannot_run_is_explained(user: User, rootfs: pathlib.Path, 
 def test_path_that_does_not_exist_is_not_explained(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "link").symlink_to("bin")
     for path in ("/bin/none", "/link/none", "/none/none"):
-        said = user.penroot("start", "box", path, status=127).stderr
-        assert f"cannot run {path}: No such file or directory\n[HINT] the command is looked up inside" in said
+        stderr = user.penroot("start", "box", path, status=127).stderr
+        assert f"cannot run {path}: No such file or directory\n[HINT] the command is looked up inside" in stderr
 
 
 def test_program_on_a_noexec_mount_is_explained(user: User, rootfs: pathlib.Path) -> None:
     write_tool(user.home / "p", "/p", "#!/bin/sh")
     user.own(user.home)
-    said = user.penroot("start", "-m", f"{user.home}/p:/p:noexec", "box", "/p/tool", status=126).stderr
-    assert "cannot run /p/tool: Permission denied: it is on a file system that is mounted noexec; /p is mounted" in said
+    stderr = user.penroot("start", "-m", f"{user.home}/p:/p:noexec", "box", "/p/tool", status=126).stderr
+    assert (
+        "cannot run /p/tool: Permission denied: it is on a file system that is mounted noexec; /p is mounted" in stderr
+    )
 
 
 @pytest.mark.parametrize("directory", ["with blank", "it's", "$(id)"])
@@ -280,8 +282,8 @@ def test_hint_for_line_ends_can_be_followed(user: User, rootfs: pathlib.Path, di
     place = rootfs / "opt" / directory
     write_tool(place, "", "#!/bin/sh\r")
     user.own(user.home)
-    said = user.penroot("start", "box", f"/opt/{directory}/tool", status=127).stderr
-    hint = said.rstrip("\n").split("convert it: ")[1].replace("/opt/", f"{rootfs}/opt/")
+    stderr = user.penroot("start", "box", f"/opt/{directory}/tool", status=127).stderr
+    hint = stderr.rstrip("\n").split("convert it: ")[1].replace("/opt/", f"{rootfs}/opt/")
     user.run("sh", "-c", hint)
     assert user.start("box", f"/opt/{directory}/tool") == "ran\n"
 
@@ -294,8 +296,8 @@ def test_name_of_a_loader_forges_no_line_of_the_error(user: User, rootfs: pathli
     (rootfs / "bin/dynamic").write_bytes(program.replace(loader[0], forged))
     (rootfs / "bin/dynamic").chmod(0o755)
     user.own(rootfs)
-    said = user.penroot("start", "box", "dynamic", status=127).stderr
-    assert len(said.splitlines()) == 1, said
+    stderr = user.penroot("start", "box", "dynamic", status=127).stderr
+    assert len(stderr.splitlines()) == 1, stderr
 
 
 def test_loader_of_a_program_that_is_missing_is_named(user: User, rootfs: pathlib.Path) -> None:

@@ -30,8 +30,8 @@ def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path)
     hook = user.write("etc/hooks.d/50-site.sh", text, 0o755)
     conf = user.write("box.conf", "hooks() { echo noise; }\n")
     assert user.start("-c", str(conf), "box", "echo", "output") == "output\n"
-    said = user.penroot("start", "box", "true", env={"STATUS": "7"}, status=1).stderr
-    assert f"hook {hook} failed with status 7" in said and "broken" in said
+    stderr = user.penroot("start", "box", "true", env={"STATUS": "7"}, status=1).stderr
+    assert f"hook {hook} failed with status 7" in stderr and "broken" in stderr
 
 
 @pytest.mark.parity("environ()")
@@ -391,8 +391,8 @@ def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, root
 
 def test_exec_of_a_process_outside_containers_says_so(user: User, rootfs: pathlib.Path) -> None:
     with user.running("sleep", "600") as outside:
-        said = user.penroot("exec", str(outside.pid), "true", status=1).stderr
-        assert f"process {outside.pid} is not in a container" in said
+        stderr = user.penroot("exec", str(outside.pid), "true", status=1).stderr
+        assert f"process {outside.pid} is not in a container" in stderr
 
 
 def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) -> None:

@@ -91,8 +91,8 @@ def debian(path: pathlib.Path) -> None:
     files = {os.path.realpath(str(p)): p for p in (*programs, *methods)}
     wanted = {str(p) for p in (*programs, *methods)}
     for program in files:
-        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-        wanted |= {word for word in said.split() if word.startswith("/")}
+        stdout = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+        wanted |= {word for word in stdout.split() if word.startswith("/")}
     for file in sorted(wanted):
         target = path / file.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

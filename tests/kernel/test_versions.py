@@ -55,10 +55,10 @@ def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later
         ("import", "--output", str(user.home / "small.sqsh"), f"{uri}:1"),
         ("export", "--output", str(user.home / "one.sqsh"), "one"),
     ):
-        said = user.penroot(*verb, status=1).stderr.splitlines()
-        assert re.search(REFUSED, said[0]), verb
-        assert "use that penroot, or set ENROOT_CACHE_PATH to another directory" in said[1], verb
-        assert len(said) == 2, verb
+        lines = user.penroot(*verb, status=1).stderr.splitlines()
+        assert re.search(REFUSED, lines[0]), verb
+        assert "use that penroot, or set ENROOT_CACHE_PATH to another directory" in lines[1], verb
+        assert len(lines) == 2, verb
     assert "has format 2" in user.run(f"{PREFIX}/bin/penroot", "doctor", status=1).stdout
     assert user.penroot("list").stdout.split() == ["one", "two"]
     user.run(later, "start", "--explain", "two")

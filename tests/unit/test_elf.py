@@ -49,11 +49,11 @@ def test_reader_agrees_with_readelf(name: str) -> None:
     path = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu", name)
     if not path.exists():
         pytest.skip(f"{name} is not installed")
-    told = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True, check=True).stdout
+    stdout = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True, check=True).stdout
     ours = read(path, "ucp_")
-    assert list(ours.needed) == re.findall(r"\(NEEDED\).*\[(.*)\]", told)
-    assert [ours.soname] == re.findall(r"\(SONAME\).*\[(.*)\]", told)
-    parts = told.partition("Version needs section")
+    assert list(ours.needed) == re.findall(r"\(NEEDED\).*\[(.*)\]", stdout)
+    assert [ours.soname] == re.findall(r"\(SONAME\).*\[(.*)\]", stdout)
+    parts = stdout.partition("Version needs section")
     assert ours.versions == set(re.findall(r"Flags: (?:none|WEAK) .*Cnt: \d+ +Name: (\S+)", parts[0]))
     assert {v for each in ours.needs.values() for v in each} == set(re.findall(r"Name: (\S+) +Flags: none", parts[2]))
     symbols = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout

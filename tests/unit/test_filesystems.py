@@ -21,11 +21,11 @@ SAME = {"overlayfs": "overlay", "ext2/ext3": "ext4", "btrfs": "btrfs", "xfs": "x
 
 @pytest.mark.parametrize("path", ["/", "/dev/shm", "/proc", "/tmp", "/var/tmp", os.getcwd()])
 def test_kind_is_what_statfs_says(path: str) -> None:
-    said = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
-    if said not in SAME:
-        pytest.skip(f"{path} is on {said}")
+    stdout = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
+    if stdout not in SAME:
+        pytest.skip(f"{path} is on {stdout}")
     kind = filesystems.kind(path)
-    assert kind == SAME[said] or (said, kind[:3]) == ("ext2/ext3", "ext")
+    assert kind == SAME[stdout] or (stdout, kind[:3]) == ("ext2/ext3", "ext")
 
 
 def test_kind_of_what_is_not_there_yet_is_that_of_its_parent() -> None:
