@@ -48,7 +48,7 @@ def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) 
         for run in runs:  # end the container that has started the server first
             out, err = run.communicate("go\n", timeout=60)
             assert out.startswith("FROM_IMAGE=yes") and err == "" and run.returncode == 0
-    until(lambda: not servers(user.home), "the server to end with the last container")
+    until(lambda: not servers(user.home), "the end of the server with the last container")
 
 
 def test_containers_that_start_together_share_a_server(user: User, image: pathlib.Path) -> None:
@@ -62,7 +62,7 @@ def test_containers_that_start_together_share_a_server(user: User, image: pathli
             for run in runs:
                 assert run.stdout is not None and run.stdout.readline() == "up\n"
             server(user)
-        until(lambda: not servers(user.home), "the server to end with the last container")
+        until(lambda: not servers(user.home), "the end of the server with the last container")
 
 
 def test_exec_enters_a_container_of_a_shared_server(user: User, image: pathlib.Path) -> None:
