@@ -1,4 +1,4 @@
-"""Real tar bytes in, a tree out."""
+"""Unpack tars, as programs write them or as attackers do, and check the resulting trees."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def place(tmp_path: Path) -> Path:
 
 
 def tree(place: Path, *entries: tuple[tarfile.TarInfo, bytes], **options: Any) -> Path:
-    """Unpack a tar of ``entries`` and return the tree, which matches its checksums."""
+    """Unpack a tar of ``entries``, check the tree's checksums, and return the tree."""
     layertree.unpack(io.BytesIO(images.tar(entries, **options)), str(place))
     assert list(index.differences(str(place))) == []
     return place / "fs"
 
 
 def is_whiteout(path: Path) -> bool:
-    found = path.lstat()
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+    state = path.lstat()
+    return stat.S_ISCHR(state.st_mode) and state.st_rdev == 0
 
 
 def is_opaque(path: Path) -> bool:
@@ -87,30 +87,30 @@ def test_gzip_padding_and_zstd_skippable_frames_are_no_data(place: Path, tmp_pat
 
 
 class Trickle:
-    """A stream that returns few bytes at a time, like a network."""
+    """A stream that returns few bytes at a time, as a network connection can."""
 
-    def __init__(self, data: bytes, most: int = 1) -> None:
+    def __init__(self, data: bytes, max_bytes: int = 1) -> None:
         self.data = io.BytesIO(data)
-        self.most = most
+        self.max_bytes = max_bytes
 
     def read(self, size: int, /) -> bytes:
-        return self.data.read(min(size, self.most))
+        return self.data.read(min(size, self.max_bytes))
 
 
 @pytest.mark.parametrize("compression", images.COMPRESSIONS)
-def test_pieces_of_any_size_will_do(place: Path, compression: str) -> None:
+def test_reads_of_any_size_are_accepted(place: Path, compression: str) -> None:
     tar = images.tar([directory("a"), entry("a/b", b"z" * 700)])
     blob = images.COMPRESSIONS[compression](tar)
     assert layertree.unpack(Trickle(blob), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/a/b").read_bytes() == b"z" * 700
 
 
-@pytest.mark.parametrize("most", [300, 70_000])
-def test_large_files_come_out_whole(place: Path, most: int) -> None:
+@pytest.mark.parametrize("max_bytes", [300, 70_000])
+def test_large_files_come_out_whole(place: Path, max_bytes: int) -> None:
     sizes = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 12345]
     contents = [random.Random(size).randbytes(size) for size in sizes]
     data = images.tar([entry(str(size), content) for size, content in zip(sizes, contents, strict=True)])
-    layertree.unpack(Trickle(data, most), str(place))
+    layertree.unpack(Trickle(data, max_bytes), str(place))
     for size, content in zip(sizes, contents, strict=True):
         assert (place / "fs" / str(size)).read_bytes() == content
 
@@ -207,7 +207,10 @@ def test_pax_fraction_of_a_second_and_utf8(place: Path) -> None:
     ("member", "gid"),
     [
         (entry("a"), 7),
-        (entry("a", gid=5, pax_headers={"gid": "", "SCHILY.xattr.user.note": ""}), 5),  # revokes the previous entry
+        (
+            entry("a", gid=5, pax_headers={"gid": "", "SCHILY.xattr.user.note": ""}),
+            5,
+        ),  # an empty value cancels the global record
     ],
 )
 def test_global_pax_header_holds_for_all(place: Path, member: tuple[tarfile.TarInfo, bytes], gid: int) -> None:
@@ -236,7 +239,7 @@ def test_numbers_as_others_write_them(field: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("segment", "size", "said"),
+    ("segment", "size", "error"),
     [
         (-512, 1024, "beyond the end"),
         (1 << 63, 1 << 65, f"bad file size: {1 << 65} bytes"),
@@ -244,18 +247,18 @@ def test_numbers_as_others_write_them(field: bytes) -> None:
         (1024, 1024, "beyond the end"),
     ],
 )
-def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int, said: str) -> None:
+def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int, error: str) -> None:
     def base256(number: int) -> bytes:
         return number.to_bytes(12, "big", signed=True) if number < 0 else b"\x80" + number.to_bytes(11, "big")
 
     header = tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT)
     fields = {124: b"00000001000\0", 156: b"S", 386: base256(segment) + b"00000001000\0", 483: base256(size)}
-    with pytest.raises(ImageError, match=said):
+    with pytest.raises(ImageError, match=error):
         layertree.unpack(io.BytesIO(changed(header, fields) + bytes(512 * 3)), str(place))
 
 
 def changed(header: bytes, fields: dict[int, bytes]) -> bytes:
-    """Return a tar with other bytes at these offsets of the first header, and a matching header checksum."""
+    """Change the first header of a tar. ``fields`` are offset -> bytes. Return the tar with a correct checksum."""
     data = bytearray(header)
     for at, value in {**fields, 148: b" " * 8}.items():
         data[at : at + len(value)] = value
@@ -284,7 +287,7 @@ def test_replaced_file_does_not_change_its_other_names(place: Path) -> None:
     assert ((fs / "a").read_bytes(), (fs / "b").read_bytes()) == (b"two", b"one")
 
 
-def test_symlink_that_becomes_a_directory_leads_nowhere_any_more(place: Path) -> None:
+def test_directory_replaces_a_symlink(place: Path) -> None:
     one = [directory("x"), symlink("l", "x"), entry("l/a", b"1"), directory("l"), entry("l/b", b"2")]
     fs = tree(place, *one)
     assert os.listdir(fs / "x") == ["a"] and os.listdir(fs / "l") == ["b"] and not (fs / "l").is_symlink()
@@ -302,7 +305,7 @@ def test_sparse_files_of_gnu_tar(place: Path, tmp_path: Path, version: str) -> N
     source = tmp_path / "source"
     source.mkdir()
     with (source / "sparse").open("wb") as f:
-        for i in range(60):  # more than fit in one header
+        for i in range(60):  # more data segments than fit in one header
             f.seek(i * 100_000)
             f.write(b"%05d" % i)
         f.truncate(9_000_000)
@@ -331,12 +334,12 @@ def test_special_bits_and_owners_go_to_the_index_only(place: Path) -> None:
     assert {p.lstat().st_uid for p in fs.rglob("*")} == {os.geteuid()}
 
 
-def test_index_knows_the_last_of_several(place: Path) -> None:
+def test_index_has_only_the_last_of_equal_names(place: Path) -> None:
     tree(place, entry("a", mode=0o4755), entry("a", mode=0o644), entry("new\nline\\", mode=0o4711))
     assert index_of(place)[2:] == ["file 4711 0 0 new\\nline\\\\"]
 
 
-def test_devices_are_not_made_and_hide_what_they_replace(place: Path) -> None:
+def test_devices_become_whiteouts(place: Path) -> None:
     fs = tree(
         place,
         entry("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
@@ -370,7 +373,7 @@ def test_binary_attribute_value(place: Path) -> None:
 # -- whiteouts
 
 
-def test_whiteout_becomes_that_of_overlayfs(place: Path) -> None:
+def test_whiteout_becomes_one_of_overlayfs(place: Path) -> None:
     fs = tree(place, entry("a/.wh.gone"), entry(".wh.top"))
     assert is_whiteout(fs / "a/gone") and is_whiteout(fs / "top")
     assert not (fs / "a/.wh.gone").exists()
@@ -378,7 +381,7 @@ def test_whiteout_becomes_that_of_overlayfs(place: Path) -> None:
 
 @pytest.mark.parity("an opaque directory with new files in the same layer")
 @pytest.mark.parametrize("order", [0, 1, 2])
-def test_opaque_directory_keeps_what_the_layer_brings(place: Path, order: int) -> None:
+def test_opaque_directory_keeps_files_of_its_layer(place: Path, order: int) -> None:
     entries = [entry("d/new", b"1"), directory("d")]
     entries.insert(order, entry("d/.wh..wh..opq"))
     fs = tree(place, *entries)
@@ -387,13 +390,13 @@ def test_opaque_directory_keeps_what_the_layer_brings(place: Path, order: int) -
 
 @pytest.mark.parametrize("order", ["wdn", "dnw", "wn"])
 def test_directory_removed_and_made_again_hides_the_old_one(place: Path, order: str) -> None:
-    """In any order of the entries, and if the directory itself is not in the layer."""
+    """The order of the entries does not matter, and the directory need not be in the layer."""
     entries = {"w": entry(".wh.d"), "d": directory("d"), "n": entry("d/new", b"1")}
     fs = tree(place, *(entries[each] for each in order))
     assert is_opaque(fs / "d") and (fs / "d/new").exists()
 
 
-def test_whiteout_of_a_file_the_layer_brings_keeps_it(place: Path) -> None:
+def test_whiteout_keeps_a_file_of_the_same_layer(place: Path) -> None:
     fs = tree(place, entry("f", b"new"), entry(".wh.f"), entry(".wh.g"), entry("g", b"new"))
     assert (fs / "f").read_bytes() == b"new" and (fs / "g").read_bytes() == b"new"
 
@@ -403,7 +406,7 @@ def test_opaque_root_is_recorded(place: Path) -> None:
     assert layer.opaque and index.read(str(place)).opaque
 
 
-def test_books_of_aufs_are_no_whiteouts(place: Path) -> None:
+def test_internal_files_of_aufs_are_no_whiteouts(place: Path) -> None:
     fs = tree(place, directory(".wh..wh.plnk"), entry(".wh..wh.aufs"), entry("a"))
     assert [p.name for p in fs.iterdir()] == ["a"]
 
@@ -423,7 +426,7 @@ def test_only_the_root_dev_is_dropped(place: Path) -> None:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """Return a directory beside the layer that must not change."""
+    """Return a directory beside the layer, and check after the test that it has not changed."""
     path = tmp_path / "outside"
     path.mkdir()
     (path / "secret").write_text("secret")
@@ -448,7 +451,7 @@ def test_name_in_a_message_is_short_and_in_one_line(place: Path) -> None:
 
 
 def test_absolute_names_are_beneath_the_layer(place: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as outside:  # no layer has files in /dev
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as outside:  # not in /dev/shm: a layer's files in /dev are dropped
         fs = tree(place, entry(f"{outside}/f", b"x"), entry("//a//./b", b"1"), entry("c/../d", b"2"))
         assert os.listdir(outside) == []
     assert (fs / outside[1:] / "f").read_bytes() == b"x"
@@ -497,7 +500,7 @@ GROWING = [symlink(f"l{i}", "/".join([f"l{i + 1}"] * 30)) for i in range(20)]
 
 
 @pytest.mark.parametrize(
-    ("entries", "said"),
+    ("entries", "error"),
     [
         ([symlink("a", "b"), symlink("b", "a"), entry("a/x")], "symlinks"),
         ([entry("a", b"1"), entry("a/b")], "Not a directory"),
@@ -507,9 +510,9 @@ GROWING = [symlink(f"l{i}", "/".join([f"l{i + 1}"] * 30)) for i in range(20)]
     ids=["a loop", "a file among parents", "depth", "growing symlinks"],
 )
 def test_names_without_an_end_are_refused(
-    place: Path, outside: Path, entries: list[tuple[tarfile.TarInfo, bytes]], said: str
+    place: Path, outside: Path, entries: list[tuple[tarfile.TarInfo, bytes]], error: str
 ) -> None:
-    with pytest.raises(ImageError, match=said):
+    with pytest.raises(ImageError, match=error):
         tree(place, *entries)
 
 
@@ -531,13 +534,13 @@ def test_headers_that_lie_are_errors_or_harmless(place: Path, outside: Path, fie
         layertree.unpack(io.BytesIO(changed(images.tar([entry("x", b"")]), dict([field]))), str(place))
     except ImageError:
         return
-    # A time beyond all calendars is clamped, a sparse file without a map is empty.
+    # A time beyond all calendars is clamped. A sparse file without a map is empty.
     assert field in ((136, b"\x80" + b"\xff" * 11), (156, b"S"))
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "bzip2", "xz"])
 def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) -> None:
-    """Every compression can expand data a thousand times, so the buffered output is bounded."""
+    """Each compression can expand data a thousand times, so the size of the buffered output is limited."""
     blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(60_000_000))]))
     code = f"""
 from enroot_py.base import trees
