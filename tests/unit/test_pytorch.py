@@ -1,4 +1,4 @@
-"""The first host of a node list."""
+"""Return the first host of a Slurm node list."""
 
 from __future__ import annotations
 
