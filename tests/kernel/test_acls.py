@@ -49,7 +49,7 @@ def registry(registry: Server) -> Server:
 
 
 @pytest.fixture(params=[GROUP, USER], ids=["group", "user"])
-def place(user: User, request: pytest.FixtureRequest) -> Path:
+def acl_directory(user: User, request: pytest.FixtureRequest) -> Path:
     """Return a directory with a default ACL. The user's store, containers and temporary files are in it."""
     path = user.home / "project"
     path.mkdir(mode=0o755)
@@ -69,34 +69,34 @@ CHANGE = "touch /usr/bin/x && busybox mkdir /usr/lib/y && busybox stat -c %a /us
 
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids=["plain", "root", "pid"])
 def test_stored_image_starts_below_a_default_acl(
-    user: User, registry: Server, place: Path, options: tuple[str, ...]
+    user: User, registry: Server, acl_directory: Path, options: tuple[str, ...]
 ) -> None:
     uri = f"docker://{registry.host}/test/acl:1"
     assert user.start(*options, uri, "sh", "-c", MODES) == EXPECTED
     assert user.start("--rw", *options, uri, "sh", "-c", CHANGE) == "644\n755\n"
-    assert with_acl(place / "cache/layers") == with_acl(place / "cache/images") == []
+    assert with_acl(acl_directory / "cache/layers") == with_acl(acl_directory / "cache/images") == []
 
 
-def test_container_below_a_default_acl_keeps_modes(user: User, registry: Server, place: Path) -> None:
+def test_container_below_a_default_acl_keeps_modes(user: User, registry: Server, acl_directory: Path) -> None:
     uri = f"docker://{registry.host}/test/acl:1"
     user.penroot("load", "-n", "loaded", uri)
-    user.penroot("import", "-o", "x.sqsh", uri, cwd=place)
-    user.penroot("create", "-n", "made", "x.sqsh", cwd=place)
+    user.penroot("import", "-o", "x.sqsh", uri, cwd=acl_directory)
+    user.penroot("create", "-n", "made", "x.sqsh", cwd=acl_directory)
     for name in ("loaded", "made"):
         assert user.start("--rw", name, "sh", "-c", MODES) == EXPECTED
         assert user.start("--rw", name, "sh", "-c", CHANGE) == "644\n755\n"
         assert with_acl(user.data / name) == []
-        assert user.penroot("export", "-o", f"{name}.sqsh", name, cwd=place).stderr == ""
-        assert user.start(str(place / f"{name}.sqsh"), "sh", "-c", MODES) == EXPECTED
+        assert user.penroot("export", "-o", f"{name}.sqsh", name, cwd=acl_directory).stderr == ""
+        assert user.start(str(acl_directory / f"{name}.sqsh"), "sh", "-c", MODES) == EXPECTED
 
 
-def test_import_below_a_default_acl_has_no_warning(user: User, registry: Server, place: Path) -> None:
+def test_import_below_a_default_acl_has_no_warning(user: User, registry: Server, acl_directory: Path) -> None:
     uri = f"docker://{registry.host}/test/acl:1"
-    done = user.penroot("import", "-o", "x.sqsh", uri, cwd=place)
+    done = user.penroot("import", "-o", "x.sqsh", uri, cwd=acl_directory)
     assert "WARN" not in done.stderr and "xattr" not in done.stderr
     for settings in ({}, {"ENROOT_UNPACK": "yes"}):
-        assert user.start(str(place / "x.sqsh"), "sh", "-c", MODES, env=settings) == EXPECTED
-    as_file = {"ENROOT_STORE_FORM": "squashfs", "ENROOT_CACHE_PATH": str(place / "files")}
+        assert user.start(str(acl_directory / "x.sqsh"), "sh", "-c", MODES, env=settings) == EXPECTED
+    as_file = {"ENROOT_STORE_FORM": "squashfs", "ENROOT_CACHE_PATH": str(acl_directory / "files")}
     assert user.start(uri, "sh", "-c", MODES, env=as_file) == EXPECTED
 
 
@@ -113,14 +113,14 @@ def test_export_of_a_tree_with_acls_has_no_warning(user: User, rootfs: Path) -> 
     assert user.start("x.sqsh", "echo", "well") == "well\n"
 
 
-def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: Path) -> None:
+def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, acl_directory: Path) -> None:
     user.penroot("load", "-n", "box", f"docker://{registry.host}/test/acl:1")
     before = user.penroot("doctor", status=None).stdout
-    assert f"{place}/data has a default ACL" in before and "fail to start" not in before
+    assert f"{acl_directory}/data has a default ACL" in before and "fail to start" not in before
     set_default_acl(user.data / "box/upper", GROUP)
     after = user.penroot("doctor", status=1).stdout
-    assert f"bad  1 tree in {place}/data inherited a default ACL" in after
-    assert f"setfacl -R -b {place}/data" in after
+    assert f"bad  1 tree in {acl_directory}/data inherited a default ACL" in after
+    assert f"setfacl -R -b {acl_directory}/data" in after
 
 
 @pytest.mark.parametrize(("mode", "verdict", "right"), [(0o755, "warn", "read"), (0o775, "bad ", "change")])
@@ -138,9 +138,9 @@ def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: in
     assert f"{verdict} {layers.parent}/blobs/ has an ACL: users named in it can {right} your images\n" in out
 
 
-def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, place: Path) -> None:
+def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, acl_directory: Path) -> None:
     image = squashed(user, rootfs)
-    inside = place / "y.sqsh"
+    inside = acl_directory / "y.sqsh"
     user.run("cp", str(image), str(inside))
     assert ACCESS in os.listxattr(inside)
     assert user.start("--rw", str(inside), "sh", "-c", "touch /usr/bin/x; echo well") == "well\n"
