@@ -498,7 +498,7 @@ class Keyless:
         annotations = {f"dev.sigstore.cosign/{name}": proof for name, proof in proofs.items()}
         push(server.pusher, repository, digest, [(data, signed)], proofs=annotations)
 
-    def wanted(self, user: User, **fulcio: str) -> dict[str, Any]:
+    def requirement(self, user: User, **fulcio: str) -> dict[str, Any]:
         rekor = self.rekor.write(user.home / "etc/keys/rekor.pub")
         ca = user.home / "etc/keys/fulcio.pem"
         ca.write_bytes(self.root.pem)
@@ -531,11 +531,11 @@ def keyless(registry: Server, tmp_path_factory: pytest.TempPathFactory) -> Keyle
 @pytest.mark.parity("cosign's keyless signatures")
 def test_keyless_signature_is_verified_offline_after_a_start(user: User, registry: Server, keyless: Keyless) -> None:
     """The certificate expired years ago, but was valid at the time of the log entry."""
-    path = write(user, keyless.wanted(user))
+    path = write(user, keyless.requirement(user))
     with faulty(registry.host) as front:
         (user.home / "etc/registries.conf").write_text(f"{front.host} mirror={registry.host}\n")
         remapped = {"type": "remapIdentity", "prefix": front.host, "signedPrefix": registry.host}
-        write(user, {**keyless.wanted(user), "signedIdentity": remapped})
+        write(user, {**keyless.requirement(user), "signedIdentity": remapped})
         uri = f"docker://{front.host}/keyless/good:1"
         digest = user.penroot("digest", uri).stdout.strip()
         assert user.start(f"docker://{front.host}/keyless/good@{digest}", "cat", "/number") == "k0"
@@ -543,7 +543,7 @@ def test_keyless_signature_is_verified_offline_after_a_start(user: User, registr
         front.seen.clear()
         assert user.start(f"docker://{front.host}/keyless/good@{digest}", "cat", "/number") == "k0"
         assert front.seen == []
-    write(user, keyless.wanted(user, subjectEmail="you@site.example"))
+    write(user, keyless.requirement(user, subjectEmail="you@site.example"))
     uri = f"docker://{registry.host}/keyless/good:1"
     stderr = user.penroot("start", uri, "true", status=1).stderr
     assert f"{path}: default[0] (default) requires: none of 1 signature is by you@site.example of {OIDC}: " in stderr
@@ -557,7 +557,7 @@ def test_keyless_signature_is_verified_offline_after_a_start(user: User, registr
 @pytest.mark.parametrize("name", ["good", "old", "you", "issuer", "root", "log"])
 def test_skopeo_admits_the_same_identities(user: User, registry: Server, keyless: Keyless, name: str) -> None:
     peer = Skopeo(user, registry)
-    path = write(user, keyless.wanted(user))
+    path = write(user, keyless.requirement(user))
     uri = f"docker://{registry.host}/keyless/{name}:1"
     ours = user.penroot("start", uri, "cat", "/number", status=None)
     assert (ours.returncode == 0) == (name == "good"), ours.stderr
