@@ -1,4 +1,4 @@
-"""Return the first host of a Slurm node list."""
+"""Find the first host of a Slurm node list. PyTorch gets it as MASTER_ADDR."""
 
 from __future__ import annotations
 
